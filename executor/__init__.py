@@ -1,0 +1,1 @@
+"""The arena, generated code, the module that runs a plan, and meters."""

@@ -1,0 +1,20 @@
+"""monet: plan what a PyTorch training step keeps, recomputes, and how, under a number of bytes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monet.api import plan as plan
+    from monet.executor.module import MonetModule as MonetModule
+    from monet.plan import Plan as Plan
+
+# Loaded on first use: ``monet.planner`` must be importable without torch.
+_HOMES = {"plan": "monet.api", "MonetModule": "monet.executor.module"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'monet' has no attribute {name!r}")

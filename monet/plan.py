@@ -1,0 +1,79 @@
+"""The plan: a straight list of steps and the place of every buffer. See ``docs/plan-format.md``.
+
+This file holds the values only; reading, writing and checking them live in ``planfile`` and
+``monet.planner.verify``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """``bytes`` bytes at ``offset`` in the arena, in use during ticks [begin, end).
+
+    A *tick* is finer than a step, since temporaries come and go inside one; ``first`` and ``last``
+    are the steps (inclusive) that contain the first and the last tick. ``value`` names what it
+    holds first; an in-place step may rename its content.
+    """
+
+    id: int
+    value: str
+    bytes: int
+    offset: int
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """One operator run.
+
+    ``kind``: ``forward``, ``recompute`` or ``backward``. ``reads`` maps each arena value it reads
+    to the buffer that holds it; ``writes`` each value it makes, likewise (an in-place step writes a
+    buffer that it reads). ``requests``: for each memory request that the implementation makes, in
+    order, the buffer that serves it, or None where PyTorch's own allocator does (values that
+    outlive the step: outputs and gradients). ``begin`` is its first tick.
+    """
+
+    kind: str
+    node: str
+    implementation: str
+    reads: Mapping[str, int]
+    writes: Mapping[str, int]
+    requests: tuple[int | None, ...]
+    request_bytes: tuple[int, ...]
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A verified training step. All ``*_bytes`` are exact; ``*_s`` are predicted seconds.
+
+    ``peak_bytes`` = ``fixed_bytes`` + ``arena_bytes`` and is at most ``budget_bytes``.
+    ``fixed``: breakdown of ``fixed_bytes`` (parameters, buffers, gradients, inputs, outputs, reserve).
+    ``model``: fingerprint and description of the captured graph and its inputs.
+    ``environment``: what the plan depends on (torch version, device, dtype, threads, native library).
+    ``solver``: objective_s, bound_s, gap, bound_scope, status, baseline_s, baseline_peak_bytes.
+    Nothing in a plan is a wall-clock time of planning, so equal inputs give equal files.
+    """
+
+    budget_bytes: int
+    arena_bytes: int
+    arena_bound_bytes: int
+    fixed_bytes: int
+    fixed: Mapping[str, int]
+    steps: tuple[PlanStep, ...]
+    buffers: tuple[Buffer, ...]
+    model: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    solver: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.fixed_bytes + self.arena_bytes

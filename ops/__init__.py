@@ -1,0 +1,1 @@
+"""Operator implementations by family, their registry, and how they are measured."""

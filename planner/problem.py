@@ -1,0 +1,123 @@
+"""The planner's input: one training step as tensors, operators, and implementations with their costs.
+
+Nothing here knows PyTorch. A problem is made from a captured graph and its measured profile
+(``monet.lowering``), or from a published profile (``monet.planner.published``).
+
+Symbols of the papers: a forward operator is MONeT's *i*, a backward operator is its stage *t*
+(here: one backward operator a stage), a tensor is what Checkmate calls *v*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A buffer that the forward pass makes and that somebody may read later.
+
+    ``pinned``: if anything in the backward pass (or a recomputation) may read it, it survives the
+    forward pass in every plan: it is too small to be worth a decision, or cannot be recomputed.
+    """
+
+    id: str
+    bytes: int
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardImplementation:
+    """One way to run a forward operator.
+
+    ``workspace_bytes``: peak bytes while it runs, beyond its inputs and *all* its outputs.
+    ``overwrites``: the input tensor it destroys; that tensor's buffer becomes the output's, and
+    ``aliased_bytes`` of the outputs need no memory of their own. Offered only by an operator that
+    is the last forward consumer of the tensor.
+    ``recompute_*``: cost when run again in the backward pass; None means as in the forward pass.
+    ``recompute_reads``: tensors that only the recomputation reads, besides ``inputs``
+    (batch norm's saved statistics).
+    """
+
+    name: str
+    time_s: float
+    workspace_bytes: int = 0
+    overwrites: str | None = None
+    aliased_bytes: int = 0
+    recompute_time_s: float | None = None
+    recompute_workspace_bytes: int | None = None
+    recompute_reads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOperator:
+    """One forward operator: ``inputs`` and ``outputs`` are ids of tensors of the problem.
+
+    Parameters, buffers and the model's inputs are part of ``Problem.fixed_bytes``, not tensors.
+    """
+
+    id: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    implementations: tuple[ForwardImplementation, ...]
+    recomputable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Intermediate:
+    """A tensor made only on demand, right after a run of ``operator``: sign bits, an 8-bit pool index.
+
+    ``id`` and ``bytes`` as for a tensor. ``reads``: the tensors (outputs of ``operator``) its making
+    reads; they are in memory at that time anyway. ``time_s`` and ``workspace_bytes`` are what making it adds.
+    """
+
+    id: str
+    bytes: int
+    operator: str
+    reads: tuple[str, ...]
+    time_s: float
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardImplementation:
+    """One way to run a backward operator; ``reads`` are ids of tensors or intermediates.
+
+    ``workspace_bytes``: peak bytes beyond incoming gradients, what it reads, and the gradients it
+    makes; ``aliased_bytes`` of the gradients it makes reuse the incoming gradient's buffer.
+    """
+
+    name: str
+    time_s: float
+    reads: tuple[str, ...]
+    workspace_bytes: int = 0
+    aliased_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardOperator:
+    """One backward operator, in execution order.
+
+    ``live_before_bytes``: gradients (and other values of the backward pass) in memory just before
+    it runs, its incoming ones included; ``live_during_bytes``: the same plus the ones it makes.
+    Both leave out ``Problem.fixed_bytes``.
+    """
+
+    id: str
+    implementations: tuple[BackwardImplementation, ...]
+    live_before_bytes: int
+    live_during_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What to plan: forward operators in order, backward operators in order, and fixed bytes.
+
+    ``fixed_bytes`` are in memory during the whole step, whatever is decided.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    forward: tuple[ForwardOperator, ...]
+    intermediates: tuple[Intermediate, ...]
+    backward: tuple[BackwardOperator, ...]
+    fixed_bytes: int

@@ -1,0 +1,49 @@
+"""The planner's answer: what is kept, what is run again before which backward operator, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a forward operator; ``intermediates`` are made right after it, in this order."""
+
+    operator: str
+    implementation: str
+    intermediates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Recomputation in forward order, then one backward operator."""
+
+    recompute: tuple[Run, ...]
+    backward: str
+    implementation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A feasible point of the 0-1 program and what was proven about it.
+
+    ``status``: ``optimal`` (within the asked gap), ``time_limit``, ``interrupted``.
+    ``bound_s``: no point of the program named by ``bound_scope`` (``full`` or ``window N``) is
+    cheaper. ``peak_bytes``: exact peak by replay, fixed bytes included.
+    ``build_s`` and ``solve_s`` are wall seconds.
+    """
+
+    forward: tuple[Run, ...]
+    stages: tuple[Stage, ...]
+    objective_s: float
+    bound_s: float
+    bound_scope: str
+    peak_bytes: int
+    status: str
+    build_s: float
+    solve_s: float
+
+    @property
+    def gap(self) -> float:
+        """(objective - bound) / objective, a fraction."""
+        return (self.objective_s - self.bound_s) / self.objective_s if self.objective_s > 0 else 0.0
