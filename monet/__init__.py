@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monet.api import plan as plan
     from monet.executor.module import MonetModule as MonetModule
-    from monet.plan import Plan as Plan
+    from monet.planfile import Plan as Plan
 
 # Loaded on first use: ``monet.planner`` must be importable without torch.
-_HOMES = {"plan": "monet.api", "MonetModule": "monet.executor.module"}
+_HOMES = {"plan": "monet.api", "MonetModule": "monet.executor.module", "Plan": "monet.planfile"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,6 @@
 """The plan: a straight list of steps and the place of every buffer. See ``docs/plan-format.md``.
 
-This file holds the values only; reading, writing and checking them live in ``planfile`` and
-``monet.planner.verify``.
+The checker is ``monet.planner.verify``; it runs on every plan that is made or loaded.
 """
 
 from __future__ import annotations
