@@ -1,0 +1,258 @@
+// A c10 CPU allocator that serves planned requests from an arena, records what an operator asks
+// for, and counts live bytes. Everything it does not plan goes to the allocator that was there before.
+//
+// Outside a planned step a thread has no Session, so data-loader workers and eager code are served
+// by PyTorch's own allocator. Each such block carries a 64-byte header with its size, because a
+// deleter only gets a pointer, and raw_allocate demands that pointer and context be the same.
+//
+//   base               base + 64 (what PyTorch sees, 64-byte aligned)
+//   | Header .......... | n bytes ............... |
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+namespace {
+
+constexpr size_t kHeader = 64;
+constexpr size_t kPage = size_t{2} << 20;
+constexpr int kMaxArenas = 1024;
+
+struct Header {
+  uint64_t size;
+  uint64_t recording;  // number of the recording that saw the request, 0 for none
+  int64_t index;       // number of the request in that recording
+};
+static_assert(sizeof(Header) <= kHeader);
+
+std::atomic<int64_t> live_bytes{0};
+std::atomic<int64_t> peak_bytes{0};
+
+void count(int64_t delta) {
+  const int64_t now = live_bytes.fetch_add(delta) + delta;
+  int64_t seen = peak_bytes.load();
+  while (now > seen && !peak_bytes.compare_exchange_weak(seen, now)) {
+  }
+}
+
+// Ranges of address space that belong to arenas: frees inside them are no-ops.
+struct Range {
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<uintptr_t> end{0};
+};
+Range ranges[kMaxArenas];
+std::atomic<int> range_count{0};
+std::mutex ranges_mutex;
+
+bool in_arena(const void* pointer) {
+  const auto p = reinterpret_cast<uintptr_t>(pointer);
+  const int n = range_count.load(std::memory_order_acquire);
+  for (int i = 0; i < n; ++i)
+    if (p >= ranges[i].begin.load(std::memory_order_relaxed) && p < ranges[i].end.load(std::memory_order_relaxed))
+      return true;
+  return false;
+}
+
+struct Program {
+  std::vector<int64_t> step_begin;  // requests of step s: [step_begin[s], step_begin[s + 1])
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> offsets;  // -1: PyTorch's own allocator
+  char* base = nullptr;
+  size_t mapped = 0;
+  int64_t arena_bytes = 0;
+  int64_t misses = 0;
+  int64_t first_miss[4] = {-1, -1, -1, -1};  // step, request number, bytes asked, bytes planned
+  int64_t served = 0;
+  int slot = -1;
+};
+
+struct Event {
+  int64_t index;
+  int64_t bytes;  // -1: the request was freed
+  int64_t pointer;
+};
+
+struct Recorder {
+  uint64_t number;
+  int64_t requests = 0;
+  std::vector<Event> events;
+};
+
+struct Session {
+  Program* program = nullptr;
+  int64_t step = 0;
+  int64_t cursor = 0;
+  int64_t end = 0;
+};
+
+thread_local Session session;
+thread_local Recorder* recorder = nullptr;
+std::atomic<uint64_t> recordings{0};
+
+c10::Allocator* previous = nullptr;
+
+void release(void* pointer) {
+  if (pointer == nullptr || in_arena(pointer)) return;
+  char* base = static_cast<char*>(pointer) - kHeader;
+  auto* header = reinterpret_cast<Header*>(base);
+  if (recorder != nullptr && header->recording == recorder->number)
+    recorder->events.push_back({header->index, -1, 0});
+  count(-static_cast<int64_t>(header->size));
+  previous->raw_deallocate(base);
+}
+
+class PlannedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t n) override {
+    if (n == 0) return {nullptr, nullptr, &release, c10::Device(c10::DeviceType::CPU)};
+    if (session.program != nullptr) {
+      Program& program = *session.program;
+      if (session.cursor < session.end && program.sizes[session.cursor] == static_cast<int64_t>(n)) {
+        const int64_t offset = program.offsets[session.cursor++];
+        if (offset >= 0) {
+          ++program.served;
+          char* at = program.base + offset;
+          return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
+        }
+      } else {
+        if (program.misses++ == 0) {
+          program.first_miss[0] = session.step;
+          program.first_miss[1] = session.cursor - program.step_begin[session.step];
+          program.first_miss[2] = static_cast<int64_t>(n);
+          program.first_miss[3] = session.cursor < session.end ? program.sizes[session.cursor] : -1;
+        }
+        // Stay in step with the plan where only the size differs.
+        if (session.cursor < session.end) ++session.cursor;
+      }
+    }
+    char* base = static_cast<char*>(previous->raw_allocate(n + kHeader));
+    auto* header = reinterpret_cast<Header*>(base);
+    header->size = n;
+    header->recording = 0;
+    char* at = base + kHeader;
+    if (recorder != nullptr) {
+      header->recording = recorder->number;
+      header->index = recorder->requests++;
+      recorder->events.push_back({header->index, static_cast<int64_t>(n), reinterpret_cast<int64_t>(at)});
+    }
+    count(static_cast<int64_t>(n));
+    return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* dest, const void* src, std::size_t n) const override { default_copy_data(dest, src, n); }
+};
+
+}  // namespace
+
+extern "C" {
+
+int monet_install() {
+  static PlannedAllocator allocator;
+  if (previous != nullptr) return 0;
+  previous = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(&allocator, 255);
+  return c10::GetCPUAllocator() == &allocator ? 0 : 1;
+}
+
+int64_t monet_live_bytes() { return live_bytes.load(); }
+int64_t monet_peak_bytes() { return peak_bytes.load(); }
+void monet_reset_peak() { peak_bytes.store(live_bytes.load()); }
+void monet_count(int64_t delta) { count(delta); }
+
+Program* monet_program_create(int64_t steps, const int64_t* step_begin, const int64_t* sizes, const int64_t* offsets,
+                              int64_t arena_bytes) {
+  auto* program = new Program;
+  program->step_begin.assign(step_begin, step_begin + steps + 1);
+  program->sizes.assign(sizes, sizes + step_begin[steps]);
+  program->offsets.assign(offsets, offsets + step_begin[steps]);
+  program->arena_bytes = arena_bytes;
+  return program;
+}
+
+// Reserves the arena; pages become resident when first written. Returns 0, or 1 when memory is refused.
+int monet_arena_map(Program* program) {
+  if (program->base != nullptr || program->arena_bytes == 0) return 0;
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  int slot = 0;
+  while (slot < kMaxArenas && ranges[slot].begin.load() != 0) ++slot;
+  if (slot == kMaxArenas) return 1;
+  const size_t mapped = (static_cast<size_t>(program->arena_bytes) + 4095) / 4096 * 4096;
+  // Aligned to huge pages by mapping more address space than needed and giving the rest back.
+  void* raw = mmap(nullptr, mapped + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return 1;
+  const auto at = reinterpret_cast<uintptr_t>(raw);
+  const uintptr_t aligned = (at + kPage - 1) / kPage * kPage;
+  if (aligned > at) munmap(raw, aligned - at);
+  const uintptr_t tail = at + mapped + kPage - (aligned + mapped);
+  if (tail > 0) munmap(reinterpret_cast<void*>(aligned + mapped), tail);
+  madvise(reinterpret_cast<void*>(aligned), mapped, MADV_HUGEPAGE);
+  program->base = reinterpret_cast<char*>(aligned);
+  program->mapped = mapped;
+  program->slot = slot;
+  ranges[slot].end.store(aligned + mapped);
+  ranges[slot].begin.store(aligned);
+  int n = range_count.load();
+  if (slot + 1 > n) range_count.store(slot + 1, std::memory_order_release);
+  count(program->arena_bytes);
+  return 0;
+}
+
+void monet_arena_unmap(Program* program) {
+  if (program->base == nullptr) return;
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  ranges[program->slot].begin.store(0);
+  ranges[program->slot].end.store(0);
+  munmap(program->base, program->mapped);
+  program->base = nullptr;
+  count(-program->arena_bytes);
+}
+
+int64_t monet_arena_base(const Program* program) { return reinterpret_cast<int64_t>(program->base); }
+
+void monet_program_destroy(Program* program) {
+  monet_arena_unmap(program);
+  delete program;
+}
+
+void monet_enter(Program* program, int64_t step) {
+  session.program = program;
+  session.step = step;
+  session.cursor = program->step_begin[step];
+  session.end = program->step_begin[step + 1];
+}
+
+void monet_leave() { session.program = nullptr; }
+
+// misses, served, then step, request number, bytes asked and planned of the first miss.
+void monet_statistics(const Program* program, int64_t* out) {
+  out[0] = program->misses;
+  out[1] = program->served;
+  std::copy(program->first_miss, program->first_miss + 4, out + 2);
+}
+
+void monet_record_begin() {
+  delete recorder;
+  recorder = new Recorder;
+  recorder->number = ++recordings;
+}
+
+int64_t monet_record_end() { return recorder == nullptr ? 0 : static_cast<int64_t>(recorder->events.size()); }
+
+// Three numbers an event: request index, bytes (-1 for a free), pointer. Ends the recording.
+void monet_record_read(int64_t* out) {
+  for (const Event& event : recorder->events) {
+    *out++ = event.index;
+    *out++ = event.bytes;
+    *out++ = event.pointer;
+  }
+  delete recorder;
+  recorder = nullptr;
+}
+
+}  // extern "C"

@@ -1,0 +1,114 @@
+"""Amounts of memory as people write them, read once at the edge: everywhere else bytes are ``int``.
+
+``6GB`` is 6 * 10**9 bytes and ``6GiB`` is 6 * 2**30. A budget may also be ``50%``: a share of the
+peak of the same step run eagerly, which is known only once the step has been captured.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+from monet.errors import ConfigError
+
+_UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_UNIT_BYTES = {unit.lower(): size for unit, size in _UNITS.items()}
+_DECIMAL_UNITS = ("TB", "GB", "MB", "kB")
+_AMOUNT = re.compile(r"\s*(?P<number>\d{1,30}(\.\d{1,30})?)\s*(?P<unit>[A-Za-z]*|%)\s*", re.ASCII)
+_ACCEPTED_COUNT = (
+    "a number of bytes such as 6000000000, 500MB, 6GB (10^9) or 5.5GiB (2^30); "
+    f"units: {', '.join(_UNITS)}"
+)
+_ACCEPTED_BUDGET = f"{_ACCEPTED_COUNT}; or a share of eager's peak such as 50%"
+
+
+@dataclass(frozen=True, slots=True)
+class ByteCount:
+    """A budget of so many bytes."""
+
+    bytes: int
+
+    def resolve(self, baseline_peak_bytes: int) -> int:
+        """The budget in bytes, whatever eager's peak is."""
+        return self.bytes
+
+    def __str__(self) -> str:
+        return format_bytes(self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PeakShare:
+    """A budget of ``share`` times eager's peak; ``share`` is exact, 50% is 1/2."""
+
+    share: Fraction
+
+    def resolve(self, baseline_peak_bytes: int) -> int:
+        """The budget in bytes, rounded down, where eager's peak is ``baseline_peak_bytes``."""
+        return int(self.share * baseline_peak_bytes)
+
+    def __str__(self) -> str:
+        return f"{float(self.share * 100):g}% of eager's peak"
+
+
+ByteBudget: TypeAlias = ByteCount | PeakShare
+
+
+def parse_budget(value: ByteBudget | int | float | str) -> ByteBudget:
+    """A budget from ``"6GB"``, ``"5.5GiB"``, ``"50%"``, a number of bytes, or a budget itself.
+
+    Fractions of a byte are dropped. Raises :class:`ConfigError` for anything else, for amounts
+    under one byte included.
+    """
+    if isinstance(value, ByteCount | PeakShare):
+        return value
+    amount, unit = _read(value, _ACCEPTED_BUDGET)
+    if unit == "%":
+        if amount == 0:
+            raise ConfigError(f"a budget of {value!r} holds nothing; write {_ACCEPTED_BUDGET}")
+        return PeakShare(amount / 100)
+    count = int(amount * _UNIT_BYTES[unit])
+    if count == 0:
+        raise ConfigError(f"a budget of {value!r} is less than one byte; write {_ACCEPTED_BUDGET}")
+    return ByteCount(count)
+
+
+def parse_byte_count(value: int | float | str) -> int:
+    """A number of bytes, zero included, from ``"500MB"`` or ``0``; raises :class:`ConfigError`."""
+    amount, unit = _read(value, _ACCEPTED_COUNT)
+    if unit == "%":
+        raise ConfigError(f"{value!r} is a share, not an amount of memory; write {_ACCEPTED_COUNT}")
+    return int(amount * _UNIT_BYTES[unit])
+
+
+def format_bytes(count: int) -> str:
+    """``count`` for people, in the largest decimal unit that it fills: ``5.998 GB``, ``512 B``."""
+    for unit in _DECIMAL_UNITS:
+        scaled = count / _UNITS[unit]
+        if round(abs(scaled), 3) >= 1:
+            return f"{scaled:.3f} {unit}"
+    return f"{count} B"
+
+
+def _read(value: int | float | str, accepted: str) -> tuple[Fraction, str]:
+    """The exact number and the lower-case unit ("%" included) that ``value`` states."""
+    if isinstance(value, str):
+        match = _AMOUNT.fullmatch(value)
+        if match is not None:
+            unit = match["unit"].lower() or "b"
+            if unit == "%" or unit in _UNIT_BYTES:
+                return Fraction(match["number"]), unit
+    elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return Fraction(value), "b"
+    raise ConfigError(f"{value!r} is not an amount of memory; write {accepted}")

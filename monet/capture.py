@@ -1,0 +1,339 @@
+"""From a module and sample inputs to a ``Graph``: one joint graph of forward and backward aten operators.
+
+``torch.export`` traces the module, ``aot_export_joint_with_descriptors`` appends its derivatives and
+removes mutation; both work on fake tensors, so no memory of the step is touched.
+"""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+from monet.errors import CaptureError
+from monet.graph import Graph, Operator, Ref, Source, Value
+from monet.rewrite import canonical
+
+aten = torch.ops.aten
+
+# Its schema says it makes a new tensor; in memory it is a view.
+_UNDECLARED_VIEWS = {aten._unsafe_view.default}
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph with what is needed to call it like the module.
+
+    ``constants``: tensors that are neither parameters nor buffers of the module, by source target.
+    ``literals``: the flattened inputs that are no tensors, by position; the graph has them inside.
+    ``output_literals``: likewise for the outputs.
+    """
+
+    graph: Graph
+    constants: Mapping[str, torch.Tensor]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    literals: Mapping[int, Any]
+    output_literals: Mapping[int, Any]
+
+
+def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Captured:
+    """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
+
+    The model is captured in the mode it is in; inputs that require a gradient get one. Neither
+    parameters nor buffers are changed. Raises ``CaptureError`` with torch's reason and the line of
+    the model where torch knows it.
+    """
+    args, kwargs = tuple(args), dict(kwargs or {})
+    if not any(p.requires_grad for p in model.parameters()) and not any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in pytree.tree_leaves((args, kwargs))
+    ):
+        raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
+    try:
+        program = torch.export.export(model, args, kwargs, strict=False)
+        module = program.module(check_guards=False)
+    except Exception as error:  # torch.export raises many kinds
+        raise CaptureError(_reason("torch.export cannot trace the model", error)) from error
+    if not isinstance(module, torch.fx.GraphModule):
+        raise CaptureError("torch.export returned no graph")
+    constants = _promote_constants(module, model)
+    _separate_outputs(module)
+    leaves = pytree.tree_leaves((args, kwargs))
+    literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+    joint = _joint(module, args, kwargs)
+    if joint is None:
+        _separate_outputs(module, everything=True)
+        joint = _joint(module, args, kwargs)
+        if joint is None:
+            raise CaptureError("an output of the model is a view that torch cannot separate; return a clone of it")
+    in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
+    if in_spec is None or out_spec is None:
+        raise CaptureError("torch.export recorded no structure of inputs and outputs")
+    reader = _Reader(joint, model, constants)
+    graph = reader.graph()
+    return Captured(canonical(graph), constants, in_spec, out_spec, literals, reader.output_literals)
+
+
+def _reason(what: str, error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    source = next((line.strip() for line in lines if line.strip().startswith("File ") and "site-packages/torch/" not in line), None)
+    head = lines[0] if lines else type(error).__name__
+    return f"{what}: {type(error).__name__}: {head}" + (f"\n  at {source}" if source else "")
+
+
+def _promote_constants(module: torch.fx.GraphModule, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors held as plain attributes become buffers of the traced module, so that they enter as inputs."""
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    constants: dict[str, torch.Tensor] = {}
+    for node in module.graph.nodes:
+        if node.op != "get_attr" or node.target in known or node.target in constants:
+            continue
+        *path, name = str(node.target).split(".")
+        owner: Any = module
+        for part in path:
+            owner = getattr(owner, part)
+        tensor = getattr(owner, name)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if name not in owner._buffers and name not in owner._parameters:
+            delattr(owner, name)
+            owner.register_buffer(name, tensor)
+        constants[str(node.target)] = tensor
+    return constants
+
+
+def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False) -> None:
+    """Clone outputs that share memory with an input, a parameter or another output.
+
+    Autograd would give such outputs one common gradient outside the graph; a copy has its own.
+    """
+    graph = module.graph
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    taken = {
+        node.meta["val"].untyped_storage()._cdata
+        for node in graph.nodes
+        if node.op in ("placeholder", "get_attr") and isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    replaced: list[Any] = []
+    results = output.args[0]
+    if not isinstance(results, tuple | list):
+        raise CaptureError("the traced module returns no flat tuple")
+    for result in results:
+        value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
+        if not isinstance(value, torch.Tensor):
+            replaced.append(result)
+            continue
+        storage = value.untyped_storage()._cdata
+        source = result.op in ("placeholder", "get_attr")
+        if source or storage in taken or (everything and value.dtype.is_floating_point):
+            with graph.inserting_before(output):
+                result = graph.call_function(aten.clone.default, (result,))
+                result.meta["val"] = value.clone()
+        taken.add(storage)
+        replaced.append(result)
+    output.args = (tuple(replaced),)
+    graph.lint()
+    module.recompile()
+
+
+def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Graph | None:
+    """The joint graph; None where torch wants to rebuild an output from an intermediate outside the graph."""
+    try:
+        with ExitStack() as stack:  # closes the fake-tensor mode before anything real runs
+            joint = aot_export_joint_with_descriptors(stack, module, args, kwargs)
+            graph = joint.graph_module.graph
+    except Exception as error:
+        raise CaptureError(_reason("the backward pass cannot be traced", error)) from error
+    descriptions = _output(graph).meta["desc"]
+    placeholders = [node.meta["desc"] for node in graph.nodes if node.op == "placeholder"]
+    if any(type(d).__name__ == "IntermediateBaseAOTOutput" for d in descriptions):
+        return None
+    if any(type(d).__name__ in ("SyntheticBaseAOTInput", "ViewBaseAOTInput") for d in placeholders):
+        raise CaptureError("two inputs of the model share memory; pass a clone of one of them")
+    graph.eliminate_dead_code()
+    return graph
+
+
+def _output(graph: torch.fx.Graph) -> torch.fx.Node:
+    return next(node for node in graph.nodes if node.op == "output")
+
+
+class _Reader:
+    """Turns the traced joint graph into a ``Graph``."""
+
+    def __init__(self, graph: torch.fx.Graph, model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) -> None:
+        self.fx = graph
+        self.model = model
+        self.constants = constants
+        self.values: dict[str, Value] = {}
+        self.output_literals: dict[int, Any] = {}
+
+    def graph(self) -> Graph:
+        sources: list[Source] = []
+        tangents: dict[int, str] = {}
+        dependent: set[torch.fx.Node] = set()  # on a tangent
+        forward: list[Operator] = []
+        backward: list[Operator] = []
+        for node in self.fx.nodes:
+            if node.op == "placeholder":
+                self._add(node, node.name)
+                description = node.meta["desc"]
+                if type(description).__name__ == "TangentAOTInput":
+                    tangents[description.output.idx] = node.name
+                    dependent.add(node)
+                else:
+                    sources.append(self._source(node, description))
+            elif node.op == "call_function":
+                if any(parent in dependent for parent in node.all_input_nodes):
+                    dependent.add(node)
+                if node.target is python_operator.getitem:
+                    continue
+                # What is traced after the first gradient belongs to the backward pass even when it
+                # needs no gradient: made earlier, it would only live longer.
+                made = self._operator(node)
+                (backward if node in dependent or (backward and not made.view) else forward).append(made)
+            elif node.op != "output":
+                raise CaptureError(f"the joint graph has a {node.op} node {node.name}, which monet does not know")
+        outputs: dict[int, str | None] = {}
+        gradients: dict[str, str] = {}
+        mutations: dict[str, str] = {}
+        by_description = {n.meta["desc"]: n.name for n in self.fx.nodes if n.op == "placeholder"}
+        results = _output(self.fx)
+        for result, description in zip(results.args[0], results.meta["desc"], strict=True):  # type: ignore[arg-type]
+            kind = type(description).__name__
+            if kind == "PlainAOTOutput":
+                outputs[description.idx] = result.name if isinstance(result, torch.fx.Node) else None
+                if not isinstance(result, torch.fx.Node):
+                    self.output_literals[description.idx] = result
+            elif kind == "GradAOTOutput":
+                if isinstance(result, torch.fx.Node):
+                    gradients[by_description[description.grad_of]] = result.name
+            elif kind == "InputMutationAOTOutput":
+                mutations[by_description[description.mutated_input]] = result.name
+            elif result is not None:
+                raise CaptureError(f"the joint graph returns a {kind}, which monet does not know")
+        return Graph(
+            values=self.values,
+            sources=tuple(sources),
+            forward=tuple(forward),
+            backward=tuple(backward),
+            outputs=tuple(outputs[i] for i in range(len(outputs))),
+            tangents=tuple(tangents.get(i) for i in range(len(outputs))),
+            gradients=gradients,
+            mutations=mutations,
+        )
+
+    def _source(self, node: torch.fx.Node, description: Any) -> Source:
+        kind = type(description).__name__
+        requires_grad = bool(node.meta["val"].requires_grad)
+        if kind == "ParamAOTInput":
+            return Source(node.name, "parameter", description.target, self.model.get_parameter(description.target).requires_grad)
+        if kind == "BufferAOTInput":
+            if description.target in self.constants:
+                return Source(node.name, "constant", description.target, False)
+            return Source(node.name, "buffer", description.target, False)
+        if kind == "PlainAOTInput":
+            return Source(node.name, "input", str(description.idx), requires_grad)
+        raise CaptureError(f"the joint graph takes a {kind}, which monet does not know")
+
+    def _add(self, node: torch.fx.Node, storage: str) -> None:
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"operator {node.name} ({node.target}) yields a {type(value).__name__}, not a tensor")
+        try:
+            shape, stride = tuple(int(n) for n in value.shape), tuple(int(n) for n in value.stride())
+        except Exception as error:
+            raise CaptureError(f"operator {node.name} ({node.target}) has a size that depends on data") from error
+        self.values[node.name] = Value(
+            name=node.name,
+            shape=shape,
+            stride=stride,
+            offset=int(value.storage_offset()),
+            dtype=value.dtype,
+            device=value.device,
+            storage=storage,
+            storage_bytes=int(value.untyped_storage().nbytes()),
+        )
+
+    def _operator(self, node: torch.fx.Node) -> Operator:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise CaptureError(f"{node.name} calls {target}, which is no aten operator" + _where(node))
+        view_of = _viewed(target, node)
+        result = node.meta["val"]
+        outputs: tuple[str | None, ...]
+        if isinstance(result, torch.Tensor):
+            outputs, single = (node.name,), True
+            self._add(node, self._storage_of(view_of, node))
+        elif isinstance(result, tuple | list):
+            names: list[str | None] = [None] * len(result)
+            for user in node.users:
+                if user.target is not python_operator.getitem:
+                    raise CaptureError(f"{user.name} reads all results of {node.name} at once" + _where(node))
+                index = int(user.args[1])  # type: ignore[arg-type]
+                if names[index] is None:
+                    names[index] = user.name
+                    self._add(user, self._storage_of(view_of, user))
+            outputs, single = tuple(names), False
+        else:
+            raise CaptureError(f"{node.name} ({target}) yields a {type(result).__name__}" + _where(node))
+        return Operator(
+            name=node.name,
+            target=target,
+            args=tuple(_argument(a) for a in node.args),
+            kwargs=tuple((k, _argument(v)) for k, v in node.kwargs.items()),
+            outputs=outputs,
+            single=single,
+            view=view_of is not None,
+            random=torch.Tag.nondeterministic_seeded in target.tags,
+            where=_where(node).strip(),
+        )
+
+    def _storage_of(self, view_of: torch.fx.Node | None, node: torch.fx.Node) -> str:
+        return node.name if view_of is None else self.values[view_of.name].storage
+
+
+def _viewed(target: torch._ops.OpOverload, node: torch.fx.Node) -> torch.fx.Node | None:
+    """The input whose memory the operator's results share, or None."""
+    arguments = target._schema.arguments
+    if target in _UNDECLARED_VIEWS:
+        first = node.args[0]
+        return first if isinstance(first, torch.fx.Node) else None
+    if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
+        raise CaptureError(f"{node.name} ({target}) changes its input in place, although the graph is functional")
+    for result in target._schema.returns:
+        if result.alias_info is None:
+            continue
+        for argument, value in zip(arguments, node.args, strict=False):
+            if argument.alias_info is not None and isinstance(value, torch.fx.Node):
+                return value
+    return None
+
+
+def _argument(argument: Any) -> Any:
+    if isinstance(argument, torch.fx.Node):
+        return Ref(argument.name)
+    if isinstance(argument, tuple | list):
+        return [_argument(item) for item in argument]
+    if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise CaptureError("a size of the model depends on data; monet plans fixed shapes")
+    return argument
+
+
+def _where(node: torch.fx.Node) -> str:
+    """The last line of the user's code that made the node, if torch kept it."""
+    trace: str | None = node.meta.get("stack_trace")
+    if not trace:
+        return ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    return f" at {lines[-1]}" if lines else ""
+
+
+Call = Callable[..., Any]

@@ -1,0 +1,29 @@
+"""The command line: one program ``monet``; ``monet-plan`` is its ``plan``."""
+
+from __future__ import annotations
+
+import click
+
+from monet.commands.plan import plan
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="monet-planner", prog_name="monet")
+def program() -> None:
+    """Plan what a PyTorch training step keeps, recomputes, and how, under a number of bytes.
+
+    Exit status: 0 done, 1 infeasible or invalid, 2 wrong usage or configuration, 130 interrupted.
+    """
+
+
+program.add_command(plan)
+
+
+def main() -> None:
+    """Entry point of ``monet``."""
+    program(prog_name="monet")
+
+
+def plan_main() -> None:
+    """Entry point of ``monet-plan``."""
+    plan(prog_name="monet-plan")

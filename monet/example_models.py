@@ -1,0 +1,44 @@
+"""Models to try monet with that need no package beside torch."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions with batch norm beside a shortcut; the first may halve the image."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.relu(self.norm1(self.conv1(images)))
+        features = self.norm2(self.conv2(features))
+        return self.relu(features + self.shortcut(images))
+
+
+def tiny_resnet(classes: int = 10, width: int = 16) -> nn.Module:
+    """A residual network of four blocks for 32x32 images: (N, 3, 32, 32) to (N, classes)."""
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        _Block(width, width, 1),
+        _Block(width, 2 * width, 2),
+        _Block(2 * width, 2 * width, 1),
+        _Block(2 * width, 4 * width, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, classes),
+    )

@@ -1,0 +1,139 @@
+"""The captured training step: operators over values, values over storages, as frozen values.
+
+A *value* is what one operator output is: shape, strides, dtype, and the storage it lives in. A view
+shares the storage of what it views. A *storage* is what occupies memory; its id is the name of the
+value that made it. Planning is about storages; execution is about values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that is a value of the graph."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor of the graph. ``storage`` names the value whose operator allocates the memory;
+    ``storage_bytes`` is the size of that memory. ``offset`` counts elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    storage: str
+    storage_bytes: int
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One call of an aten operator.
+
+    ``outputs``: one name per result, None for a result that nobody reads and for results that are
+    not tensors. ``single``: the call returns a tensor and not a tuple. ``view``: the outputs share
+    the storage of an input, and the call moves no data.
+    ``random``: it draws from the device's generator.
+    """
+
+    name: str
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[str | None, ...]
+    single: bool
+    view: bool
+    random: bool
+    where: str
+
+    @property
+    def signature(self) -> str:
+        return str(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A value that exists before the step: ``kind`` is parameter, buffer or input.
+
+    ``target`` is the parameter's or buffer's dotted name, or the position of the input.
+    ``aliases``: other names of the same tensor (tied weights).
+    """
+
+    value: str
+    kind: str
+    target: str
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A training step in execution order.
+
+    ``outputs``: values that the module returns, in flattened order (None: not a tensor).
+    ``tangents``: the gradient of each output, by position, or None where it takes no gradient.
+    ``gradients``: source value → the value that holds its gradient.
+    ``mutations``: source value → the value it is set to when the forward pass ends.
+    """
+
+    values: dict[str, Value]
+    sources: tuple[Source, ...]
+    forward: tuple[Operator, ...]
+    backward: tuple[Operator, ...]
+    outputs: tuple[str | None, ...]
+    tangents: tuple[str | None, ...]
+    gradients: dict[str, str]
+    mutations: dict[str, str]
+
+    def storage(self, value: str) -> str:
+        return self.values[value].storage
+
+    def fingerprint(self) -> str:
+        """A hash of everything a plan depends on: operators, arguments, shapes, strides, dtypes."""
+        digest = hashlib.sha256()
+        for source in self.sources:
+            digest.update(f"{source}|{self.values[source.value]}\n".encode())
+        for phase in (self.forward, self.backward):
+            for operator in phase:
+                text = f"{operator.signature}|{operator.args}|{operator.kwargs}|{operator.outputs}|{operator.view}\n"
+                digest.update(text.encode())
+                for name in operator.outputs:
+                    if name is not None:
+                        digest.update(f"{self.values[name]}\n".encode())
+        digest.update(f"{self.outputs}|{self.tangents}|{self.gradients}|{self.mutations}".encode())
+        return digest.hexdigest()
+
+
+def references(argument: Any) -> Iterator[str]:
+    """Names of the values inside an argument tree, in order."""
+    if isinstance(argument, Ref):
+        yield argument.name
+    elif isinstance(argument, tuple | list):
+        for item in argument:
+            yield from references(item)
+    elif isinstance(argument, dict):
+        for item in argument.values():
+            yield from references(item)
+
+
+def operator_inputs(operator: Operator) -> tuple[str, ...]:
+    """Values that the operator is called with, without repetition, in order."""
+    names = [*references(operator.args), *references([value for _, value in operator.kwargs])]
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,128 @@
+"""Canonical form of a captured graph: mutation where it belongs, gradients of one operator apart.
+
+Each rewrite keeps the results bit for bit. Split gradients free an operator's input earlier: the
+parameter gradient is the last to read it, the input gradient needs only the weight (MONeT, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from monet.graph import Graph, Operator, Ref, operator_inputs
+
+aten = torch.ops.aten
+
+
+def canonical(graph: Graph) -> Graph:
+    """``graph`` after all rewrites; buffers are then updated by operators and ``mutations`` is empty."""
+    for rewrite in (_batch_norm_in_place, _split_convolution_gradients, _mutations_as_operators, _prune):
+        graph = rewrite(graph)
+    return graph
+
+
+def substitute(argument: Any, names: dict[str, str]) -> Any:
+    """The argument tree with values renamed."""
+    if isinstance(argument, Ref):
+        return Ref(names.get(argument.name, argument.name))
+    if isinstance(argument, list | tuple):
+        return type(argument)(substitute(item, names) for item in argument)
+    return argument
+
+
+def _map_operators(graph: Graph, change: Callable[[Operator], tuple[Operator, ...]]) -> Graph:
+    return replace(
+        graph,
+        forward=tuple(new for old in graph.forward for new in change(old)),
+        backward=tuple(new for old in graph.backward for new in change(old)),
+    )
+
+
+def _batch_norm_in_place(graph: Graph) -> Graph:
+    """The functional batch norm returns new running statistics; the plain one updates them, as eager does."""
+    mutations = dict(graph.mutations)
+    renamed: dict[str, str] = {}
+
+    def change(op: Operator) -> tuple[Operator, ...]:
+        if op.target is not aten._native_batch_norm_legit_functional.default:
+            return (op,)
+        for position, running in ((3, op.args[3]), (4, op.args[4])):
+            new = op.outputs[position]
+            if new is None:
+                continue
+            if mutations.get(running.name) != new:
+                return (op,)
+        for position, running in ((3, op.args[3]), (4, op.args[4])):
+            new = op.outputs[position]
+            if new is not None:
+                del mutations[running.name]
+                renamed[new] = running.name
+        return (replace(op, target=aten.native_batch_norm.default, outputs=op.outputs[:3]),)
+
+    graph = _map_operators(graph, change)
+    graph = replace(graph, mutations=mutations)
+    # Its backward lists the running statistics among its arguments but reads the saved ones.
+    return _map_operators(
+        graph,
+        lambda op: (
+            replace(op, args=substitute(op.args, renamed), kwargs=substitute(op.kwargs, renamed)),
+        ),
+    )
+
+
+def _split_convolution_gradients(graph: Graph) -> Graph:
+    def change(op: Operator) -> tuple[Operator, ...]:
+        if op.target is not aten.convolution_backward.default:
+            return (op,)
+        *head, mask = op.args
+        if not (mask[0] and (mask[1] or mask[2])):
+            return (op,)
+        of_parameters = replace(
+            op, name=f"{op.name}_params", args=(*head, [False, mask[1], mask[2]]), outputs=(None, *op.outputs[1:])
+        )
+        of_input = replace(op, name=f"{op.name}_input", args=(*head, [True, False, False]), outputs=(op.outputs[0], None, None))
+        return of_parameters, of_input
+
+    return _map_operators(graph, change)
+
+
+def _mutations_as_operators(graph: Graph) -> Graph:
+    """What is left of ``mutations`` becomes in-place operators at the end of the forward pass."""
+    forward = list(graph.forward)
+    readers: dict[str, int] = {}
+    for op in (*graph.forward, *graph.backward):
+        for name in operator_inputs(op):
+            readers[name] = readers.get(name, 0) + 1
+    made = {name: op for op in forward for name in op.outputs if name is not None}
+    kept = {*graph.gradients.values(), *graph.outputs}
+    for source, new in graph.mutations.items():
+        op = made.get(new)
+        counter = op is not None and op.target is aten.add.Tensor and op.args[0] == Ref(source) and not op.kwargs
+        if op is not None and counter and readers.get(source) == 1 and not readers.get(new) and new not in kept:
+            # A counter (batch norm's number of batches): add in place, with no copy.
+            forward[forward.index(op)] = replace(op, target=aten.add_.Tensor, outputs=(None,))
+            continue
+        forward.append(
+            Operator(
+                name=f"write_back_{source}",
+                target=aten.copy_.default,
+                args=(Ref(source), Ref(new)),
+                kwargs=(),
+                outputs=(None,),
+                single=True,
+                view=False,
+                random=False,
+                where="",
+            )
+        )
+    return replace(graph, forward=tuple(forward), mutations={})
+
+
+def _prune(graph: Graph) -> Graph:
+    """Values that nothing makes any more."""
+    made = {name for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None}
+    made |= {source.value for source in graph.sources} | {name for name in graph.tangents if name is not None}
+    return replace(graph, values={name: value for name, value in graph.values.items() if name in made})

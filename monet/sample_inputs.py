@@ -1,0 +1,48 @@
+"""The tensors that a configuration's model is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from monet.config import INTEGER_DTYPES, Config, InputSpec
+
+Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+"""Positional and keyword arguments of a model."""
+
+
+def make_inputs(config: Config, seed: int) -> Inputs:
+    """Random inputs, the same for the same seed; the global random state is not touched."""
+    generator = torch.Generator().manual_seed(seed)
+    return _map_inputs(config, lambda spec: _random(spec, generator))
+
+
+def empty_inputs(config: Config) -> Inputs:
+    """Inputs of the right shapes whose memory is never written, so that it is never backed by pages."""
+    return _map_inputs(
+        config, lambda spec: torch.empty(spec.shape, dtype=_dtype(spec), requires_grad=spec.requires_grad)
+    )
+
+
+def _map_inputs(config: Config, make: Callable[[InputSpec], Tensor]) -> Inputs:
+    if isinstance(config.inputs, tuple):
+        return tuple(make(spec) for spec in config.inputs), {}
+    return (), {name: make(spec) for name, spec in config.inputs.items()}
+
+
+def _random(spec: InputSpec, generator: torch.Generator) -> Tensor:
+    dtype = _dtype(spec)
+    if spec.dtype in INTEGER_DTYPES:
+        low, high = spec.value_range
+        return torch.randint(low, high, spec.shape, dtype=dtype, generator=generator)
+    if spec.dtype == "bool":
+        return torch.randint(0, 2, spec.shape, generator=generator).bool()
+    return torch.randn(spec.shape, dtype=dtype, generator=generator).requires_grad_(spec.requires_grad)
+
+
+def _dtype(spec: InputSpec) -> torch.dtype:
+    dtype = getattr(torch, spec.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,116 @@
+"""What planning found, as text for people and as JSON for programs.
+
+The keys of a summary: ``status``; ``budget_bytes``, ``peak_bytes`` = ``fixed_bytes`` +
+``arena_bytes``, and ``fixed``, the parts of ``fixed_bytes`` by name; ``baseline_s`` and
+``baseline_peak_bytes``, eager's; ``objective_s`` and ``overhead`` = objective / baseline - 1,
+predicted; ``bound_s``, ``gap`` and ``bound_scope``, the problem that the bound holds for, all None
+where there is no bound; ``choices``, implementation -> how often, by operator family; ``kept`` and
+``recomputed``, numbers of operators; ``build_s`` and ``solve_s``.
+
+A measurement has ``eager`` and ``planned``, each with ``step_s``, ``allocator_peak_bytes`` and
+``resident_peak_bytes``, None where it could not be taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from monet.atomic_file import write_text_atomically
+from monet.byte_count import format_bytes
+
+_OUTSIDE_THE_PROMISE = (
+    "The promise covers all that the module's step holds: what a loss outside the module allocates is\n"
+    "outside it, and so is optimiser state beyond --reserve."
+)
+
+
+def render_summary(summary: Mapping[str, Any]) -> str:
+    """The summary as aligned lines, without a final newline."""
+    rows = [
+        ("status", summary["status"], ""),
+        ("budget", format_bytes(summary["budget_bytes"]), ""),
+        ("promised peak", format_bytes(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
+        ("  arena", format_bytes(summary["arena_bytes"]), "activations, intermediates, workspaces, temporaries"),
+        ("  fixed", format_bytes(summary["fixed_bytes"]), ""),
+        *((f"    {part}", format_bytes(count), "") for part, count in summary["fixed"].items()),
+        ("eager's peak", format_bytes(summary["baseline_peak_bytes"]), _saved(summary)),
+        ("eager's step", _seconds(summary["baseline_s"]), ""),
+        ("planned step", _seconds(summary["objective_s"]), f"predicted, {_percent(summary['overhead'], '+')} of eager's"),
+        ("lower bound", _seconds(summary["bound_s"]), _bound_note(summary)),
+        ("operators", f"{summary['kept']} kept", f"{summary['recomputed']} recomputed"),
+        ("planning", _seconds(summary["solve_s"]), f"to solve, {_seconds(summary['build_s'])} to build"),
+    ]
+    lines = _aligned(rows)
+    if summary["choices"]:
+        lines += ["", "chosen implementations"]
+        lines += _aligned(
+            (f"  {family}", "", ", ".join(f"{name} {count}" for name, count in _most_used(counts)))
+            for family, counts in summary["choices"].items()
+        )
+    return "\n".join([*lines, "", _OUTSIDE_THE_PROMISE])
+
+
+def render_measurement(summary: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
+    """Eager's and the planned step as measured, beside what the plan promised and predicted."""
+    eager, planned = measured["eager"], measured["planned"]
+    table = [
+        ("measured", "eager", "planned", "promised"),
+        ("step time", _seconds(eager["step_s"]), _seconds(planned["step_s"]), _seconds(summary["objective_s"])),
+        (
+            "allocator peak",
+            _bytes(eager["allocator_peak_bytes"]),
+            _bytes(planned["allocator_peak_bytes"]),
+            _bytes(summary["peak_bytes"]),
+        ),
+        ("resident-set peak", _bytes(eager["resident_peak_bytes"]), _bytes(planned["resident_peak_bytes"]), "-"),
+    ]
+    widths = [max(len(row[column]) for row in table) for column in range(4)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+        for row in table
+    )
+
+
+def write_json(path: Path, summary: Mapping[str, Any], measured: Mapping[str, Any] | None = None) -> None:
+    """The same as data, written whole or not at all; a measurement goes under ``measured``."""
+    content = dict(summary) if measured is None else {**summary, "measured": measured}
+    write_text_atomically(path, json.dumps(content, indent=2) + "\n")
+
+
+def _aligned(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    rows = list(rows)
+    label_width = max(len(label) for label, _, _ in rows)
+    value_width = max(len(value) for _, value, _ in rows)
+    return [f"{label:<{label_width}}  {value:>{value_width}}  {note}".rstrip() for label, value, note in rows]
+
+
+def _most_used(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _saved(summary: Mapping[str, Any]) -> str:
+    return f"the plan needs {_percent(summary['peak_bytes'] / summary['baseline_peak_bytes'])} of it"
+
+
+def _bound_note(summary: Mapping[str, Any]) -> str:
+    if summary["bound_s"] is None:
+        return "none known"
+    gap = "" if summary["gap"] is None else f"gap {_percent(summary['gap'])}, "
+    return f"{gap}holds for {summary['bound_scope']}"
+
+
+def _bytes(count: int | None) -> str:
+    return "-" if count is None else format_bytes(count)
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
+
+
+def _percent(share: float, sign: str = "-") -> str:
+    return f"{share:{sign}.1%}"

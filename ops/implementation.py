@@ -1,0 +1,118 @@
+"""What an operator record offers: implementations, as calls on values of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monet.graph import Graph, Operator, Value, references
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to compute an operator: ``call(*args, **kwargs)``, with ``Ref`` arguments for values.
+
+    ``outputs``: names of the results in order, None for one that nobody reads. ``single``: the call
+    returns a tensor and not a tuple. ``overwrites``: the value whose memory becomes the first
+    output's. ``exact``: results equal the eager kernel's bit by bit; otherwise ``tolerance`` is the
+    relative error that float32 may show, and why is said where the record is defined.
+    ``guard``: a value (a parameter) that must be at least ``guard_least`` in absolute value
+    everywhere for the equation to hold; checked before each step.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    outputs: tuple[str | None, ...] = ()
+    single: bool = True
+    overwrites: str | None = None
+    exact: bool = True
+    tolerance: float = 0.0
+    guard: str | None = None
+    guard_least: float = 0.0
+
+    def inputs(self) -> tuple[str, ...]:
+        """Values it reads, without repetition, in order."""
+        names = [*references(self.args), *references([value for _, value in self.kwargs])]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def call_name(self) -> str:
+        """Stable across processes: part of the key under which it is measured."""
+        name = getattr(self.call, "__qualname__", None)
+        return f"{self.call.__module__}.{name}" if name and not hasattr(self.call, "_schema") else str(self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedIntermediate:
+    """A value made on demand after its operator ran, and how."""
+
+    value: Value
+    implementation: Implementation
+
+
+class Context:
+    """What records may ask about the graph around an operator."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producer: dict[str, Operator] = {
+            name: op for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None
+        }
+        self.sources = {source.value for source in graph.sources}
+        self.tangents = {name for name in graph.tangents if name is not None}
+        self.escaping = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values()) if n is not None}
+        self._last: dict[str, Operator] = {}
+        for phase in (graph.forward, graph.backward):
+            for op in phase:
+                if not op.view:
+                    for name in (*references(op.args), *references([v for _, v in op.kwargs])):
+                        self._last[graph.storage(name)] = op
+        self._forward = set(graph.forward)
+
+    def value(self, name: str) -> Value:
+        return self.graph.values[name]
+
+    def maker(self, name: str) -> Operator | None:
+        """The operator that allocates the storage of a value; None for a source or a tangent."""
+        return self.producer.get(self.graph.storage(name))
+
+    def whole(self, name: str) -> str | None:
+        """The value that made this value's storage, if the two are the same elements in the same order."""
+        value, base = self.value(name), self.value(self.graph.storage(name))
+        same = (value.shape, value.stride, value.offset, value.dtype) == (base.shape, base.stride, base.offset, base.dtype)
+        return base.name if same else None
+
+    def may_overwrite(self, name: str, by: Operator, result: str) -> bool:
+        """Whether ``by`` may put ``result`` into the memory of ``name``: it is the last reader of that
+        storage in its pass, the storage is the step's own, and both are the same whole block."""
+        if self.whole(name) is None or self.graph.storage(name) in self.escaping or result in self.escaping:
+            return False
+        storage = self.graph.storage(name)
+        if storage in self.sources or storage in self.tangents or self.graph.storage(result) in self.escaping:
+            return False
+        old, new = self.value(name), self.value(result)
+        if (old.shape, old.stride, old.dtype) != (new.shape, new.stride, new.dtype):
+            return False
+        if old.storage_bytes != new.storage_bytes or new.storage_bytes != new.numel * new.dtype.itemsize:
+            return False
+        made_forward = self.producer[storage] in self._forward
+        if made_forward != (by in self._forward):
+            return False  # a forward value read by the backward pass may have other readers: the program decides
+        return self._last_forward(storage) is by if made_forward else self._last[storage] is by
+
+    def _last_forward(self, storage: str) -> Operator | None:
+        last = None
+        for op in self.graph.forward:
+            if not op.view and any(
+                self.graph.storage(n) == storage for n in (*references(op.args), *references([v for _, v in op.kwargs]))
+            ):
+                last = op
+        return last
+
+
+def plain(op: Operator) -> Implementation:
+    """The operator's own aten kernel."""
+    return Implementation("aten", op.target, op.args, op.kwargs, op.outputs, op.single)
