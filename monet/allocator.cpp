@@ -204,7 +204,7 @@ int monet_arena_map(Program* program) {
 }
 
 void monet_arena_unmap(Program* program) {
-  if (program->base == nullptr) return;
+  if (program->base == nullptr || program->slot < 0) return;
   std::lock_guard<std::mutex> lock(ranges_mutex);
   ranges[program->slot].begin.store(0);
   ranges[program->slot].end.store(0);
@@ -212,6 +212,9 @@ void monet_arena_unmap(Program* program) {
   program->base = nullptr;
   count(-program->arena_bytes);
 }
+
+// Serves from another program's arena, which must be at least as large and live longer.
+void monet_arena_share(Program* program, const Program* owner) { program->base = owner->base; }
 
 int64_t monet_arena_base(const Program* program) { return reinterpret_cast<int64_t>(program->base); }
 

@@ -41,6 +41,7 @@ def library() -> ctypes.PyDLL | None:
         "monet_program_destroy": (None, [pointer]),
         "monet_arena_map": (ctypes.c_int, [pointer]),
         "monet_arena_unmap": (None, [pointer]),
+        "monet_arena_share": (None, [pointer, pointer]),
         "monet_arena_base": (int64, [pointer]),
         "monet_enter": (None, [pointer, int64]),
         "monet_leave": (None, []),
@@ -130,6 +131,12 @@ class Arena:
     def map(self) -> None:
         if self._lib.monet_arena_map(self._program) != 0:
             raise ExecutionError(f"the system refuses an arena of {self.bytes} bytes of address space")
+
+    def share(self, other: Arena) -> None:
+        """Serve from the memory of another, mapped arena that is at least as large and outlives this one."""
+        if other.bytes < self.bytes:
+            raise ExecutionError(f"an arena of {self.bytes} bytes cannot share one of {other.bytes}")
+        self._lib.monet_arena_share(self._program, other._program)
 
     def contains(self, pointer: int) -> bool:
         base = int(self._lib.monet_arena_base(self._program))

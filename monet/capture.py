@@ -7,9 +7,9 @@ removes mutation; both work on fake tensors, so no memory of the step is touched
 from __future__ import annotations
 
 import operator as python_operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     if in_spec is None or out_spec is None:
         raise CaptureError("torch.export recorded no structure of inputs and outputs")
-    reader = _Reader(joint, model, constants)
+    reader = _Reader(joint, model, constants, leaves)
     graph = reader.graph()
     return Captured(canonical(graph), constants, in_spec, out_spec, literals, reader.output_literals)
 
@@ -168,12 +168,14 @@ def _output(graph: torch.fx.Graph) -> torch.fx.Node:
 class _Reader:
     """Turns the traced joint graph into a ``Graph``."""
 
-    def __init__(self, graph: torch.fx.Graph, model: torch.nn.Module, constants: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, graph: torch.fx.Graph, model: torch.nn.Module, constants: Mapping[str, torch.Tensor], leaves: Sequence[Any]) -> None:
         self.fx = graph
+        self.leaves = leaves
         self.model = model
         self.constants = constants
         self.values: dict[str, Value] = {}
         self.output_literals: dict[int, Any] = {}
+        self._memory: dict[int, str] = {}  # real storage → first source that has it (tied weights)
 
     def graph(self) -> Graph:
         sources: list[Source] = []
@@ -232,16 +234,21 @@ class _Reader:
 
     def _source(self, node: torch.fx.Node, description: Any) -> Source:
         kind = type(description).__name__
-        requires_grad = bool(node.meta["val"].requires_grad)
         if kind == "ParamAOTInput":
-            return Source(node.name, "parameter", description.target, self.model.get_parameter(description.target).requires_grad)
+            parameter = self.model.get_parameter(description.target)
+            self._tie(node.name, parameter)
+            return Source(node.name, "parameter", description.target, parameter.requires_grad)
         if kind == "BufferAOTInput":
-            if description.target in self.constants:
-                return Source(node.name, "constant", description.target, False)
-            return Source(node.name, "buffer", description.target, False)
+            constant = self.constants.get(description.target)
+            self._tie(node.name, self.model.get_buffer(description.target) if constant is None else constant)
+            return Source(node.name, "buffer" if constant is None else "constant", description.target, False)
         if kind == "PlainAOTInput":
-            return Source(node.name, "input", str(description.idx), requires_grad)
+            return Source(node.name, "input", str(description.idx), self.leaves[description.idx].requires_grad)
         raise CaptureError(f"the joint graph takes a {kind}, which monet does not know")
+
+    def _tie(self, name: str, tensor: torch.Tensor) -> None:
+        first = self._memory.setdefault(tensor.untyped_storage()._cdata, name)
+        self.values[name] = replace(self.values[name], storage=first)
 
     def _add(self, node: torch.fx.Node, storage: str) -> None:
         value = node.meta["val"]
@@ -334,6 +341,3 @@ def _where(node: torch.fx.Node) -> str:
         return ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     return f" at {lines[-1]}" if lines else ""
-
-
-Call = Callable[..., Any]

@@ -22,9 +22,7 @@ from monet.yaml_document import YamlDocument
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 INTEGER_DTYPES = ("int64", "int32", "int16", "int8", "uint8")
-DtypeName = Literal[
-    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
-]
+DtypeName = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 # The two ways to write ``inputs``; pydantic puts the tag into the location of an error below it.
 _BY_POSITION, _BY_NAME = "<by position>", "<by name>"
@@ -115,7 +113,9 @@ def load_config(path: str | Path) -> Config:
 
 def shipped_configs() -> tuple[str, ...]:
     """File names of the configurations that ship with monet, sorted."""
-    return tuple(sorted(entry.name for entry in resources.files("monet.configs").iterdir() if entry.name.endswith(".yaml")))
+    return tuple(
+        sorted(entry.name for entry in resources.files("monet.configs").iterdir() if entry.name.endswith(".yaml"))
+    )
 
 
 def _read_text(path: Path) -> str:

@@ -24,7 +24,8 @@ class _Block(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = self.relu(self.norm1(self.conv1(images)))
         features = self.norm2(self.conv2(features))
-        return self.relu(features + self.shortcut(images))
+        output: Tensor = self.relu(features + self.shortcut(images))
+        return output
 
 
 def tiny_resnet(classes: int = 10, width: int = 16) -> nn.Module:

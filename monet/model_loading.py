@@ -80,7 +80,8 @@ def _call(config: Config, factory: Callable[..., Any]) -> object:
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in config.kwargs.items())
         raise ConfigError(
-            f"model {config.model}: calling it with ({given}) failed: {_reason(error)}; check kwargs in the configuration"
+            f"model {config.model}: calling it with ({given}) failed: {_reason(error)}; "
+            "check kwargs in the configuration"
         ) from error
 
 

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 def canonical(graph: Graph) -> Graph:
     """``graph`` after all rewrites; buffers are then updated by operators and ``mutations`` is empty."""
-    for rewrite in (_batch_norm_in_place, _split_convolution_gradients, _mutations_as_operators, _prune):
+    for rewrite in (_drop_clones, _batch_norm_in_place, _split_convolution_gradients, _mutations_as_operators, _prune):
         graph = rewrite(graph)
     return graph
 
@@ -71,6 +71,35 @@ def _batch_norm_in_place(graph: Graph) -> Graph:
             replace(op, args=substitute(op.args, renamed), kwargs=substitute(op.kwargs, renamed)),
         ),
     )
+
+
+def _drop_clones(graph: Graph) -> Graph:
+    """A copy with the geometry of its original is the original: nothing in a functional graph changes it.
+
+    Autograd keeps one of an in-place hardtanh's input.
+    """
+    kept = {*graph.outputs, *graph.gradients.values(), *graph.mutations.values()}
+    renamed: dict[str, str] = {}
+
+    def change(op: Operator) -> tuple[Operator, ...]:
+        op = replace(op, args=substitute(op.args, renamed))
+        if op.target is not aten.clone.default or op.outputs[0] is None:
+            return (op,)
+        (new,), (old,) = op.outputs, op.args
+        a, b = graph.values[new], graph.values[old.name]
+        if new in kept or graph.storage(new) != new or (a.shape, a.stride) != (b.shape, b.stride):
+            return (op,)
+        if any(graph.storage(name) == new for name in kept if name is not None):
+            return (op,)
+        renamed[new] = old.name
+        return ()
+
+    graph = _map_operators(graph, change)
+    values = {
+        name: replace(value, storage=graph.storage(renamed[value.storage])) if value.storage in renamed else value
+        for name, value in graph.values.items()
+    }
+    return replace(graph, values=values)
 
 
 def _split_convolution_gradients(graph: Graph) -> Graph:

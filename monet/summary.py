@@ -4,7 +4,7 @@ The keys of a summary: ``status``; ``budget_bytes``, ``peak_bytes`` = ``fixed_by
 ``arena_bytes``, and ``fixed``, the parts of ``fixed_bytes`` by name; ``baseline_s`` and
 ``baseline_peak_bytes``, eager's; ``objective_s`` and ``overhead`` = objective / baseline - 1,
 predicted; ``bound_s``, ``gap`` and ``bound_scope``, the problem that the bound holds for, all None
-where there is no bound; ``choices``, implementation -> how often, by operator family; ``kept`` and
+where there is no bound; ``choices``, operator family -> implementation -> how often; ``kept`` and
 ``recomputed``, numbers of operators; ``build_s`` and ``solve_s``.
 
 A measurement has ``eager`` and ``planned``, each with ``step_s``, ``allocator_peak_bytes`` and
@@ -38,7 +38,11 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         *((f"    {part}", format_bytes(count), "") for part, count in summary["fixed"].items()),
         ("eager's peak", format_bytes(summary["baseline_peak_bytes"]), _saved(summary)),
         ("eager's step", _seconds(summary["baseline_s"]), ""),
-        ("planned step", _seconds(summary["objective_s"]), f"predicted, {_percent(summary['overhead'], '+')} of eager's"),
+        (
+            "planned step",
+            _seconds(summary["objective_s"]),
+            f"predicted, {_percent(summary['overhead'], '+')} of eager's",
+        ),
         ("lower bound", _seconds(summary["bound_s"]), _bound_note(summary)),
         ("operators", f"{summary['kept']} kept", f"{summary['recomputed']} recomputed"),
         ("planning", _seconds(summary["solve_s"]), f"to solve, {_seconds(summary['build_s'])} to build"),
@@ -69,7 +73,9 @@ def render_measurement(summary: Mapping[str, Any], measured: Mapping[str, Any]) 
     ]
     widths = [max(len(row[column]) for row in table) for column in range(4)]
     return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
         for row in table
     )
 

@@ -35,7 +35,9 @@ def with_torchvision_schemas(action: Callable[[], _Result]) -> _Result:
             raise
     _define_schemas()
     _forget_torchvision()
-    _logger.info("torchvision's compiled operators do not load beside this PyTorch; defined the names it needs to import")
+    _logger.info(
+        "torchvision's compiled operators do not load beside this PyTorch; defined the names it needs to import"
+    )
     return action()
 
 

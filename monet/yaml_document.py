@@ -47,7 +47,8 @@ class YamlDocument:
 
         A key's line is the line of the key itself, so that an unknown field is found too.
         """
-        node, line = self.root, self.root.start_mark.line
+        node = self.root
+        line: int = node.start_mark.line
         for part in location:
             if isinstance(node, yaml.MappingNode):
                 pairs = {key.value: (key, value) for key, value in node.value}
@@ -80,5 +81,7 @@ def _reject_duplicate_keys(root: yaml.Node, name: str) -> None:
                     continue
                 line = key.start_mark.line + 1
                 if key.value in first_lines:
-                    raise ConfigError(f"{name}:{line}: {key.value}: given twice, first on line {first_lines[key.value]}")
+                    raise ConfigError(
+                        f"{name}:{line}: {key.value}: given twice, first on line {first_lines[key.value]}"
+                    )
                 first_lines[key.value] = line

@@ -61,16 +61,12 @@ class Context:
         self.producer: dict[str, Operator] = {
             name: op for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None
         }
-        self.sources = {source.value for source in graph.sources}
+        self.sources = {graph.storage(source.value) for source in graph.sources}
         self.tangents = {name for name in graph.tangents if name is not None}
         self.escaping = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values()) if n is not None}
-        self._last: dict[str, Operator] = {}
-        for phase in (graph.forward, graph.backward):
-            for op in phase:
-                if not op.view:
-                    for name in (*references(op.args), *references([v for _, v in op.kwargs])):
-                        self._last[graph.storage(name)] = op
-        self._forward = set(graph.forward)
+        self._last_forward = _last_readers(graph, graph.forward)
+        self._last_backward = _last_readers(graph, graph.backward)
+        self._forward = {op.name for op in graph.forward}
 
     def value(self, name: str) -> Value:
         return self.graph.values[name]
@@ -98,19 +94,20 @@ class Context:
             return False
         if old.storage_bytes != new.storage_bytes or new.storage_bytes != new.numel * new.dtype.itemsize:
             return False
-        made_forward = self.producer[storage] in self._forward
-        if made_forward != (by in self._forward):
+        made_forward = self.producer[storage].name in self._forward
+        if made_forward != (by.name in self._forward):
             return False  # a forward value read by the backward pass may have other readers: the program decides
-        return self._last_forward(storage) is by if made_forward else self._last[storage] is by
+        return (self._last_forward if made_forward else self._last_backward)[storage] == by.name
 
-    def _last_forward(self, storage: str) -> Operator | None:
-        last = None
-        for op in self.graph.forward:
-            if not op.view and any(
-                self.graph.storage(n) == storage for n in (*references(op.args), *references([v for _, v in op.kwargs]))
-            ):
-                last = op
-        return last
+
+def _last_readers(graph: Graph, operators: tuple[Operator, ...]) -> dict[str, str]:
+    """Storage → the last operator of one pass that reads it, through views too."""
+    return {
+        graph.storage(name): op.name
+        for op in operators
+        if not op.view
+        for name in (*references(op.args), *references([value for _, value in op.kwargs]))
+    }
 
 
 def plain(op: Operator) -> Implementation:

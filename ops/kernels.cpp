@@ -71,7 +71,9 @@ void monet_pool_gradient(const float* gradient, const uint8_t* cells, float* out
         const int64_t kh = cells[at] / w.kernel_w, kw = cells[at] % w.kernel_w;
         const int64_t row = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
         const int64_t column = ow * w.stride_w - w.pad_w + kw * w.dilation_w;
-        plane[row * w.width + column] += gradient[at];
+        // A cell outside the plane cannot come from pooling; never write outside memory for it.
+        if (row >= 0 && row < w.height && column >= 0 && column < w.width)
+          plane[row * w.width + column] += gradient[at];
       }
   }
 }

@@ -49,10 +49,14 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     1 / gamma, so that its xhat is the same; the scale gamma^2 * invstd makes the input gradient
     gamma * invstd * (...) again. Not bitwise: xhat is rounded once more (6e-8 relative).
     """
-    found = [plain(op)]
     gradient, x, weight, _, _, mean, invstd, training, eps, mask = op.args
+    if not training:
+        return [plain(op)]
+    # In training mode the kernel does not read the running statistics.
+    args = (gradient, x, weight, None, None, mean, invstd, training, eps, mask)
+    found = [Implementation("aten", op.target, args, op.kwargs, op.outputs, op.single)]
     maker = context.producer.get(mean.name) if isinstance(mean, Ref) else None
-    if maker is None or maker.target is not aten.native_batch_norm.default or not training:
+    if maker is None or maker.target is not aten.native_batch_norm.default:
         return found
     bias, y = maker.args[2], maker.outputs[0]
     if y is None or not isinstance(weight, Ref) or not isinstance(bias, Ref) or not isinstance(invstd, Ref):

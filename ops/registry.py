@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monet.graph import Operator
-from monet.ops import activation, convolution, generic, normalization, pooling
+from monet.ops import activation, convolution, dropout, generic, normalization, pooling
 from monet.ops.implementation import Context, Implementation, SavedIntermediate
 
 aten = torch.ops.aten
@@ -38,6 +38,8 @@ RECORDS: dict[Callable[..., Any], Record] = {
     aten.convolution_backward.default: Record(backward=convolution.backward),
     aten.native_batch_norm.default: Record(recompute=normalization.recompute),
     aten.native_batch_norm_backward.default: Record(backward=normalization.backward),
+    aten.native_dropout.default: Record(forward=dropout.forward, recompute=dropout.recompute),
+    aten.native_dropout_backward.default: Record(backward=dropout.backward),
     aten.relu.default: Record(intermediates=activation.intermediates),
     aten.hardtanh.default: Record(intermediates=activation.intermediates),
     aten.threshold_backward.default: Record(backward=activation.backward),

@@ -51,9 +51,7 @@ def _check_target(path: Path, option: str) -> None:
     type=click.Path(path_type=Path),
     help="The plan file.  [default: CONFIG's name with .plan.json, in the working directory]",
 )
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), help="Write the summary here as data, too."
-)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the summary here as data, too.")
 @click.option(
     "--reserve",
     default="0",
@@ -68,7 +66,11 @@ def _check_target(path: Path, option: str) -> None:
     help="How many backward stages before its last use a tensor may be recomputed in.  [default: chosen by size]",
 )
 @click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=120.0, show_default=True, help="Seconds to solve."
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds to solve.",
 )
 @click.option(
     "--gap",

@@ -1,0 +1,65 @@
+# Everything runs in .venv. To use another environment: make test BIN=/path/to/bin INSTALLED=
+PYTHON ?= python3
+BIN ?= .venv/bin
+INSTALLED ?= .venv/.installed
+PYTEST = $(BIN)/python -m pytest -q
+
+.PHONY: help demo test lint types layers tests slow gpu bench coverage format clean .venv
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      plan ResNet-50 at batch 184 for 6 GB and measure it (15 minutes, 20 GB)"
+	@echo "make test      lint, types, import layers and tests: what .ci/run runs"
+	@echo "make slow      tests that take minutes or gigabytes"
+	@echo "make gpu       tests that need a CUDA device"
+	@echo "make bench     benchmarks; results as JSON under benchmarks/results"
+	@echo "make coverage  which lines the tests run"
+	@echo "make format    what lint would ask for, done"
+	@echo "make clean     remove .venv and everything that was built"
+
+.venv: .venv/.installed
+
+# One resolve for everything, under the constraints: a second one could bring another PyTorch.
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet -c constraints.txt -e '.[dev,models,plots]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/monet-plan --budget 6GB resnet50.yaml --measure
+
+test: lint types layers tests
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+layers: $(INSTALLED)
+	$(BIN)/lint-imports
+
+tests: $(INSTALLED)
+	$(PYTEST) -m 'not slow and not gpu'
+
+slow: $(INSTALLED)
+	$(PYTEST) -m 'slow and not gpu'
+
+gpu: $(INSTALLED)
+	$(PYTEST) -m gpu
+
+bench: $(INSTALLED)
+	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark" || exit 1; done
+
+coverage: $(INSTALLED)
+	$(BIN)/coverage run -m pytest -q -m 'not slow and not gpu'
+	$(BIN)/coverage report
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

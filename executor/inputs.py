@@ -1,0 +1,119 @@
+"""What a call of a planned module must look like, and inputs to capture it with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from monet.capture import Captured
+from monet.errors import PlanMismatch
+from monet.planfile import Plan
+
+logger = logging.getLogger(__name__)
+
+
+def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Inputs as plain data: where in the call they stand, and their geometry.
+
+    Only nests of tuples, lists and dicts of tensors, numbers, strings, booleans and None can be
+    written into a plan.
+    """
+    found = []
+    for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
+        where = [_key(part) for part in path]
+        if isinstance(leaf, torch.Tensor):
+            found.append(
+                {
+                    "path": where,
+                    "shape": list(leaf.shape),
+                    "stride": list(leaf.stride()),
+                    "dtype": str(leaf.dtype).removeprefix("torch."),
+                    "device": str(leaf.device),
+                    "requires_grad": leaf.requires_grad,
+                }
+            )
+        else:
+            found.append({"path": where, "value": leaf})
+    return found
+
+
+def _key(part: Any) -> Any:
+    return getattr(part, "idx", getattr(part, "key", None))
+
+
+def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs of the plan's geometry whose memory is never touched."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for spec in plan.model["inputs"]:
+        path = spec["path"]
+        if len(path) != 2:
+            raise PlanMismatch("the plan's model takes nested inputs; pass the sample inputs when making the module")
+        leaf: Any = spec.get("value")
+        if "shape" in spec:
+            leaf = torch.empty_strided(
+                spec["shape"], spec["stride"], dtype=getattr(torch, spec["dtype"]), device=spec["device"],
+                requires_grad=spec["requires_grad"],
+            )  # fmt: skip
+        if path[0] == 0:
+            args.append(leaf)
+        else:
+            kwargs[path[1]] = leaf
+    return tuple(args), kwargs
+
+
+class InputCheck:
+    """Compares each call with the captured one."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._graph = captured.graph
+        self._said = False
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flattened inputs. Raises ``PlanMismatch`` where their structure or a literal differs."""
+        if kwargs:
+            order = self._captured.in_spec.child(1).context if len(kwargs) > 1 else None
+            if order is not None and set(order) == set(kwargs):
+                kwargs = {name: kwargs[name] for name in order}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._captured.in_spec:
+            raise PlanMismatch(f"the model was planned for inputs {self._captured.in_spec} and is called with {spec}")
+        for position, literal in self._captured.literals.items():
+            if leaves[position] != literal:
+                raise PlanMismatch(
+                    f"input {position} is {leaves[position]!r}, and the plan was made for {literal!r}: "
+                    "values that are not tensors are part of the plan"
+                )
+        return leaves
+
+    def check_sources(self, sources: list[torch.Tensor]) -> None:
+        """Shapes, dtypes, devices, ``requires_grad``; an input with other strides is replaced by a copy."""
+        for position, source in enumerate(self._graph.sources):
+            tensor, value = sources[position], self._graph.values[source.value]
+            name = f"input {source.target}" if source.kind == "input" else f"{source.kind} {source.target}"
+            if tuple(tensor.shape) != value.shape:
+                raise PlanMismatch(
+                    f"{name} has shape {tuple(tensor.shape)}, and the plan was made for {value.shape}; plan again for "
+                    "this shape (a last, smaller batch: drop_last=True, or the model without the plan)"
+                )
+            if tensor.dtype != value.dtype or tensor.device != value.device:
+                raise PlanMismatch(
+                    f"{name} is {tensor.dtype} on {tensor.device}, and the plan was made for {value.dtype} on {value.device}"
+                )
+            if tensor.requires_grad != source.requires_grad and (source.kind != "input" or tensor.requires_grad):
+                raise PlanMismatch(
+                    f"{name} has requires_grad={tensor.requires_grad}, and the plan was made for {source.requires_grad}"
+                )
+            if tensor.stride() != value.stride:
+                if source.kind != "input":
+                    raise PlanMismatch(f"{name} has strides {tensor.stride()}, and the plan was made for {value.stride}")
+                if not self._said:
+                    self._said = True
+                    logger.warning("%s has strides %s, not %s: it is copied at each step", name, tensor.stride(), value.stride)
+                copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
+                sources[position] = copy.copy_(tensor)

@@ -1,0 +1,145 @@
+"""Runs the generated functions of one plan over one arena, and guards the order in which they are used."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monet import allocator
+from monet.errors import ExecutionError, PlanMismatch
+from monet.executor.codegen import Generated, generate
+from monet.ops.catalogue import Catalogue
+from monet.planfile import Plan
+
+logger = logging.getLogger(__name__)
+
+
+def _no_arena(handle: int, step: int) -> None:
+    """Stands in for ``monet_enter`` where there is no arena."""
+
+
+class Runner:
+    """One plan, ready to run. ``arena`` is None where PyTorch's own allocator serves everything
+    (no compiler, or a device without a native arena): the peak is then not the plan's."""
+
+    def __init__(self, plan: Plan, catalogue: Catalogue) -> None:
+        self.plan = plan
+        self.graph = catalogue.graph
+        self.code: Generated = generate(plan, catalogue)
+        self.arena: allocator.Arena | None = None
+        self._enter: Callable[[int, int], None] = _no_arena
+        self._leave: Callable[[], None] = lambda: None
+        self._handle = 0
+        device = next(iter(self.graph.values.values())).device
+        library = allocator.library() if device.type == "cpu" else None
+        if library is not None:
+            offset = {buffer.id: buffer.offset for buffer in plan.buffers}
+            requests = [
+                [
+                    (size, None if buffer is None else offset[buffer])
+                    for size, buffer in zip(step.request_bytes, step.requests, strict=True)
+                ]
+                for step in plan.steps
+            ]
+            self.arena = allocator.Arena(requests, plan.arena_bytes)
+            self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
+        elif device.type == "cpu":
+            logger.warning("no native arena: the step runs on PyTorch's allocator and its peak is not the plan's")
+        self.generation = 0
+        self._busy = threading.Lock()
+        self._reported = False
+
+    def forward(self, sources: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], int]:
+        """Outputs, activations for the backward pass, and the number of this forward pass.
+
+        It overwrites what an earlier forward pass left for its backward pass.
+        """
+        with self._alone():
+            if self.arena is not None:
+                self.arena.map()
+            self._check_guards(sources)
+            self.generation += 1
+            try:
+                outputs, activations = self.code.forward(self._enter, self._handle, sources)
+            except BaseException:
+                self.generation += 1
+                raise
+            finally:
+                self._leave()
+        return outputs, activations, self.generation
+
+    def backward(
+        self,
+        generation: int,
+        kept: Sequence[torch.Tensor],
+        activations: list[torch.Tensor],
+        tangents: Sequence[torch.Tensor],
+    ) -> Mapping[str, torch.Tensor]:
+        """Gradients by source. Each forward pass has one backward pass, before the next forward pass."""
+        if generation != self.generation:
+            raise ExecutionError(
+                "this backward pass belongs to an earlier forward pass of the planned module, whose activations a "
+                "later forward pass has overwritten: a planned module holds one step at a time. Call backward before "
+                "the next forward, or give each use its own MonetModule (and its own budget)"
+            )
+        with self._alone():
+            self.generation += 1
+            try:
+                gradients = self.code.backward(self._enter, self._handle, kept, activations, tangents)
+            finally:
+                self._leave()
+        if not self._reported:
+            self._check_service(gradients)
+        return dict(zip(self.code.gradient_of, gradients, strict=True))
+
+    def _alone(self) -> Any:
+        return _Exclusive(self._busy)
+
+    def _check_guards(self, sources: Sequence[torch.Tensor]) -> None:
+        """Scales that an implementation divides by must still be large enough."""
+        for position, name, least in self._guards():
+            smallest = float(sources[position].detach().abs().min())
+            if not smallest >= least:
+                target = next(s.target for s in self.graph.sources if s.value == name)
+                raise PlanMismatch(
+                    f"{target} has a value of magnitude {smallest:.3g}, and the plan takes a gradient from an output "
+                    f"divided by it, which needs at least {least:g}; plan again with --exact (exact=True)"
+                )
+
+    def _guards(self) -> list[tuple[int, str, float]]:
+        position = {name: i for i, name in enumerate(self.code.forward_sources)}
+        return [(position[name], name, least) for name, least in self.code.guards]
+
+    def _check_service(self, gradients: Sequence[torch.Tensor]) -> None:
+        """After the first whole step: every request was as planned, and nothing that leaves lies in the arena."""
+        self._reported = True
+        if self.arena is None:
+            return
+        if any(self.arena.contains(g.data_ptr()) for g in gradients):
+            raise ExecutionError("internal: a gradient lies in the arena, where the next step would overwrite it")
+        statistics = self.arena.statistics()
+        if statistics.misses:
+            step, number, asked, planned = statistics.first_miss
+            logger.warning(
+                "%d memory requests were not as planned and went to PyTorch's allocator; the first: step %d (%s), "
+                "request %d asked %d bytes, planned %d. The peak may be above the promise",
+                statistics.misses, step, self.plan.steps[step].node, number, asked, planned,
+            )  # fmt: skip
+
+
+class _Exclusive:
+    """A lock that refuses instead of waiting: two threads cannot share one arena."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ExecutionError("two threads run the same planned module at once; give each its own MonetModule")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -1,0 +1,252 @@
+"""Planning from Python: a model, sample inputs and a budget make a plan."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from monet.byte_count import ByteBudget, ByteCount, format_bytes, parse_budget
+from monet.capture import capture
+from monet.errors import InfeasibleBudget
+from monet.executor.inputs import describe_inputs
+from monet.graph import Operator
+from monet.lowering import ALIGNMENT, Lowered, lower
+from monet.ops.catalogue import catalogue
+from monet.ops.profiling import profile
+from monet.planfile import Plan
+from monet.planner.layout import Lifetime, layout
+from monet.planner.planning import plan_problem
+from monet.planner.problem import Problem
+from monet.planner.replay import replay
+from monet.planner.solution import Run, Solution, Stage
+from monet.planner.verify import verify
+from monet.profile import ProfileCache
+from monet.unroll import Unrolled, place, unroll
+
+logger = logging.getLogger(__name__)
+
+# Above this many backward operators the full program is too large for two cores; the windowed one is planned.
+FULL_STAGES = 40
+WINDOW = 16
+# A layout may be a little larger than the program's peak; then the program gets that much less, so often.
+TRIES = 4
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """``summary``: what ``monet plan --json`` writes; its keys are documented in ``monet.summary``."""
+
+    plan: Plan
+    summary: Mapping[str, Any]
+
+
+def plan(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: str | int,
+    **options: Any,
+) -> Plan:
+    """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
+
+    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak). It counts
+    parameters, buffers, gradients, inputs, outputs, activations and temporaries; see ``plan_model``
+    for the options. Raises ``InfeasibleBudget``, ``CaptureError`` or ``SolverError``.
+    """
+    return plan_model(model, args, kwargs or {}, budget, **options).plan
+
+
+def plan_model(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    budget: ByteBudget | int | str,
+    *,
+    reserve_bytes: int = 0,
+    solver: str = "HIGHS",
+    window: int | None = None,
+    time_limit_s: float = 120.0,
+    gap: float = 0.01,
+    exact: bool = False,
+    cache: bool = True,
+    progress: bool = False,
+    seed: int = 0,
+) -> PlanResult:
+    """Plan and report. ``reserve_bytes``: part of the budget that monet must leave to others (optimiser
+    state). ``window``: stages before its last use in which a tensor may be recomputed (None: by size).
+    ``exact``: only implementations that equal eager's bit by bit. ``seed`` is recorded.
+
+    The model is not changed: neither its parameters, nor its buffers, nor the random state.
+    """
+    captured = capture(model, args, kwargs)
+    offers = catalogue(captured.graph, exact=exact)
+    store = ProfileCache() if cache else None
+    try:
+        profiled = profile(offers, cache=store, progress=progress)
+    finally:
+        if store is not None:
+            store.close()
+    lowered = lower(offers, profiled, name=type(model).__name__, reserve_bytes=reserve_bytes)
+    eager = baseline(lowered.problem)
+    budget_bytes = _resolve(budget, eager.peak_bytes)
+    solution, unrolled, placed = _solve(
+        lowered, budget_bytes, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=progress
+    )
+    made = Plan(
+        budget_bytes=budget_bytes,
+        arena_bytes=placed.arena_bytes,
+        arena_bound_bytes=placed.bound_bytes,
+        fixed_bytes=lowered.problem.fixed_bytes,
+        fixed=lowered.fixed,
+        steps=unrolled.steps,
+        buffers=place(unrolled, placed.offsets),
+        model={
+            "name": type(model).__name__,
+            "fingerprint": captured.graph.fingerprint(),
+            "inputs": describe_inputs(args, kwargs),
+            "training": [module.training for module in model.modules()],
+            "exact": exact,
+            "seed": seed,
+        },
+        environment={
+            "torch": torch.__version__,
+            "profile": profiled.environment,
+            "threads": torch.get_num_threads(),
+            "device": str(next(iter(captured.graph.values.values())).device),
+        },
+        solver={
+            "status": solution.status,
+            "objective_s": solution.objective_s,
+            "bound_s": solution.bound_s,
+            "gap": solution.gap,
+            "bound_scope": solution.bound_scope,
+            "baseline_s": eager.objective_s,
+            "baseline_peak_bytes": eager.peak_bytes,
+            "layout": placed.method,
+        },
+    )
+    verify(made)
+    return PlanResult(made, _summary(made, solution, lowered))
+
+
+def _resolve(budget: ByteBudget | int | str, peak_bytes: int) -> int:
+    parsed = parse_budget(budget) if isinstance(budget, str) else ByteCount(budget) if isinstance(budget, int) else budget
+    return parsed.resolve(peak_bytes)
+
+
+def baseline(problem: Problem) -> Solution:
+    """Eager's step as the planner sees it: the first implementation of everything, nothing recomputed."""
+    found = Solution(
+        forward=tuple(Run(op.id, op.implementations[0].name) for op in problem.forward),
+        stages=tuple(Stage((), op.id, op.implementations[0].name) for op in problem.backward),
+        objective_s=0.0,
+        bound_s=0.0,
+        bound_scope="none",
+        peak_bytes=0,
+        status="baseline",
+        build_s=0.0,
+        solve_s=0.0,
+    )
+    played = replay(problem, found)
+    return Solution(
+        found.forward, found.stages, played.objective_s, 0.0, "none", played.peak_bytes, "baseline", 0.0, 0.0
+    )
+
+
+def _solve(
+    lowered: Lowered, budget_bytes: int, *, window: int | None, time_limit_s: float, gap: float, solver: str, progress: bool
+) -> tuple[Solution, Unrolled, Any]:
+    """Solve, unroll and lay out until the arena fits beside the fixed bytes."""
+    problem = lowered.problem
+    if window is None and len(problem.backward) > FULL_STAGES:
+        window = WINDOW
+    target, start = budget_bytes, None
+    excess = 0
+    for _ in range(TRIES):
+        with _Bar(progress, time_limit_s) as bar:
+            solution = plan_problem(
+                problem, target, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar, start=start
+            )
+        unrolled = unroll(solution, lowered)
+        lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
+        placed = layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=budget_bytes - problem.fixed_bytes)
+        excess = problem.fixed_bytes + placed.arena_bytes - budget_bytes
+        if excess <= 0:
+            return solution, unrolled, placed
+        logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
+        target -= excess
+    raise InfeasibleBudget(
+        f"the plan fits {format_bytes(budget_bytes)} only without fragmentation: its arena is {excess} bytes too large "
+        f"after {TRIES} tries; raise the budget by {format_bytes(excess)}",
+        budget_bytes + excess,
+    )
+
+
+class _Bar:
+    """A progress line with incumbent, bound and gap; the bar is the time limit."""
+
+    def __init__(self, shown: bool, time_limit_s: float) -> None:
+        self._bar = tqdm(
+            total=round(time_limit_s), desc="solving", disable=not shown, leave=False,
+            bar_format="{desc}: |{bar}| {n:.0f}/{total} s{postfix}",
+        )  # fmt: skip
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def __call__(
+        self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float
+    ) -> None:
+        if self._bar.disable:
+            return
+        self._bar.n = min(elapsed_s, self._bar.total)
+        best = "none yet" if incumbent_s is None else f"{incumbent_s:.3f} s"
+        least = "none yet" if bound_s is None else f"{bound_s:.3f} s"
+        self._bar.set_postfix_str(f"best {best}, bound {least}" + (f", gap {gap:.1%}" if gap is not None else ""))
+
+
+def _summary(made: Plan, solution: Solution, lowered: Lowered) -> dict[str, Any]:
+    baseline_s = float(made.solver["baseline_s"])
+    families: dict[str, Operator] = {
+        op.name: op for op in (*lowered.catalogue.graph.forward, *lowered.catalogue.graph.backward)
+    }
+    choices: dict[str, Counter[str]] = {}
+    for step in made.steps:
+        op = families.get(step.node)
+        family = "saved intermediate" if op is None else str(op.target).split(".")[1]
+        choices.setdefault(family, Counter())[step.implementation] += 1
+    recomputed = sum(len(stage.recompute) for stage in solution.stages)
+    again = {run.operator for stage in solution.stages for run in stage.recompute}
+    return {
+        "status": solution.status,
+        "budget_bytes": made.budget_bytes,
+        "peak_bytes": made.peak_bytes,
+        "arena_bytes": made.arena_bytes,
+        "arena_bound_bytes": made.arena_bound_bytes,
+        "fixed_bytes": made.fixed_bytes,
+        "fixed": dict(made.fixed),
+        "baseline_s": baseline_s,
+        "baseline_peak_bytes": made.solver["baseline_peak_bytes"],
+        "objective_s": solution.objective_s,
+        "overhead": solution.objective_s / baseline_s - 1.0,
+        "bound_s": solution.bound_s,
+        "gap": solution.gap,
+        "bound_scope": solution.bound_scope,
+        "build_s": solution.build_s,
+        "solve_s": solution.solve_s,
+        "kept": len(solution.forward) - len(again),
+        "recomputed": recomputed,
+        "choices": {family: dict(counts.most_common()) for family, counts in sorted(choices.items())},
+    }
+
+

@@ -1,0 +1,139 @@
+"""From a solution to a straight list of steps, and the lifetime of every buffer they use.
+
+A *buffer* is one block of memory from the request that makes it to its last use. A storage that is
+run again gets a new buffer; an in-place step hands its input's buffer on to its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from monet.errors import SolverError
+from monet.lowering import Lowered
+from monet.ops.catalogue import Catalogue
+from monet.ops.implementation import Implementation
+from monet.planfile import Buffer, PlanStep
+from monet.planner.solution import Run, Solution
+from monet.profile import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """Steps, and buffers whose ``offset`` is still 0."""
+
+    steps: tuple[PlanStep, ...]
+    buffers: tuple[Buffer, ...]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    id: int
+    value: str
+    bytes: int
+    begin: int
+    first: int
+    last: int
+    end: int | None = None
+
+
+@dataclass(slots=True)
+class _Builder:
+    catalogue: Catalogue
+    placed: frozenset[str]  # storages that live in the arena
+    steps: list[PlanStep] = field(default_factory=list)
+    buffers: list[_Buffer] = field(default_factory=list)
+    holder: dict[str, _Buffer] = field(default_factory=dict)  # storage → the buffer that has it now
+    tick: int = 0
+
+    def add(self, kind: str, node: str, implementation: Implementation, measured: Measurement) -> None:
+        """Append one step. Raises ``SolverError`` where a read storage is nowhere: a planner's mistake."""
+        position = len(self.steps)
+        reads: dict[str, int] = {}
+        for name in implementation.inputs():
+            storage = self.catalogue.storage(name)
+            if storage not in self.placed:
+                continue
+            if storage not in self.holder:
+                raise SolverError(f"internal: step {position} ({kind} {node}) reads {storage}, which is not in memory")
+            self.holder[storage].last = position
+            reads[storage] = self.holder[storage].id
+        writes: dict[str, int] = {}
+        requests: list[int | None] = []
+        results = implementation.outputs
+        for request in measured.requests:
+            name = results[request.output] if request.output is not None else None
+            storage = self.catalogue.storage(name) if name is not None else None
+            if storage is not None and storage not in self.placed:
+                requests.append(None)
+                continue
+            end = None if request.end is None else self.tick + request.end
+            value = storage if storage is not None else f"{node}.temporary"
+            made = _Buffer(len(self.buffers), value, request.bytes, self.tick + request.begin, position, position, end)
+            self.buffers.append(made)
+            requests.append(made.id)
+            if storage is not None:
+                self.holder[storage] = made
+                writes[storage] = made.id
+        if implementation.overwrites is not None:
+            old = self.catalogue.storage(implementation.overwrites)
+            buffer = self.holder.pop(old)
+            result = implementation.outputs[0]
+            if result is None:
+                raise SolverError(f"internal: in-place step {position} ({node}) has no result")
+            new = self.catalogue.storage(result)
+            self.holder[new] = buffer
+            writes[new] = buffer.id
+        self.steps.append(
+            PlanStep(
+                kind, node, implementation.name, reads, writes, tuple(requests),
+                tuple(r.bytes for r in measured.requests), self.tick,
+            )  # fmt: skip
+        )
+        self.tick += measured.ticks
+
+    def finish(self) -> Unrolled:
+        """Buffers that outlive their step end with the last step that uses them."""
+        begins = [*(step.begin for step in self.steps), self.tick]
+        buffers = tuple(
+            Buffer(b.id, b.value, b.bytes, 0, b.begin, b.end if b.end is not None else begins[b.last + 1], b.first, b.last)
+            for b in self.buffers
+        )
+        return Unrolled(tuple(self.steps), buffers)
+
+
+def unroll(solution: Solution, lowered: Lowered) -> Unrolled:
+    """The steps of a solution, in program order: forward, then stage by stage recomputation and backward."""
+    catalogue, profile = lowered.catalogue, lowered.profile
+    problem = lowered.problem
+    placed = {t.id for t in problem.tensors} | {i.id for i in problem.intermediates}
+    graph = catalogue.graph
+    outside = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values(), *graph.tangents) if n is not None}
+    outside |= {graph.storage(source.value) for source in graph.sources}
+    placed |= {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
+    builder = _Builder(catalogue, frozenset(placed - outside))
+
+    def add(kind: str, node: str, implementation: Implementation) -> None:
+        builder.add(kind, node, implementation, profile.of(implementation, catalogue))
+
+    def run(kind: str, chosen: Run, named: Mapping[str, Implementation], name: str) -> None:
+        add(kind, chosen.operator, named[name])
+        makers = {saved.value.name: saved.implementation for saved in catalogue.intermediates.get(chosen.operator, ())}
+        for intermediate in chosen.intermediates:
+            add(kind, intermediate, makers[intermediate])
+
+    chosen = {r.operator: r for r in solution.forward}
+    for op in graph.forward:
+        if not op.view:
+            run("forward", chosen[op.name], catalogue.forward[op.name], chosen[op.name].implementation)
+    for stage in solution.stages:
+        for again in stage.recompute:
+            name = lowered.recompute_name[again.operator][again.implementation]
+            run("recompute", again, catalogue.recompute[again.operator], name)
+        add("backward", stage.backward, catalogue.backward[stage.backward][stage.implementation])
+    return builder.finish()
+
+
+def place(unrolled: Unrolled, offsets: tuple[int, ...]) -> tuple[Buffer, ...]:
+    """The buffers at their offsets, in the same order."""
+    return tuple(replace(buffer, offset=offset) for buffer, offset in zip(unrolled.buffers, offsets, strict=True))

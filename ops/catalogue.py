@@ -1,0 +1,74 @@
+"""Every implementation of every operator of one graph, by name: what plans choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from monet.graph import Graph, Operator, Value
+from monet.ops.implementation import Context, Implementation, SavedIntermediate
+from monet.ops.registry import record
+
+Named = Mapping[str, Implementation]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """By operator name, then by implementation name. ``recompute`` has no entry for what cannot be run again.
+
+    ``values``: the graph's, with those that implementations add (bit masks, generator states).
+    ``intermediates``: by operator name; an intermediate is named by its value.
+    """
+
+    graph: Graph
+    values: Mapping[str, Value]
+    forward: Mapping[str, Named]
+    recompute: Mapping[str, Named]
+    backward: Mapping[str, Named]
+    intermediates: Mapping[str, tuple[SavedIntermediate, ...]]
+
+    def storage(self, value: str) -> str:
+        return self.values[value].storage
+
+
+def catalogue(graph: Graph, *, exact: bool = False) -> Catalogue:
+    """``exact``: only implementations whose results equal eager's bit by bit."""
+    context = Context(graph)
+    values = dict(graph.values)
+    forward: dict[str, Named] = {}
+    recompute: dict[str, Named] = {}
+    backward: dict[str, Named] = {}
+    intermediates: dict[str, tuple[SavedIntermediate, ...]] = {}
+
+    def named(offers: list[Implementation]) -> Named:
+        return {offer.name: offer for offer in offers if offer.exact or not exact}
+
+    for op in graph.forward:
+        if op.view:
+            continue
+        offered = record(op)
+        forward[op.name] = named(offered.forward(op, context))
+        again = offered.recompute(op, context)
+        if again is not None:
+            recompute[op.name] = named(again)
+        made = offered.intermediates(op, context)
+        if made:
+            intermediates[op.name] = tuple(made)
+            values.update({saved.value.name: saved.value for saved in made})
+        if op.random:
+            state = _generator_state(op, graph)
+            values[state.name] = state
+    for op in graph.backward:
+        if not op.view:
+            backward[op.name] = named(record(op).backward(op, context))
+    return Catalogue(graph, values, forward, recompute, backward, intermediates)
+
+
+def _generator_state(op: Operator, graph: Graph) -> Value:
+    device = next((graph.values[n].device for n in op.outputs if n is not None), torch.device("cpu"))
+    # torch.get_rng_state: Mersenne twister on CPU, Philox seed and offset on CUDA; both CPU tensors.
+    size = 16 if device.type == "cuda" else torch.get_rng_state().numel()
+    name = f"{op.name}.rng"
+    return Value(name, (size,), (1,), 0, torch.uint8, torch.device("cpu"), name, size)

@@ -1,0 +1,236 @@
+"""Seconds and memory requests of one implementation, by running it on made-up tensors."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monet import allocator
+from monet.errors import ProfileError
+from monet.graph import Ref, Value
+from monet.ops.implementation import Implementation
+from monet.profile import Measurement, Request
+
+# Enough repetitions for a short operator, few for a long one.
+ENOUGH_S = 0.06
+MOST_RUNS = 9
+LEAST_RUNS = 2
+# Inputs are kept for the next measurement of equal shapes until they are this many bytes.
+MOST_INPUT_BYTES = 3 << 30
+
+_NOISE = 1 << 20
+
+
+def signature(implementation: Implementation, values: Mapping[str, Value]) -> str:
+    """What the requests and the time depend on, besides the environment."""
+
+    def describe(argument: Any) -> str:
+        if isinstance(argument, Ref):
+            v = values[argument.name]
+            return f"{v.dtype}{list(v.shape)}/{list(v.stride)}+{v.offset}"
+        if isinstance(argument, list | tuple):
+            return f"[{', '.join(describe(item) for item in argument)}]"
+        if callable(argument) and not hasattr(argument, "_schema"):
+            return f"{argument.__module__}.{argument.__qualname__}"
+        return str(argument)
+
+    same = _repeated(implementation)
+    arguments = ", ".join(describe(a) for a in implementation.args)
+    named = ", ".join(f"{k}={describe(v)}" for k, v in implementation.kwargs)
+    wanted = "".join("_" if name is None else "o" for name in implementation.outputs)
+    return f"{implementation.call_name}({arguments}; {named})->{wanted}{same}"
+
+
+def _repeated(implementation: Implementation) -> str:
+    """Which arguments are the same value (an in-place operator on its own input)."""
+    names = [a.name for a in (*implementation.args, *(v for _, v in implementation.kwargs)) if isinstance(a, Ref)]
+    return "" if len(set(names)) == len(names) else str([names.index(n) for n in names])
+
+
+def environment(device: torch.device) -> str:
+    """The part of a measurement's key that belongs to the machine."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}|{device.type} {name}|threads {torch.get_num_threads()}|v1"
+
+
+class Bench:
+    """Runs implementations one after another, reusing inputs and one resident stretch of memory."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._noise: dict[torch.dtype, torch.Tensor] = {}
+        self._scratch: allocator.Arena | None = None
+
+    def measure(self, implementation: Implementation, values: Mapping[str, Value]) -> Measurement:
+        """Raises ``ProfileError`` with torch's reason when the implementation fails on such tensors."""
+        made: dict[str, torch.Tensor] = {}
+        if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
+            self._inputs.clear()
+
+        def real(argument: Any) -> Any:
+            if isinstance(argument, Ref):
+                if argument.name not in made:
+                    made[argument.name] = self._tensor(values[argument.name], len(made))
+                return made[argument.name]
+            if isinstance(argument, list | tuple):
+                return [real(item) for item in argument]
+            return argument
+
+        for name in implementation.inputs():
+            if name.endswith(".rng"):
+                made[name] = torch.get_rng_state()
+        args = [real(a) for a in implementation.args]
+        kwargs = {k: real(v) for k, v in implementation.kwargs}
+        state = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                return self._run(implementation, args, kwargs)
+        except RuntimeError as error:
+            raise ProfileError(f"{implementation.call_name} fails on {signature(implementation, values)}: {error}") from error
+        finally:
+            torch.set_rng_state(state)
+
+    def _run(self, implementation: Implementation, args: list[Any], kwargs: dict[str, Any]) -> Measurement:
+        if not allocator.available():
+            return self._time_only(implementation, args, kwargs)
+        start = time.perf_counter()
+        with allocator.Recording() as recording:
+            results = _named(implementation, implementation.call(*args, **kwargs))
+        first = time.perf_counter() - start
+        requests, ticks = _requests(recording.events, results, implementation)
+        del results
+        arena = self._serve(requests)
+        times: list[float] = []
+        while len(times) < LEAST_RUNS or (sum(times) < ENOUGH_S and len(times) < MOST_RUNS):
+            if first > 1.0 and len(times) == 1:
+                break
+            arena.enter(0)
+            start = time.perf_counter()
+            results = _named(implementation, implementation.call(*args, **kwargs))
+            times.append(time.perf_counter() - start)
+            arena.leave()
+            del results
+        statistics_ = arena.statistics()
+        arena.close()
+        if statistics_.misses:
+            raise ProfileError(f"{implementation.call_name} asks for other memory when it runs again")
+        return Measurement(statistics.median(times), requests, ticks)
+
+    def _time_only(self, implementation: Implementation, args: list[Any], kwargs: dict[str, Any]) -> Measurement:
+        """With no recorder: outputs are all that is known of its memory."""
+        results = _named(implementation, implementation.call(*args, **kwargs))
+        requests = tuple(
+            Request(r.untyped_storage().nbytes(), 0, None, i)
+            for i, r in enumerate(results)
+            if r is not None and r.untyped_storage().nbytes() and not (implementation.overwrites and i == 0)
+        )
+        times: list[float] = []
+        while len(times) < LEAST_RUNS or (sum(times) < ENOUGH_S and len(times) < MOST_RUNS):
+            start = time.perf_counter()
+            implementation.call(*args, **kwargs)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return Measurement(statistics.median(times), requests, 1)
+
+    def _serve(self, requests: Sequence[Request]) -> allocator.Arena:
+        """An arena for these requests in memory that earlier measurements made resident."""
+        offsets, size = _compact(requests)
+        if self._scratch is None or self._scratch.bytes < size:
+            self._scratch = allocator.Arena([[]], max(size, 1 << 26))
+            self._scratch.map()
+        arena = allocator.Arena([list(zip((r.bytes for r in requests), offsets, strict=True))], size)
+        arena.share(self._scratch)
+        return arena
+
+    def _tensor(self, value: Value, position: int) -> torch.Tensor:
+        """Noise of the value's geometry, one tensor an argument; integers are 0, a valid index everywhere."""
+        key = (position, value.shape, value.stride, value.offset, value.dtype, value.device, value.storage_bytes)
+        if key in self._inputs:
+            return self._inputs[key]
+        size = value.storage_bytes // value.dtype.itemsize
+        base = torch.empty(size, dtype=value.dtype, device=value.device)
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            noise = self._noise.get(value.dtype)
+            if noise is None:
+                generator = torch.Generator().manual_seed(0)
+                # Positive too, as some operators (logarithms, deviations) want it.
+                noise = torch.rand(_NOISE, generator=generator).add_(0.1).to(value.dtype)
+                self._noise[value.dtype] = noise
+            whole = size // _NOISE
+            base[: whole * _NOISE].view(whole, _NOISE).copy_(noise)
+            base[whole * _NOISE :].copy_(noise[: size - whole * _NOISE])
+        elif value.dtype is torch.bool:
+            base.fill_(True)
+        else:
+            base.zero_()
+        tensor = base.as_strided(value.shape, value.stride, value.offset)
+        self._inputs[key] = tensor
+        return tensor
+
+
+def _named(implementation: Implementation, results: Any) -> list[torch.Tensor | None]:
+    """The results that have a name; the others are released here."""
+    flat = [results] if implementation.single else list(results)
+    return [r if name is not None else None for r, name in zip(flat, implementation.outputs, strict=False)]
+
+
+def _requests(
+    events: Sequence[allocator.Event], results: Sequence[torch.Tensor | None], implementation: Implementation
+) -> tuple[tuple[Request, ...], int]:
+    """Lifetimes of the requests in ticks: one tick a request, and frees take effect at the next one."""
+    begin: dict[int, int] = {}
+    end: dict[int, int] = {}
+    size: dict[int, int] = {}
+    where: dict[int, int] = {}
+    tick = 0
+    for event in events:
+        if event.bytes is None:
+            end[event.index] = tick
+        else:
+            begin[event.index], size[event.index], where[event.pointer] = tick, event.bytes, event.index
+            tick += 1
+    output: dict[int, int] = {}
+    for position, result in enumerate(results):
+        if result is None or result.untyped_storage().nbytes() == 0:
+            continue
+        index = where.get(result.untyped_storage().data_ptr())
+        if index is None or index in end:
+            if implementation.overwrites is not None and position == 0:
+                continue
+            raise ProfileError(f"result {position} of {implementation.call_name} is not memory that it asked for")
+        if index in output:
+            raise ProfileError(f"results {output[index]} and {position} of {implementation.call_name} share memory")
+        output[index] = position
+    if implementation.overwrites is not None and 0 in output.values():
+        raise ProfileError(f"{implementation.call_name} is recorded as in-place but makes a new tensor")
+    requests = tuple(Request(size[i], begin[i], end.get(i), output.get(i)) for i in sorted(begin))
+    leaked = [r for r in requests if r.end is None and r.output is None]
+    if leaked:
+        # Something keeps memory (a cache inside a library): it must not be given a place in an arena.
+        raise ProfileError(f"{implementation.call_name} keeps {sum(r.bytes for r in leaked)} bytes after it returned")
+    return requests, max(1, tick)
+
+
+def _compact(requests: Sequence[Request]) -> tuple[list[int], int]:
+    """Offsets that reuse a block once it is free, among equal sizes; only for measuring."""
+    free: dict[int, list[tuple[int, int]]] = {}
+    offsets: list[int] = []
+    size = 0
+    for request in requests:
+        aligned = (request.bytes + 63) // 64 * 64
+        blocks = free.setdefault(aligned, [])
+        usable = next((block for block in blocks if block[1] <= request.begin), None)
+        if usable is not None:
+            blocks.remove(usable)
+            offset = usable[0]
+        else:
+            offset, size = size, size + aligned
+        offsets.append(offset)
+        if request.end is not None:
+            blocks.append((offset, request.end))
+    return offsets, size

@@ -1,0 +1,137 @@
+"""Two ways to place buffers one after the other: by a given order, and along the skyline.
+
+Both take lifetimes as arrays ``begin`` and ``end`` (half-open ticks) and ``size`` (any integer unit,
+already rounded up to the alignment) and return offsets in the same unit. Two buffers that share a
+tick never share bytes. Neither looks ahead; ``monet.planner.layout`` tries several and keeps the least.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from monet.planner.load import Integers
+
+_WALL = 1 << 63  # the skyline's height outside the horizon
+
+
+def fit(
+    order: Sequence[int] | Integers,
+    begin: Integers,
+    end: Integers,
+    size: Integers,
+    *,
+    smallest_gap: bool,
+    limit: int | None = None,
+) -> Integers | None:
+    """Place buffers in ``order``, each into a gap between those placed before that share a tick with it.
+
+    ``smallest_gap`` picks the gap that fits tightest (best fit; the lowest of equals), otherwise the
+    lowest gap that is large enough (first fit); above everything when there is none.
+    Returns None as soon as a buffer ends above ``limit``. O(n^2) comparisons, all in numpy.
+    """
+    count = len(size)
+    offsets = np.zeros(count, np.int64)
+    # The placed buffers in the order of their offsets; rows: begin, end, offset, top.
+    placed = np.empty((4, count), np.int64)
+    accumulate = np.maximum.accumulate
+    for done, buffer in enumerate(order):
+        first, last, need = begin[buffer], end[buffer], size[buffer]
+        begins, ends, lows, tops = placed[:, :done]
+        shares = (begins < last) & (ends > first)
+        low, top = lows[shares], accumulate(tops[shares])
+        offset = 0
+        if len(low):
+            gaps = low.copy()
+            gaps[1:] -= top[:-1]
+            enough = gaps >= need
+            gap = int(enough.argmax())
+            if not enough[gap]:
+                offset = int(top[-1])
+            else:
+                if smallest_gap:
+                    gap = int(np.where(enough, gaps, np.iinfo(np.int64).max).argmin())
+                offset = int(top[gap - 1]) if gap else 0
+        if limit is not None and offset + need > limit:
+            return None
+        offsets[buffer] = offset
+        at = int(lows.searchsorted(offset))
+        placed[:, at + 1 : done + 1] = placed[:, at:done]
+        placed[:, at] = first, last, offset, offset + need
+    return offsets
+
+
+def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, size: Integers) -> Integers:
+    """Best fit of Sekiyama, Imamichi, Imai and Raymond (2018), "Profile-guided memory optimization
+    for deep neural networks", arXiv:1804.10001: theirs takes the longest lifetime first.
+
+    The skyline is the top of what is placed, a step function of time::
+
+        offset
+          |      +----+              Take the lowest segment (the earliest of equals) and put there
+          |  +---+    +-----+        the buffer of highest priority whose whole lifetime lies inside.
+          |  |   ^lift      |        With none, lift the segment to its lower neighbour's height.
+          +--+--------------+--> ticks
+
+    ``priority``: all buffers, the most urgent first.
+    """
+    count = len(size)
+    offsets = np.zeros(count, np.int64)
+    order = np.asarray(priority, dtype=np.int64)
+    begins, ends = begin[order], end[order]
+    waiting = np.ones(count, bool)
+    left = count
+
+    # Segments [start, stop) at a height, linked both ways by their starts; a heap finds the lowest.
+    origin, horizon = int(begin.min()), int(end.max())
+    stop, height = {origin: horizon}, {origin: 0}
+    before: dict[int, int] = {horizon: origin}  # a segment's start, by its stop
+    heap = [(0, origin)]
+    while left:
+        low, start = heapq.heappop(heap)
+        if height.get(start) != low:
+            continue
+        finish = stop[start]
+        inside = (begins >= start) & (ends <= finish) & waiting
+        pick = int(inside.argmax())
+        if not inside[pick]:
+            # Lift: merge with the lower neighbour (with both, when they are equal).
+            # Without a neighbour on either side, every waiting buffer would lie inside.
+            left_height = height[before[start]] if start != origin else _WALL
+            right_height = height[finish] if finish != horizon else _WALL
+            target = min(left_height, right_height)
+            height[start] = target
+            if right_height == target:
+                stop[start] = stop.pop(finish)
+                del height[finish]
+                before[stop[start]] = start
+            if left_height == target:
+                neighbour = before[start]
+                stop[neighbour] = stop.pop(start)
+                del height[start]
+                before[stop[neighbour]] = neighbour
+                start = neighbour
+            heapq.heappush(heap, (target, start))
+            continue
+        buffer = int(order[pick])
+        waiting[pick] = False
+        left -= 1
+        offsets[buffer] = low
+        opens, closes, raised = int(begin[buffer]), int(end[buffer]), low + int(size[buffer])
+        if start < opens:
+            stop[start] = opens
+            before[opens] = start
+            heapq.heappush(heap, (low, start))
+        stop[opens], height[opens] = closes, raised
+        before[closes] = opens
+        heapq.heappush(heap, (raised, opens))
+        if closes < finish:
+            stop[closes], height[closes] = finish, low
+            before[finish] = closes
+            heapq.heappush(heap, (low, closes))
+        if 2 * left < len(order):  # forget the placed ones
+            order, begins, ends = order[waiting], begins[waiting], ends[waiting]
+            waiting = np.ones(left, bool)
+    return offsets

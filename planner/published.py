@@ -1,0 +1,202 @@
+"""Published profiles (format ``monet-profile-1``) as problems, and solutions back in their format.
+
+The format is described beside the profiles, which are not part of this project. What it says and a
+``Problem`` cannot say directly:
+
+* A saving implementation (``save``, ``save_inplace``) is an intermediate made after a plain run: it costs
+  the difference ``save − plain``, and its workspace. Sign bits are read off the output; a pool index
+  needs the input as well.
+* ``recompute_ms`` of batch norm: statistics are reused, and are part of fixed memory.
+* Parameter gradients stay once they are made.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from monet.errors import ConfigError
+from monet.planner.problem import (
+    BackwardImplementation,
+    BackwardOperator,
+    ForwardImplementation,
+    ForwardOperator,
+    Intermediate,
+    Problem,
+    Tensor,
+)
+from monet.planner.replay import replay
+from monet.planner.solution import Run, Solution, Stage
+
+FORMAT = "monet-profile-1"
+
+
+def load_published(path: str | Path) -> Problem:
+    """Reads a profile; times become seconds.
+
+    Raises:
+        ConfigError: the file is not a ``monet-profile-1`` document.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read a published profile from {path}: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ConfigError(f"{path} is not in the format {FORMAT}")
+    forward = document["forward"]
+    return Problem(
+        name=f"{document['model']} batch {document['batch']}",
+        tensors=tuple(Tensor(_tensor(f["id"]), f["bytes"]) for f in forward),
+        forward=tuple(_forward(f) for f in forward),
+        intermediates=tuple(_intermediate(f, saved) for f in forward for saved in f["saved"]),
+        backward=_backward(document),
+        fixed_bytes=document["input"]["bytes"] + sum(parameter["bytes"] for parameter in document["params"]),
+    )
+
+
+def _tensor(identity: int | str) -> str:
+    """Forward ids are integers and become ``f3``; saved ids are ``s3`` already."""
+    return f"f{identity}" if isinstance(identity, int) else identity
+
+
+def _forward(f: dict[str, Any]) -> ForwardOperator:
+    return ForwardOperator(
+        id=_tensor(f["id"]),
+        inputs=tuple(_tensor(i) for i in f["inputs"]),
+        outputs=(_tensor(f["id"]),),
+        implementations=tuple(
+            ForwardImplementation(
+                name=q["name"],
+                time_s=q["ms"] / 1e3,
+                workspace_bytes=q["workspace"],
+                overwrites=_tensor(q["overwrites"]) if "overwrites" in q else None,
+                aliased_bytes=q["aliased"],
+                recompute_time_s=q["recompute_ms"] / 1e3 if "recompute_ms" in q else None,
+                recompute_workspace_bytes=q.get("recompute_workspace"),
+            )
+            for q in f["impls"]
+            if not q.get("saves")
+        ),
+    )
+
+
+def _intermediate(f: dict[str, Any], saved: dict[str, Any]) -> Intermediate:
+    saving = [q for q in f["impls"] if q.get("saves") == saved["id"]]
+    plain = min(q["ms"] for q in f["impls"] if q["name"] == "plain")
+    reads = [_tensor(f["id"])]
+    if saved["kind"] == "pool_index":
+        reads += [_tensor(i) for i in f["inputs"]]
+    return Intermediate(
+        id=saved["id"],
+        bytes=saved["bytes"],
+        operator=_tensor(f["id"]),
+        reads=tuple(reads),
+        time_s=max(0.0, min(q["ms"] for q in saving) - plain) / 1e3,
+        workspace_bytes=max(0, min(q["workspace"] for q in saving)),
+    )
+
+
+def _backward(document: dict[str, Any]) -> tuple[BackwardOperator, ...]:
+    """Walks the backward pass once to count live activation gradients and parameter gradients."""
+    size = {f["id"]: f["bytes"] for f in document["forward"]}
+    gradients = {identity: size[identity] for identity in document["outputs"]}
+    parameters = 0
+    operators = []
+    for b in document["backward"]:
+        before = sum(gradients.values()) + parameters
+        made = sum(b["grad_input_bytes"]) + b["param_grad_bytes"]
+        operators.append(
+            BackwardOperator(
+                id=f"b{b['id']}",
+                implementations=tuple(
+                    BackwardImplementation(
+                        q["name"], q["ms"] / 1e3, tuple(map(_tensor, q["reads"])), q["workspace"], q["aliased"]
+                    )
+                    for q in b["impls"]
+                ),
+                live_before_bytes=before,
+                live_during_bytes=before + made,
+            )
+        )
+        parameters += b["param_grad_bytes"]
+        gradients |= dict(zip(b["grad_inputs"], b["grad_input_bytes"], strict=True))
+        if b["part"] != "params":
+            gradients.pop(b["of"], None)
+    return tuple(operators)
+
+
+def published_stages(problem: Problem, solution: Solution) -> list[dict[str, Any]]:
+    """``solution`` as the ``stages`` of the published solution format.
+
+    ``keep`` of a stage: what it leaves in memory for the next one, by exact replay of reads.
+
+    Raises:
+        InvalidPlan: the solution does not fit the problem.
+    """
+    replay(problem, solution)
+    reads = {(o.id, q.name): q.reads for o in problem.backward for q in o.implementations}
+    inputs = {o.id: o.inputs for o in problem.forward}
+    order = {name: i for i, name in enumerate(_published_order(problem))}
+    wanted: set[str] = set()
+    kept: list[set[str]] = []
+    for stage in reversed(solution.stages):
+        kept.append(set(wanted))
+        wanted |= set(reads[stage.backward, stage.implementation])
+        for run in reversed(stage.recompute):
+            wanted -= {run.operator, *run.intermediates}
+            wanted |= set(inputs[run.operator])
+    kept.append(set(wanted))
+    keeps = [[_published(n) for n in sorted(names, key=order.__getitem__)] for names in reversed(kept)]
+    first: dict[str, Any] = {"forward": [_published_run(run) for run in solution.forward], "keep": keeps[0]}
+    return [first] + [
+        {
+            "forward": [_published_run(run) for run in stage.recompute],
+            "keep": keep,
+            "backward": [int(stage.backward[1:]), stage.implementation],
+        }
+        for stage, keep in zip(solution.stages, keeps[1:], strict=True)
+    ]
+
+
+def solution_from_published(stages: list[dict[str, Any]], saved: dict[str, str]) -> Solution:
+    """Published ``stages`` as a solution; ``saved`` maps operator ids to their intermediate."""
+
+    def run(pair: list[Any]) -> Run:
+        operator, name = _tensor(pair[0]), str(pair[1])
+        if not name.startswith("save"):
+            return Run(operator, name)
+        return Run(operator, "inplace" if name == "save_inplace" else "plain", (saved[operator],))
+
+    return Solution(
+        forward=tuple(run(pair) for pair in stages[0]["forward"]),
+        stages=tuple(
+            Stage(tuple(run(pair) for pair in s["forward"]), f"b{s['backward'][0]}", s["backward"][1])
+            for s in stages[1:]
+        ),
+        objective_s=0.0,
+        bound_s=0.0,
+        bound_scope="none",
+        peak_bytes=0,
+        status="time_limit",
+        build_s=0.0,
+        solve_s=0.0,
+    )
+
+
+def _published_order(problem: Problem) -> list[str]:
+    made: dict[str, list[str]] = {}
+    for v in problem.intermediates:
+        made.setdefault(v.operator, []).append(v.id)
+    return [name for o in problem.forward for name in (*o.outputs, *made.get(o.id, []))]
+
+
+def _published(name: str) -> int | str:
+    return int(name[1:]) if name.startswith("f") else name
+
+
+def _published_run(run: Run) -> list[Any]:
+    name = run.implementation
+    if run.intermediates:
+        name = "save_inplace" if name == "inplace" else "save"
+    return [int(run.operator[1:]), name]

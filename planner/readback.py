@@ -1,0 +1,157 @@
+"""From a point of the 0-1 program to a plan's runs, and from runs to a point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from monet.planner.problem import Problem
+from monet.planner.program import Program
+from monet.planner.rows import Floats, Presence
+from monet.planner.solution import Run, Solution, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What a plan runs, without what was proven about it."""
+
+    forward: tuple[Run, ...]
+    stages: tuple[Stage, ...]
+
+    def solution(self) -> Solution:
+        """As a solution of which nothing is known yet."""
+        return Solution(self.forward, self.stages, 0.0, 0.0, "none", 0, "time_limit", 0.0, 0.0)
+
+
+def read_point(program: Program, x: Floats) -> Runs:
+    """The runs of a 0-1 point; values are rounded at one half, since solvers return 0.9999999."""
+    problem, index = program.problem, program.windows
+    on = x > 0.5
+
+    def first(names: Iterable[tuple[str, int]]) -> str:
+        return max(names, key=lambda pair: float(x[pair[1]]))[0]
+
+    forward = tuple(
+        Run(
+            operator.id,
+            first((q.name, program.forward[i, q.name]) for q in index.runs_forward[i]),
+            tuple(v.id for v in index.intermediates[i] if any(on[c] for c in program.kept(v.id))),
+        )
+        for i, operator in enumerate(problem.forward)
+    )
+    recompute: list[list[Run]] = [[] for _ in problem.backward]
+    for i, operator in enumerate(problem.forward):
+        for stage in sorted(index.stages_again[i]):
+            if any(on[c] for c in program.runs(i, stage)):
+                names = [q.name for q in index.runs_again[i] if (i, q.name, stage) in program.again]
+                made = tuple(
+                    v.id for v in index.intermediates[i] if (c := program.make.get((v.id, stage))) is not None and on[c]
+                )
+                run = Run(operator.id, first((n, program.again[i, n, stage]) for n in names), made)
+                recompute[stage].append(run)
+    stages = tuple(
+        Stage(
+            tuple(recompute[stage]),
+            operator.id,
+            first((q.name, program.backward[stage, q.name]) for q in index.runs_backward[stage]),
+        )
+        for stage, operator in enumerate(problem.backward)
+    )
+    return without_useless(problem, Runs(forward, stages))
+
+
+def without_useless(problem: Problem, runs: Runs) -> Runs:
+    """Drops recomputations and intermediates that nothing reads; walks backward from the reads."""
+    operators = {operator.id: operator for operator in problem.forward}
+    implementations = {(o.id, q.name): q for o in problem.forward for q in o.implementations}
+    pinned = {tensor.id for tensor in problem.tensors if tensor.pinned}
+    made_reads = {v.id: v.reads for v in problem.intermediates}
+    reads = {(o.id, q.name): q.reads for o in problem.backward for q in o.implementations}
+    wanted: set[str] = set()
+    stages: list[Stage] = []
+    for stage in reversed(runs.stages):
+        wanted |= set(reads[stage.backward, stage.implementation])
+        recompute: list[Run] = []
+        for run in reversed(stage.recompute):
+            operator, q = operators[run.operator], implementations[run.operator, run.implementation]
+            made = tuple(name for name in run.intermediates if name in wanted)
+            outputs = {n for n in operator.outputs if n not in pinned and n not in q.recompute_reads}
+            if not made and not outputs & wanted:
+                continue
+            wanted -= set(made) | outputs
+            # What an intermediate reads is there: made by this very run, or among its inputs.
+            wanted |= {n for name in made for n in made_reads[name] if n not in outputs}
+            wanted |= {*operator.inputs, *q.recompute_reads}
+            recompute.append(Run(run.operator, run.implementation, made))
+        stages.append(Stage(tuple(reversed(recompute)), stage.backward, stage.implementation))
+    forward = tuple(
+        Run(run.operator, run.implementation, tuple(n for n in run.intermediates if n in wanted))
+        for run in runs.forward
+    )
+    return Runs(forward, tuple(reversed(stages)))
+
+
+def write_point(program: Program, runs: Runs) -> Floats | None:
+    """The point of the program that runs the same, or None where a window does not allow it.
+
+    Presence is as small as the runs permit. The point may still break a memory row that
+    over-estimates, so it is a start, not a proof.
+    """
+    problem, index = program.problem, program.windows
+    runs = without_useless(problem, runs)
+    operators = {operator.id: i for i, operator in enumerate(problem.forward)}
+    x = np.zeros(len(program.rows.costs))
+    wanted: set[str] = set()  # tensors read from here on, as made before here
+    for t in range(len(runs.stages) - 1, -1, -1):
+        stage = runs.stages[t]
+        if (t, stage.implementation) not in program.backward:
+            return None
+        x[program.backward[t, stage.implementation]] = 1
+        wanted |= set(next(q for q in index.runs_backward[t] if q.name == stage.implementation).reads)
+        if not _set(program, x, {name: program.resident.get((name, t), ()) for name in wanted}):
+            return None
+        for run in reversed(stage.recompute):
+            i = operators[run.operator]
+            columns = [(i, run.implementation, t) in program.again, *((v, t) in program.make for v in run.intermediates)]
+            if not all(columns):
+                return None
+            q = next(q for q in index.runs_again[i] if q.name == run.implementation)
+            x[program.again[i, q.name, t]] = 1
+            for name in run.intermediates:
+                x[program.make[name, t]] = 1
+            wanted -= set(run.intermediates)
+            wanted -= {n for n in problem.forward[i].outputs if n not in index.pinned and n not in q.recompute_reads}
+            wanted |= {*problem.forward[i].inputs, *q.recompute_reads}
+    if not _set(program, x, {name: program.kept(name) for name in wanted}):
+        return None
+    for run in runs.forward:
+        i = operators[run.operator]
+        if (i, run.implementation) not in program.forward:
+            return None
+        x[program.forward[i, run.implementation]] = 1
+    _set_local(program, x)
+    return x
+
+
+def _set(program: Program, x: Floats, presences: dict[str, Presence]) -> bool:
+    for name, presence in presences.items():
+        if not presence:
+            return False
+        if name not in program.windows.pinned:
+            x[list(presence)] = 1
+    return True
+
+
+def _set_local(program: Program, x: Floats) -> None:
+    """Each local column is the largest of what must not exceed it."""
+    for (name, stage), levels in program.local.items():
+        following = program.resident.get((name, stage), ())
+        for position, presence in reversed(levels):
+            own = position == program.windows.producer[name]
+            users = program.runs(position, stage) if own else program.runs_reading(position, name, stage)
+            # Without a following use, a level is the sum of its users' columns and has none of its own.
+            if presence not in (users, following):
+                x[list(presence)] = x[list(users + following)].any()
+            following = presence

@@ -1,0 +1,201 @@
+"""Exact replay of a solution on its problem: validity, cost, and bytes at every moment.
+
+Independent of the program that made the solution: it shares no code with it and knows nothing of
+keep or resident variables. It walks the runs in order and gives every tensor *instances*. An instance
+lives from the run that makes it to its last read before the tensor is made again::
+
+    forward      a   b   c                      stage 0          stage 1
+    runs        [a] [b] [c]                 bwd c            [b]   bwd b
+    tensor b         |----------------------|                |-------|
+                     made                   last read        made again
+
+Two rules of the problem decide what a *recomputation* makes:
+
+* an output that the implementation lists in ``recompute_reads`` is read, not made (batch norm's
+  statistics, a dropout mask);
+* a pinned output is made beside the one that survives and thrown away at once: it counts while the
+  operator runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from monet.errors import InvalidPlan
+from monet.planner.problem import ForwardImplementation, ForwardOperator, Intermediate, Problem, Tensor
+from monet.planner.solution import Run, Solution, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """``bytes`` in memory, fixed bytes included, while ``what`` happens.
+
+    ``stage`` is the index of the backward operator, None in the forward pass.
+    """
+
+    what: str
+    stage: int | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a solution costs: ``objective_s`` is the sum of the times of everything it runs."""
+
+    peak_bytes: int
+    objective_s: float
+    moments: tuple[Moment, ...]
+
+
+@dataclass(slots=True)
+class _Instance:
+    size: int
+    made: int
+    last: int
+    overwritten_by: str | None = None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The state of the walk; ``moments`` hold everything but live instances until the end."""
+
+    problem: Problem
+    tensors: dict[str, Tensor]
+    moments: list[tuple[str, int | None, int]] = field(default_factory=list)
+    instances: list[_Instance] = field(default_factory=list)
+    current: dict[str, _Instance] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    def begin(self, what: str, stage: int | None, extra_bytes: int) -> None:
+        self.moments.append((what, stage, extra_bytes))
+
+    def read(self, names: Iterable[str]) -> None:
+        what, stage, _ = self.moments[-1]
+        where = "in the forward pass" if stage is None else f"in stage {stage}"
+        for name in names:
+            instance = self.current.get(name)
+            if instance is None:
+                raise InvalidPlan(f"{what} {where} reads {name!r}, which has not been made")
+            if instance.overwritten_by is not None:
+                raise InvalidPlan(f"{what} {where} reads {name!r}, which {instance.overwritten_by} overwrote")
+            instance.last = len(self.moments) - 1
+
+    def make(self, name: str, size: int) -> None:
+        instance = _Instance(size, len(self.moments) - 1, len(self.moments) - 1)
+        self.instances.append(instance)
+        self.current[name] = instance
+
+    def overwrite(self, name: str) -> None:
+        self.current[name].overwritten_by = self.moments[-1][0]
+
+    def finish(self) -> Replay:
+        """Adds every instance to the moments [made, last] and takes the maximum."""
+        change = [0] * (len(self.moments) + 1)
+        for instance in self.instances:
+            change[instance.made] += instance.size
+            change[instance.last + 1] -= instance.size
+        moments, live = [], self.problem.fixed_bytes
+        for (what, stage, extra), step in zip(self.moments, change, strict=False):
+            live += step
+            moments.append(Moment(what, stage, live + extra))
+        peak = max((moment.bytes for moment in moments), default=self.problem.fixed_bytes)
+        return Replay(peak, sum(self.seconds), tuple(moments))
+
+
+def replay(problem: Problem, solution: Solution) -> Replay:
+    """Runs ``solution`` on ``problem`` and returns its exact cost.
+
+    Raises:
+        InvalidPlan: something is read that is not in memory, is run out of order, is not offered
+            by the problem, or is missing.
+    """
+    operators = {operator.id: (index, operator) for index, operator in enumerate(problem.forward)}
+    intermediates = {intermediate.id: intermediate for intermediate in problem.intermediates}
+    if [run.operator for run in solution.forward] != [operator.id for operator in problem.forward]:
+        raise InvalidPlan("the forward pass does not run every forward operator once, in the problem's order")
+    if [stage.backward for stage in solution.stages] != [operator.id for operator in problem.backward]:
+        raise InvalidPlan("the stages do not run every backward operator once, in the problem's order")
+    walk = _Walk(problem, {tensor.id: tensor for tensor in problem.tensors})
+    for run, operator in zip(solution.forward, problem.forward, strict=True):
+        _run(walk, run, operator, intermediates, stage=None, gradient_bytes=0)
+    for index, stage in enumerate(solution.stages):
+        previous = -1
+        for run in stage.recompute:
+            if run.operator not in operators:
+                raise InvalidPlan(f"stage {index} recomputes {run.operator!r}, which is no forward operator")
+            position, operator = operators[run.operator]
+            if not operator.recomputable:
+                raise InvalidPlan(f"stage {index} recomputes {run.operator!r}, which cannot be recomputed")
+            if position <= previous:
+                raise InvalidPlan(f"stage {index} recomputes {run.operator!r} out of forward order")
+            previous = position
+            _run(walk, run, operator, intermediates, index, problem.backward[index].live_before_bytes)
+        _backward(walk, stage, index)
+    return walk.finish()
+
+
+def _run(
+    walk: _Walk,
+    run: Run,
+    operator: ForwardOperator,
+    intermediates: dict[str, Intermediate],
+    stage: int | None,
+    gradient_bytes: int,
+) -> None:
+    """One run of a forward operator, then its intermediates, one moment each."""
+    implementation = _named(operator, run.implementation)
+    again = stage is not None
+    kept_reads = implementation.recompute_reads if again else ()
+    discarded = [walk.tensors[k].bytes for k in operator.outputs if again and walk.tensors[k].pinned and k not in kept_reads]
+    seconds, workspace = _cost(implementation, again)
+    what = f"{'recompute' if again else 'forward'} {operator.id!r} ({implementation.name})"
+    walk.begin(what, stage, gradient_bytes + workspace - implementation.aliased_bytes + sum(discarded))
+    walk.seconds.append(seconds)
+    walk.read(operator.inputs)
+    walk.read(kept_reads)
+    for name in operator.outputs:
+        if not again or not (walk.tensors[name].pinned or name in kept_reads):
+            walk.make(name, walk.tensors[name].bytes)
+    if implementation.overwrites is not None:
+        if implementation.overwrites not in operator.inputs:
+            raise InvalidPlan(f"{what} overwrites {implementation.overwrites!r}, which it does not read")
+        walk.overwrite(implementation.overwrites)
+    for name in run.intermediates:
+        intermediate = intermediates.get(name)
+        if intermediate is None or intermediate.operator != operator.id:
+            raise InvalidPlan(f"{what} makes {name!r}, which is no intermediate of this operator")
+        walk.begin(f"make {name!r} after {what}", stage, gradient_bytes + intermediate.workspace_bytes)
+        walk.seconds.append(intermediate.time_s)
+        walk.read(intermediate.reads)
+        walk.make(name, intermediate.bytes)
+
+
+def _backward(walk: _Walk, stage: Stage, index: int) -> None:
+    operator = walk.problem.backward[index]
+    for implementation in operator.implementations:
+        if implementation.name == stage.implementation:
+            break
+    else:
+        raise InvalidPlan(f"backward operator {operator.id!r} has no implementation {stage.implementation!r}")
+    extra = operator.live_during_bytes + implementation.workspace_bytes - implementation.aliased_bytes
+    walk.begin(f"backward {operator.id!r} ({implementation.name})", index, extra)
+    walk.seconds.append(implementation.time_s)
+    walk.read(implementation.reads)
+
+
+def _named(operator: ForwardOperator, name: str) -> ForwardImplementation:
+    for implementation in operator.implementations:
+        if implementation.name == name:
+            return implementation
+    raise InvalidPlan(f"forward operator {operator.id!r} has no implementation {name!r}")
+
+
+def _cost(implementation: ForwardImplementation, again: bool) -> tuple[float, int]:
+    """Seconds and workspace bytes of a run in the forward pass or ``again`` in the backward pass."""
+    seconds, workspace = implementation.time_s, implementation.workspace_bytes
+    if again and implementation.recompute_time_s is not None:
+        seconds = implementation.recompute_time_s
+    if again and implementation.recompute_workspace_bytes is not None:
+        workspace = implementation.recompute_workspace_bytes
+    return seconds, workspace

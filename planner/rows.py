@@ -1,0 +1,113 @@
+"""A 0-1 program as columns and rows, in the units that a solver likes.
+
+``Sum`` is a linear expression over columns; ``Columns`` and ``Rows`` collect, ``Rows.arrays`` gives the
+compressed rows. Nothing here knows what the columns mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+
+Presence = tuple[int, ...]
+"""Columns whose sum is 1 when something is there and 0 when it is not; ``ALWAYS`` stands for 1."""
+
+ALWAYS_COLUMN = -1
+ALWAYS: Presence = (ALWAYS_COLUMN,)
+ABSENT: Presence = ()
+
+
+@dataclass(slots=True)
+class Sum:
+    """constant + Σ terms[column] · column"""
+
+    constant: float = 0.0
+    terms: dict[int, float] = field(default_factory=dict)
+
+    def add(self, columns: Presence | Iterable[int], coefficient: float = 1.0) -> Sum:
+        terms = self.terms
+        for column in columns:
+            if column == ALWAYS_COLUMN:
+                self.constant += coefficient
+            else:
+                terms[column] = terms.get(column, 0.0) + coefficient
+        return self
+
+    def copy(self) -> Sum:
+        return Sum(self.constant, dict(self.terms))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """min cost·x, lower ≤ A·x ≤ upper, x in {0, 1}; A as compressed rows."""
+
+    cost: Floats
+    row_start: Ints
+    column_index: Ints
+    value: Floats
+    lower: Floats
+    upper: Floats
+
+
+@dataclass(slots=True)
+class Rows:
+    """Columns and rows in the making."""
+
+    costs: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    indices: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def column(self, cost: float = 0.0) -> int:
+        self.costs.append(cost)
+        return len(self.costs) - 1
+
+    def at_most(self, total: Sum, bound: float) -> None:
+        """total ≤ bound; left out when no 0-1 point can violate it."""
+        room = bound - total.constant
+        if sum(value for value in total.terms.values() if value > 0) > room:
+            self._row(total.terms, -np.inf, room)
+
+    def exactly(self, total: Sum, value: float) -> None:
+        self._row(total.terms, value - total.constant, value - total.constant)
+
+    def implies(self, condition: Presence, *causes: Presence) -> None:
+        """condition ≤ Σ causes"""
+        total = Sum().add(condition)
+        for cause in causes:
+            total.add(cause, -1.0)
+        self.at_most(total, 0.0)
+
+    def excludes(self, *parts: Presence) -> None:
+        """Σ parts ≤ 1"""
+        total = Sum()
+        for part in parts:
+            total.add(part)
+        self.at_most(total, 1.0)
+
+    def arrays(self) -> Arrays:
+        return Arrays(
+            np.array(self.costs, dtype=np.float64),
+            np.array(self.starts, dtype=np.int32),
+            np.array(self.indices, dtype=np.int32),
+            np.array(self.values, dtype=np.float64),
+            np.array(self.lower, dtype=np.float64),
+            np.array(self.upper, dtype=np.float64),
+        )
+
+    def _row(self, terms: dict[int, float], lower: float, upper: float) -> None:
+        for column, value in terms.items():
+            if value:
+                self.indices.append(column)
+                self.values.append(value)
+        self.starts.append(len(self.indices))
+        self.lower.append(lower)
+        self.upper.append(upper)

@@ -1,0 +1,80 @@
+"""What a 0-1 solver is given and gives back, and how one is found by name.
+
+An adapter takes a ``Model`` and ``Limits`` and returns an ``Answer``. It imports its library when it is
+called, keeps its own status names to itself, and turns its failures into ``SolverError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from monet.errors import SolverError
+from monet.planner.rows import Arrays, Floats
+
+Progress = Callable[[float | None, float | None, float | None, float], None]
+"""(incumbent_s, bound_s, gap, elapsed_s); None while unknown. What it raises ends the solve."""
+
+Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """min cost·x over 0-1 points of ``arrays``; ``fixed_lower`` ≤ x ≤ ``fixed_upper``; ``start`` is feasible or None."""
+
+    arrays: Arrays
+    fixed_lower: Floats
+    fixed_upper: Floats
+    start: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop. ``gap`` is relative; ``nodes`` bounds the search tree (None: no bound)."""
+
+    time_s: float
+    gap: float
+    nodes: int | None = None
+    stop_below: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``x`` is the best point or None; no point costs less than ``bound`` (−inf while unknown).
+
+    ``optimal`` means within the gap. Costs are in the model's units.
+    """
+
+    status: Status
+    x: Floats | None
+    objective: float
+    bound: float
+
+
+Tick = Callable[[float | None, float | None], None]
+"""(incumbent, bound) in the model's units; called from the thread that asked for the solve."""
+
+Solve = Callable[[Model, Limits, Tick | None], Answer]
+
+
+def solver(name: str) -> Solve:
+    """The adapter for ``HIGHS``, or for any mixed-integer solver that CVXPY has installed.
+
+    Raises:
+        SolverError: no solver of that name is installed; the message lists those that are.
+    """
+    wanted = name.upper()
+    if wanted == "HIGHS":
+        try:
+            from monet.planner.highs import solve_highs
+        except ImportError as error:
+            raise SolverError(f"the solver HIGHS needs the package highspy: {error}") from error
+        return solve_highs
+    from monet.planner.cvxpy_solver import installed_mip_solvers, solve_with
+
+    installed = installed_mip_solvers()
+    if wanted not in installed:
+        names = ", ".join(["HIGHS", *sorted(set(installed) - {"HIGHS"})])
+        raise SolverError(f"no solver {name!r} is installed; installed are: {names}")
+    return solve_with(wanted)

@@ -1,0 +1,154 @@
+"""Small random problems for planner tests, and their optimum by exhaustion."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from hypothesis import strategies as st
+
+from monet.errors import InvalidPlan
+from monet.planner.problem import (
+    BackwardImplementation,
+    BackwardOperator,
+    ForwardImplementation,
+    ForwardOperator,
+    Intermediate,
+    Problem,
+    Tensor,
+)
+from monet.planner.replay import replay
+from monet.planner.solution import Run, Solution, Stage
+
+SIZES = st.integers(1, 9)
+
+
+def seconds(draw: st.DrawFn) -> float:
+    return draw(st.integers(1, 20)) / 1e3
+
+
+@st.composite
+def problems(draw: st.DrawFn, operators: int = 3, pinned: bool = False) -> Problem:
+    """Up to ``operators`` operators with every feature that ``Problem`` has, one or two of each."""
+    count = draw(st.integers(2, operators))
+    tensors: list[Tensor] = []
+    links: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    for i in range(count):
+        known = [tensor.id for tensor in tensors]
+        inputs = draw(st.lists(st.sampled_from(known), unique=True, max_size=2)) if known else []
+        if known and not inputs and draw(st.booleans()):
+            inputs = [known[-1]]
+        outputs = [f"t{i}"] + ([f"u{i}"] if draw(st.integers(0, 3)) == 0 else [])
+        tensors += [Tensor(k, draw(SIZES), pinned and draw(st.integers(0, 3)) == 0) for k in outputs]
+        links.append((tuple(inputs), tuple(outputs)))
+    size = {tensor.id: tensor.bytes for tensor in tensors}
+    last_consumer = {k: i for i, (inputs, _) in enumerate(links) for k in inputs}
+    forward = []
+    for i, (inputs, outputs) in enumerate(links):
+        again = draw(st.integers(0, 2)) == 0
+        reads = (outputs[-1],) if len(outputs) > 1 and draw(st.booleans()) else ()
+        implementations = [
+            ForwardImplementation(
+                "plain",
+                seconds(draw),
+                draw(st.integers(0, 6)),
+                recompute_time_s=seconds(draw) if again else None,
+                recompute_workspace_bytes=draw(st.integers(0, 6)) if again else None,
+                recompute_reads=reads,
+            )
+        ]
+        victims = [k for k in inputs if last_consumer[k] == i and size[k] <= size[outputs[0]]]
+        if victims and draw(st.booleans()):
+            implementations.append(
+                ForwardImplementation("inplace", seconds(draw), draw(st.integers(0, 3)), victims[0], size[victims[0]])
+            )
+        elif draw(st.booleans()):
+            implementations.append(ForwardImplementation("lean", seconds(draw), 0))
+        recomputable = draw(st.integers(0, 5)) > 0
+        forward.append(ForwardOperator(f"op{i}", inputs, outputs, tuple(implementations), recomputable))
+    intermediates = []
+    for i, (inputs, outputs) in enumerate(links):
+        if draw(st.integers(0, 3)) == 0 and not intermediates:
+            reads = (outputs[0], *(inputs[:1] if draw(st.booleans()) else ()))
+            intermediates.append(
+                Intermediate(f"v{i}", draw(st.integers(1, 4)), f"op{i}", reads, seconds(draw), draw(st.integers(0, 4)))
+            )
+    readable = [*size, *(v.id for v in intermediates)]
+    backward = []
+    for t in range(count):
+        names = [
+            draw(st.lists(st.sampled_from(readable), unique=True, max_size=2)) for _ in range(draw(st.integers(1, 2)))
+        ]
+        live = draw(st.integers(0, 4))
+        backward.append(
+            BackwardOperator(
+                f"b{t}",
+                tuple(
+                    BackwardImplementation(f"q{n}", seconds(draw), tuple(reads), draw(st.integers(0, 6)))
+                    for n, reads in enumerate(names)
+                ),
+                live,
+                live + draw(st.integers(0, 4)),
+            )
+        )
+    return Problem("random", tuple(tensors), tuple(forward), tuple(intermediates), tuple(backward), draw(SIZES))
+
+
+def solution_of(forward: tuple[Run, ...], stages: tuple[Stage, ...]) -> Solution:
+    return Solution(forward, stages, 0.0, 0.0, "none", 0, "time_limit", 0.0, 0.0)
+
+
+def every_run(problem: Problem, operator: ForwardOperator) -> list[Run]:
+    made = [v.id for v in problem.intermediates if v.operator == operator.id]
+    subsets = [c for n in range(len(made) + 1) for c in itertools.combinations(made, n)]
+    return [Run(operator.id, q.name, subset) for q in operator.implementations for subset in subsets]
+
+
+def every_stage(problem: Problem, stage: int, reading: bool) -> Iterator[Stage]:
+    """Every way to run one stage; nothing is recomputed for stages that read nothing."""
+    operator = problem.backward[stage]
+    choices: list[list[Run | None]] = [
+        [None, *(every_run(problem, o) if o.recomputable and reading else [])] for o in problem.forward
+    ]
+    for runs in itertools.product(*choices):
+        for q in operator.implementations:
+            yield Stage(tuple(run for run in runs if run is not None), operator.id, q.name)
+
+
+def best_by_exhaustion(problem: Problem, budget_bytes: int, reading: list[bool], most: int = 60_000) -> float | None:
+    """The least time of any plan that fits, in seconds; infinity if none fits, None if there are too many."""
+    forwards = [every_run(problem, operator) for operator in problem.forward]
+    stages = [list(every_stage(problem, t, reading[t])) for t in range(len(problem.backward))]
+    total = 1
+    for options in (*forwards, *stages):
+        total *= len(options)
+    if total > most:
+        return None
+    time_s = {(o.id, q.name): q for o in problem.forward for q in o.implementations}
+    back_s = {(o.id, q.name): q.time_s for o in problem.backward for q in o.implementations}
+    make_s = {v.id: v.time_s for v in problem.intermediates}
+
+    def cost(run: Run, again: bool) -> float:
+        q = time_s[run.operator, run.implementation]
+        base = q.recompute_time_s if again and q.recompute_time_s is not None else q.time_s
+        return base + sum(make_s[v] for v in run.intermediates)
+
+    priced = [[(cost(run, False), run) for run in options] for options in forwards]
+    staged = [
+        [(sum(cost(r, True) for r in s.recompute) + back_s[s.backward, s.implementation], s) for s in options]
+        for options in stages
+    ]
+    plans = sorted(
+        (sum(part[0] for part in plan), number, plan)
+        for number, plan in enumerate(itertools.product(*priced, *staged))
+    )
+    for objective, _, plan in plans:
+        forward = tuple(part[1] for part in plan[: len(priced)])
+        chosen = tuple(part[1] for part in plan[len(priced) :])
+        try:
+            found = replay(problem, solution_of(forward, chosen))  # type: ignore[arg-type]
+        except InvalidPlan:
+            continue
+        if found.peak_bytes <= budget_bytes:
+            return objective
+    return float("inf")
