@@ -221,9 +221,7 @@ def generate(plan: Plan, catalogue: Catalogue) -> Generated:
         kept=kept,
         outputs=outputs,
         gradient_of=gradient_of,
-        guards=tuple(
-            sorted({(i.guard, i.guard_least) for _, _, i in steps if i.guard is not None})
-        ),
+        guards=tuple(sorted({(i.guard, i.guard_least) for _, _, i in steps if i.guard is not None})),
     )
 
 

@@ -111,9 +111,13 @@ class InputCheck:
                 )
             if tensor.stride() != value.stride:
                 if source.kind != "input":
-                    raise PlanMismatch(f"{name} has strides {tensor.stride()}, and the plan was made for {value.stride}")
+                    raise PlanMismatch(
+                        f"{name} has strides {tensor.stride()}, and the plan was made for {value.stride}"
+                    )
                 if not self._said:
                     self._said = True
-                    logger.warning("%s has strides %s, not %s: it is copied at each step", name, tensor.stride(), value.stride)
+                    logger.warning(
+                        "%s has strides %s, not %s: it is copied at each step", name, tensor.stride(), value.stride
+                    )
                 copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
                 sources[position] = copy.copy_(tensor)

@@ -82,7 +82,9 @@ class _PlannedStep:
         self.model, self.plan = model, plan
         args, kwargs = example_inputs(plan)
         if len(plan.model["training"]) != len(list(model.modules())):
-            raise PlanMismatch("the plan was made for another model: the number of submodules differs; plan again for this one")
+            raise PlanMismatch(
+                "the plan was made for another model: the number of submodules differs; plan again for this one"
+            )
         self._modes = list(zip(model.modules(), plan.model["training"], strict=True))
         mode = [(module, module.training) for module in model.modules()]
         try:
@@ -170,7 +172,10 @@ class _Step(torch.autograd.Function):
     def forward(ctx: Any, runner: Runner, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, activations, generation = runner.forward(sources)
         ctx.runner, ctx.activations, ctx.generation = runner, activations, generation
-        named = {**dict(zip(runner.code.forward_sources, sources, strict=True)), **dict(zip(runner.code.outputs, outputs, strict=True))}
+        named = {
+            **dict(zip(runner.code.forward_sources, sources, strict=True)),
+            **dict(zip(runner.code.outputs, outputs, strict=True)),
+        }
         # Checks versions too: a parameter changed before backward is an error, as in eager.
         ctx.save_for_backward(*(named[name] for name in runner.code.kept))
         tangents = dict(zip(runner.graph.outputs, runner.graph.tangents, strict=True))
@@ -189,7 +194,9 @@ class _Step(torch.autograd.Function):
                 continue
             value, tangent = runner.graph.values[name], given[name]
             if tuple(tangent.stride()) != value.stride:
-                tangent = torch.empty_strided(value.shape, value.stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+                tangent = torch.empty_strided(
+                    value.shape, value.stride, dtype=tangent.dtype, device=tangent.device
+                ).copy_(tangent)
             tangents.append(tangent)
         made = runner.backward(ctx.generation, ctx.saved_tensors, ctx.activations, tangents)
         return (None, *(made.get(name) for name in runner.code.forward_sources))

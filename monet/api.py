@@ -137,7 +137,9 @@ def plan_model(
 
 
 def _resolve(budget: ByteBudget | int | str, peak_bytes: int) -> int:
-    parsed = parse_budget(budget) if isinstance(budget, str) else ByteCount(budget) if isinstance(budget, int) else budget
+    parsed = (
+        parse_budget(budget) if isinstance(budget, str) else ByteCount(budget) if isinstance(budget, int) else budget
+    )
     return parsed.resolve(peak_bytes)
 
 
@@ -161,7 +163,14 @@ def baseline(problem: Problem) -> Solution:
 
 
 def _solve(
-    lowered: Lowered, budget_bytes: int, *, window: int | None, time_limit_s: float, gap: float, solver: str, progress: bool
+    lowered: Lowered,
+    budget_bytes: int,
+    *,
+    window: int | None,
+    time_limit_s: float,
+    gap: float,
+    solver: str,
+    progress: bool,
 ) -> tuple[Solution, Unrolled, Any]:
     """Solve, unroll and lay out until the arena fits beside the fixed bytes."""
     problem = lowered.problem
@@ -172,7 +181,14 @@ def _solve(
     for _ in range(TRIES):
         with _Bar(progress, time_limit_s) as bar:
             solution = plan_problem(
-                problem, target, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar, start=start
+                problem,
+                target,
+                window=window,
+                time_limit_s=time_limit_s,
+                gap=gap,
+                solver=solver,
+                progress=bar,
+                start=start,
             )
         unrolled = unroll(solution, lowered)
         lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
@@ -204,9 +220,7 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def __call__(
-        self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float
-    ) -> None:
+    def __call__(self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float) -> None:
         if self._bar.disable:
             return
         self._bar.n = min(elapsed_s, self._bar.total)
@@ -248,5 +262,3 @@ def _summary(made: Plan, solution: Solution, lowered: Lowered) -> dict[str, Any]
         "recomputed": recomputed,
         "choices": {family: dict(counts.most_common()) for family, counts in sorted(choices.items())},
     }
-
-

@@ -82,7 +82,10 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 def _reason(what: str, error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
-    source = next((line.strip() for line in lines if line.strip().startswith("File ") and "site-packages/torch/" not in line), None)
+    source = next(
+        (line.strip() for line in lines if line.strip().startswith("File ") and "site-packages/torch/" not in line),
+        None,
+    )
     head = lines[0] if lines else type(error).__name__
     return f"{what}: {type(error).__name__}: {head}" + (f"\n  at {source}" if source else "")
 
@@ -168,7 +171,13 @@ def _output(graph: torch.fx.Graph) -> torch.fx.Node:
 class _Reader:
     """Turns the traced joint graph into a ``Graph``."""
 
-    def __init__(self, graph: torch.fx.Graph, model: torch.nn.Module, constants: Mapping[str, torch.Tensor], leaves: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        model: torch.nn.Module,
+        constants: Mapping[str, torch.Tensor],
+        leaves: Sequence[Any],
+    ) -> None:
         self.fx = graph
         self.leaves = leaves
         self.model = model

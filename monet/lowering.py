@@ -22,6 +22,7 @@ from monet.planner.problem import (
     Problem,
     Tensor,
 )
+from monet.profile import Measurement
 
 ALIGNMENT = 64
 # A tensor under this share of all activations is always kept: the program is smaller, the loss is
@@ -53,7 +54,9 @@ class _Storages:
         self.catalogue = catalogue
         self.outputs = {graph.storage(n) for n in graph.outputs if n is not None}
         self.gradients = {graph.storage(n) for n in graph.gradients.values()}
-        self.outside = {graph.storage(source.value) for source in graph.sources} | {n for n in graph.tangents if n is not None}
+        self.outside = {graph.storage(source.value) for source in graph.sources} | {
+            n for n in graph.tangents if n is not None
+        }
         self.outside |= self.outputs | self.gradients
         self.backward = {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
 
@@ -77,7 +80,8 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0) -> dict[str, int]:
         return sum(graph.values[s].storage_bytes for s in storages)
 
     of_kind = {
-        kind: total([s.value for s in graph.sources if s.kind == kind]) for kind in ("parameter", "buffer", "constant", "input")
+        kind: total([s.value for s in graph.sources if s.kind == kind])
+        for kind in ("parameter", "buffer", "constant", "input")
     }
     tangents = {n for n in graph.tangents if n is not None}
     gradients = [n for n in graph.gradients.values() if graph.storage(n) not in tangents]
@@ -113,7 +117,11 @@ def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: i
             # Readable only while the operator's own result is: not from one that leaves the step.
             intermediates.append(
                 Intermediate(
-                    saved.value.name, aligned(saved.value.storage_bytes), op.name, reads, measured.time_s,
+                    saved.value.name,
+                    aligned(saved.value.storage_bytes),
+                    op.name,
+                    reads,
+                    measured.time_s,
                     aligned(measured.workspace_bytes()),
                 )  # fmt: skip
             )
@@ -133,6 +141,12 @@ def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: i
     return Lowered(problem, catalogue, profile, recompute_name, fixed)
 
 
+def _seconds(run: Implementation, measured: Measurement, exact_s: float) -> float:
+    """``exact_s``: seconds of the operator's fastest exact implementation. One that is not exact is
+    chosen for the memory it saves, never for speed, which may be noise."""
+    return measured.time_s if run.exact else max(measured.time_s, exact_s * (1 + 1e-6))
+
+
 def _forward(
     op: Operator, catalogue: Catalogue, profile: Profile, storages: _Storages
 ) -> tuple[ForwardOperator, dict[str, str]]:
@@ -146,6 +160,7 @@ def _forward(
     offered: list[ForwardImplementation] = []
     names: dict[str, str] = {}
     fallback = min(again.values(), key=lambda i: profile.of(i, catalogue).time_s, default=None)
+    exact_s = min(profile.of(run, catalogue).time_s for run in runs.values() if run.exact)
     for run in runs.values():
         repeat = again.get(run.name, fallback)
         measured = profile.of(run, catalogue)
@@ -159,7 +174,7 @@ def _forward(
         offered.append(
             ForwardImplementation(
                 name=run.name,
-                time_s=measured.time_s,
+                time_s=_seconds(run, measured, exact_s),
                 workspace_bytes=aligned(measured.workspace_bytes()),
                 overwrites=overwritten[0] if overwritten else None,
                 aliased_bytes=storages.bytes(overwritten[0]) if overwritten else 0,
@@ -191,20 +206,22 @@ def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages) -> tu
         before = sum(alive.values())
         outputs = storages.of(op.outputs)
         alive.update({s: storages.bytes(s) for s in outputs})
-        offered = [_backward_choice(run, catalogue, profile, storages) for run in catalogue.backward[op.name].values()]
+        runs = catalogue.backward[op.name].values()
+        exact_s = min(profile.of(run, catalogue).time_s for run in runs if run.exact)
+        offered = [_backward_choice(run, catalogue, profile, storages, exact_s) for run in runs]
         found.append(BackwardOperator(op.name, tuple(offered), before, sum(alive.values())))
         alive = {s: size for s, size in alive.items() if last[s] > position}
     return tuple(found)
 
 
 def _backward_choice(
-    run: Implementation, catalogue: Catalogue, profile: Profile, storages: _Storages
+    run: Implementation, catalogue: Catalogue, profile: Profile, storages: _Storages, exact_s: float
 ) -> BackwardImplementation:
     measured = profile.of(run, catalogue)
     overwritten = storages.of([run.overwrites])
     return BackwardImplementation(
         name=run.name,
-        time_s=measured.time_s,
+        time_s=_seconds(run, measured, exact_s),
         reads=tuple(s for s in storages.of(run.inputs()) if s not in storages.backward),
         workspace_bytes=aligned(measured.workspace_bytes()),
         aliased_bytes=storages.bytes(overwritten[0]) if overwritten else 0,

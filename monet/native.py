@@ -57,7 +57,9 @@ def build(source: Path, *, with_torch: bool, openmp: bool) -> ctypes.PyDLL | Non
         return None
     include = Path(torch.__file__).parent / "include"
     library = Path(torch.__file__).parent / "lib"
-    torch_flags = (f"-I{include}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}") if with_torch else ()
+    torch_flags = (
+        (f"-I{include}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}") if with_torch else ()
+    )
     command = [*FLAGS, *torch_flags, *(("-fopenmp",) if openmp else ())]
     text = source.read_bytes()
     key = hashlib.sha256(
@@ -84,7 +86,9 @@ def _compile(cxx: str, flags: list[str], source: Path, target: Path, library: Pa
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         thing, out = Path(folder) / "unit.o", Path(folder) / "unit.so"
         compile_flags = [flag for flag in flags if flag != "-shared"]
-        subprocess.run([cxx, *compile_flags, "-c", str(source), "-o", str(thing)], check=True, capture_output=True, text=True)
+        subprocess.run(
+            [cxx, *compile_flags, "-c", str(source), "-o", str(thing)], check=True, capture_output=True, text=True
+        )
         # Linked without -fopenmp: the symbols come from the runtime that torch has made global.
         link = [f"-L{library}", "-lc10", f"-Wl,-rpath,{library}"] if library is not None else []
         subprocess.run([cxx, "-shared", str(thing), "-o", str(out), *link], check=True, capture_output=True, text=True)

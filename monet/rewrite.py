@@ -67,9 +67,7 @@ def _batch_norm_in_place(graph: Graph) -> Graph:
     # Its backward lists the running statistics among its arguments but reads the saved ones.
     return _map_operators(
         graph,
-        lambda op: (
-            replace(op, args=substitute(op.args, renamed), kwargs=substitute(op.kwargs, renamed)),
-        ),
+        lambda op: (replace(op, args=substitute(op.args, renamed), kwargs=substitute(op.kwargs, renamed)),),
     )
 
 
@@ -112,7 +110,9 @@ def _split_convolution_gradients(graph: Graph) -> Graph:
         of_parameters = replace(
             op, name=f"{op.name}_params", args=(*head, [False, mask[1], mask[2]]), outputs=(None, *op.outputs[1:])
         )
-        of_input = replace(op, name=f"{op.name}_input", args=(*head, [True, False, False]), outputs=(op.outputs[0], None, None))
+        of_input = replace(
+            op, name=f"{op.name}_input", args=(*head, [True, False, False]), outputs=(op.outputs[0], None, None)
+        )
         return of_parameters, of_input
 
     return _map_operators(graph, change)

@@ -86,8 +86,14 @@ class _Builder:
             writes[new] = buffer.id
         self.steps.append(
             PlanStep(
-                kind, node, implementation.name, reads, writes, tuple(requests),
-                tuple(r.bytes for r in measured.requests), self.tick,
+                kind,
+                node,
+                implementation.name,
+                reads,
+                writes,
+                tuple(requests),
+                tuple(r.bytes for r in measured.requests),
+                self.tick,
             )  # fmt: skip
         )
         self.tick += measured.ticks
@@ -96,7 +102,9 @@ class _Builder:
         """Buffers that outlive their step end with the last step that uses them."""
         begins = [*(step.begin for step in self.steps), self.tick]
         buffers = tuple(
-            Buffer(b.id, b.value, b.bytes, 0, b.begin, b.end if b.end is not None else begins[b.last + 1], b.first, b.last)
+            Buffer(
+                b.id, b.value, b.bytes, 0, b.begin, b.end if b.end is not None else begins[b.last + 1], b.first, b.last
+            )
             for b in self.buffers
         )
         return Unrolled(tuple(self.steps), buffers)

@@ -68,13 +68,18 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     gradient = op.args[0]
     if bits is None or op.outputs[0] is None or _bounds(op) != _bounds(activation) or not isinstance(saved, Ref):  # type: ignore[arg-type]
         return found
-    if not _dense(context.value(gradient.name)) or context.value(gradient.name).stride != context.value(saved.name).stride:
+    if (
+        not _dense(context.value(gradient.name))
+        or context.value(gradient.name).stride != context.value(saved.name).stride
+    ):
         return found
     call = (gradient, Ref(bits.name))
     found.append(Implementation("from-bits", native.pass_gradient, call, (), op.outputs))
     if context.may_overwrite(gradient.name, op, op.outputs[0]):
         found.append(
-            Implementation("from-bits-in-place", native.pass_gradient_, call, (), op.outputs, True, overwrites=gradient.name)
+            Implementation(
+                "from-bits-in-place", native.pass_gradient_, call, (), op.outputs, True, overwrites=gradient.name
+            )
         )
     return found
 

@@ -87,7 +87,9 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
         gradient = op.args[0]
         if context.may_overwrite(gradient.name, op, result):
             kwargs = (*op.kwargs, ("grad_input", gradient))
-            found.append(Implementation("in-place", overload, op.args, kwargs, op.outputs, True, overwrites=gradient.name))
+            found.append(
+                Implementation("in-place", overload, op.args, kwargs, op.outputs, True, overwrites=gradient.name)
+            )
     return found
 
 

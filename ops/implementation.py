@@ -78,7 +78,12 @@ class Context:
     def whole(self, name: str) -> str | None:
         """The value that made this value's storage, if the two are the same elements in the same order."""
         value, base = self.value(name), self.value(self.graph.storage(name))
-        same = (value.shape, value.stride, value.offset, value.dtype) == (base.shape, base.stride, base.offset, base.dtype)
+        same = (value.shape, value.stride, value.offset, value.dtype) == (
+            base.shape,
+            base.stride,
+            base.offset,
+            base.dtype,
+        )
         return base.name if same else None
 
     def may_overwrite(self, name: str, by: Operator, result: str) -> bool:

@@ -90,7 +90,9 @@ class Bench:
             with torch.no_grad():
                 return self._run(implementation, args, kwargs)
         except RuntimeError as error:
-            raise ProfileError(f"{implementation.call_name} fails on {signature(implementation, values)}: {error}") from error
+            raise ProfileError(
+                f"{implementation.call_name} fails on {signature(implementation, values)}: {error}"
+            ) from error
         finally:
             torch.set_rng_state(state)
 

@@ -60,7 +60,9 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     shape = list(context.value(x.name).shape)
     found = [Implementation("from-indices", from_indices, (gradient, shape, rest, indices), op.kwargs, op.outputs)]
     maker = context.producer.get(indices.name)
-    cells = _cells(maker, context) if maker is not None and maker.target is aten.max_pool2d_with_indices.default else None
+    cells = (
+        _cells(maker, context) if maker is not None and maker.target is aten.max_pool2d_with_indices.default else None
+    )
     if cells is not None:
         call = (gradient, Ref(cells.name), shape, _geometry(tuple(rest)))
         found.append(Implementation("from-cells", native.pool_gradient, call, (), op.outputs))
@@ -69,5 +71,7 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
 
 def from_indices(gradient: torch.Tensor, shape: list[int], rest: list[Any], indices: torch.Tensor) -> torch.Tensor:
     """aten's kernel on a tensor of the input's shape that owns no memory."""
-    result: torch.Tensor = aten.max_pool2d_with_indices_backward.default(gradient, of_shape(gradient, shape), *rest, indices)
+    result: torch.Tensor = aten.max_pool2d_with_indices_backward.default(
+        gradient, of_shape(gradient, shape), *rest, indices
+    )
     return result

@@ -12,6 +12,8 @@ The walk counts a tensor until it is dropped, replay until its last read: replay
 from __future__ import annotations
 
 import heapq
+import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +25,7 @@ from monet.planner.windows import Windows, recompute_cost, windows
 
 NEVER = float("inf")
 TRIALS = 64
+SMALL = (0.01, 0.04, 0.1, 0.25)
 
 
 class _DoesNotFit(Exception):
@@ -34,8 +37,8 @@ class _Walk:
     """Memory while the plan is being made.
 
     ``present``: tensors in memory, ``held`` bytes of them.
-    ``budget``: bytes; the thrifty walk has none and minimises ``worst`` instead. ``chosen``: the
-    intermediates to make in the forward pass; the thrifty walk also keeps what is in it.
+    ``budget``: bytes; the thrifty walk has none and minimises ``worst`` instead. ``chosen``: never
+    dropped while needed; its intermediates are made in the forward pass.
     """
 
     index: Windows
@@ -47,8 +50,8 @@ class _Walk:
     worst: int = 0
     score: dict[str, float] = field(default_factory=dict)
 
-    def copy(self) -> _Walk:
-        return _Walk(self.index, self.budget, self.thrifty, self.chosen, set(self.present), self.held, 0, self.score)
+    def copy(self, thrifty: bool) -> _Walk:
+        return _Walk(self.index, self.budget, self.thrifty or thrifty, self.chosen, set(self.present), self.held, 0, self.score)
 
     def take(self, names: Iterable[str]) -> None:
         for name in names:
@@ -67,6 +70,8 @@ class _Walk:
         lost = 0.0
         if self.thrifty:
             self.drop([n for n in self.present if n not in locked and self.droppable(n, stage)])
+            if self.held + extra > self.budget:
+                raise _DoesNotFit
         elif self.held + extra > self.budget:
             lost = self._evict(extra, locked, stage)
         self.worst = max(self.worst, self.held + extra)
@@ -74,9 +79,8 @@ class _Walk:
 
     def _evict(self, extra: int, locked: set[str], stage: int) -> float:
         """Drops by seconds per byte until ``extra`` fits, looking again at a score before using it."""
-        heap = [
-            (self.score.get(n, 0.0), n) for n in self.present if n not in locked and n not in self.index.pinned
-        ]
+        fixed = locked | self.index.pinned | self.chosen
+        heap = [(self.score.get(n, 0.0), n) for n in self.present if n not in fixed]
         heapq.heapify(heap)
         lost = 0.0
         while self.held + extra > self.budget:
@@ -196,8 +200,10 @@ def _forward_pass(walk: _Walk) -> list[Run]:
         locked = {n for n in walk.present if final[n] >= i}
         outputs = sum(index.size[n] for n in operator.outputs)
         best: tuple[tuple[float, float], _Walk, ForwardImplementation] | None = None
-        for q in index.runs_forward[i]:
-            trial = walk.copy()
+        for thrifty, q in itertools.product((False, True), index.runs_forward[i]):
+            if thrifty and best is not None:
+                break
+            trial = walk.copy(thrifty)
             try:
                 extra = index.problem.fixed_bytes + outputs + q.workspace_bytes - q.aliased_bytes
                 lost = trial.fit(extra, locked, 0)
@@ -236,8 +242,10 @@ def _must_be_made(index: Windows, name: str) -> bool:
 def _backward_pass(walk: _Walk) -> Iterator[Stage]:
     for stage, operator in enumerate(walk.index.problem.backward):
         best: tuple[tuple[float, float], _Walk, Stage] | None = None
-        for q in walk.index.runs_backward[stage]:
-            trial = walk.copy()
+        for thrifty, q in itertools.product((False, True), walk.index.runs_backward[stage]):
+            if thrifty and best is not None:
+                break
+            trial = walk.copy(thrifty)
             try:
                 cost, runs = _run_stage(trial, stage, q)
             except _DoesNotFit:
@@ -300,7 +308,7 @@ def _run_again(
             q.overwrites in later | kept_for_making or not index.start[q.overwrites] <= stage
         ):
             continue
-        trial = walk.copy()
+        trial = walk.copy(False)
         seconds, workspace = recompute_cost(q)
         # What is there and made again counts twice here: as present and as output.
         extra = base + sum(index.size[n] for n in operator.outputs) + workspace - q.aliased_bytes
@@ -336,8 +344,8 @@ def construct(index: Windows, budget_bytes: int) -> Runs | None:
     """
     best, best_s = None, NEVER
     chosen: frozenset[str] = frozenset()
-    everything = frozenset(v.id for made in index.intermediates for v in made if v.id in index.last)
-    for trial in (chosen, everything):
+    everything = _needed_intermediates(index)
+    for trial in (chosen, everything, *_small(index)):
         runs, seconds = _walk(index, budget_bytes, trial)
         if runs is not None and seconds < best_s:
             best, best_s, chosen = runs, seconds, trial
@@ -350,6 +358,19 @@ def construct(index: Windows, budget_bytes: int) -> Runs | None:
         if runs is not None and seconds < best_s:
             best, best_s, chosen = runs, seconds, trial
     return best
+
+
+def _needed_intermediates(index: Windows) -> frozenset[str]:
+    return frozenset(v.id for made in index.intermediates for v in made if v.id in index.last)
+
+
+def _small(index: Windows) -> list[frozenset[str]]:
+    """Everything the backward pass may need that is small, by several measures of small, and all intermediates."""
+    largest = max(index.size.values(), default=0)
+    sets = [
+        _needed_intermediates(index) | {n for n in index.last if index.size[n] <= part * largest} for part in SMALL
+    ]
+    return list(dict.fromkeys(sets))
 
 
 def _output_bytes(index: Windows, intermediate: str) -> int:
@@ -375,13 +396,10 @@ def smallest_budget(problem: Problem) -> tuple[int, Solution] | None:
     """
     index = windows(problem, None)
     best: tuple[int, Solution] | None = None
-    everything = sorted(index.last, key=lambda name: (index.size[name], name))
-    intermediates = frozenset(v.id for made in index.intermediates for v in made if v.id in index.last)
-    largest = max(index.size.values(), default=0)
-    for fraction in (0.0, 0.01, 0.04, 0.1, 0.25):
-        small = frozenset(name for name in everything if index.size[name] <= fraction * largest)
-        for chosen in (small - intermediates, small | intermediates):
-            walk = _Walk(index, 0, thrifty=True, chosen=chosen)
+    everything = _needed_intermediates(index)
+    for small in (frozenset[str](), *_small(index)):
+        for chosen in (small - everything, small | everything):
+            walk = _Walk(index, sys.maxsize, thrifty=True, chosen=chosen)
             try:
                 runs = without_useless(problem, Runs(tuple(_forward_pass(walk)), tuple(_backward_pass(walk))))
             except _DoesNotFit:

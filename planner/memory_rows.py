@@ -146,9 +146,7 @@ def _add_present(program: Program, total: Sum, name: str, stage: int, i: int, af
         total.add(program.runs_making(name, stage), -index.size[name])
 
 
-def _add_making(
-    program: Program, total: Sum, name: str, stage: int, i: int, v: Intermediate, made: set[str]
-) -> None:
+def _add_making(program: Program, total: Sum, name: str, stage: int, i: int, v: Intermediate, made: set[str]) -> None:
     """``name`` while v is made after i ran again; what v reads counts as during the run of i."""
     index = program.windows
     size = index.size[name]

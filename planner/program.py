@@ -22,6 +22,7 @@ Costs are milliseconds, memory is counted in ``unit_bytes``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monet.planner.problem import ForwardImplementation, Problem
@@ -110,12 +111,14 @@ class Program:
         return self.resident.get((name, stage), ABSENT)
 
 
-def build_program(problem: Problem, budget_bytes: int, window: int | None) -> Program:
-    """The program of ``problem``, without its memory rows."""
+def build_program(
+    problem: Problem, budget_bytes: int, window: int | None, also: Mapping[str, int] | None = None
+) -> Program:
+    """The program of ``problem``, without its memory rows; ``also`` as for ``windows``."""
     largest = max((tensor.bytes for tensor in problem.tensors), default=1)
     # Rows in bytes spoil the solver's tolerances; rows in large units spoil tiny test problems.
     unit = 2.0**20 if largest >= 2**20 else 1.0
-    program = Program(windows(problem, window), budget_bytes, unit)
+    program = Program(windows(problem, window, also), budget_bytes, unit)
     _keep_columns(program)
     _forward_choice(program)
     _recompute_columns(program)

@@ -11,6 +11,7 @@ from monet.planner.problem import Problem
 from monet.planner.program import Program
 from monet.planner.rows import Floats, Presence
 from monet.planner.solution import Run, Solution, Stage
+from monet.planner.windows import Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,10 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
             return None
         for run in reversed(stage.recompute):
             i = operators[run.operator]
-            columns = [(i, run.implementation, t) in program.again, *((v, t) in program.make for v in run.intermediates)]
+            columns = [
+                (i, run.implementation, t) in program.again,
+                *((v, t) in program.make for v in run.intermediates),
+            ]
             if not all(columns):
                 return None
             q = next(q for q in index.runs_again[i] if q.name == run.implementation)
@@ -155,3 +159,17 @@ def _set_local(program: Program, x: Floats) -> None:
             if presence not in (users, following):
                 x[list(presence)] = x[list(users + following)].any()
             following = presence
+
+
+def earlier(index: Windows, runs: Runs) -> dict[str, int]:
+    """Where windows must begin earlier than in ``index`` for the program to contain ``runs``."""
+    operators = {operator.id: operator for operator in index.problem.forward}
+    also: dict[str, int] = {}
+    for t in range(len(runs.stages) - 1, -1, -1):
+        for run in runs.stages[t].recompute:
+            operator = operators[run.operator]
+            victims = [q.overwrites for q in operator.implementations if q.name == run.implementation and q.overwrites]
+            for name in (*operator.outputs, *run.intermediates, *victims):
+                if t < index.start.get(name, -1):
+                    also[name] = t
+    return also

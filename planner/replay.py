@@ -147,7 +147,9 @@ def _run(
     implementation = _named(operator, run.implementation)
     again = stage is not None
     kept_reads = implementation.recompute_reads if again else ()
-    discarded = [walk.tensors[k].bytes for k in operator.outputs if again and walk.tensors[k].pinned and k not in kept_reads]
+    discarded = [
+        walk.tensors[k].bytes for k in operator.outputs if again and walk.tensors[k].pinned and k not in kept_reads
+    ]
     seconds, workspace = _cost(implementation, again)
     what = f"{'recompute' if again else 'forward'} {operator.id!r} ({implementation.name})"
     walk.begin(what, stage, gradient_bytes + workspace - implementation.aliased_bytes + sum(discarded))

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from scipy.sparse import csr_array
+
 from monet.errors import SolverError
 from monet.planner.rows import Arrays, Floats
 
@@ -27,6 +30,15 @@ class Model:
     fixed_lower: Floats
     fixed_upper: Floats
     start: Floats | None = None
+
+    def violation(self, x: Floats) -> float:
+        """By how much ``x`` misses the worst row, in the row's own unit."""
+        arrays = self.arrays
+        if not len(arrays.lower):
+            return 0.0
+        shape = (len(arrays.lower), len(arrays.cost))
+        activity = csr_array((arrays.value, arrays.column_index, arrays.row_start), shape=shape) @ x
+        return float(max(np.max(activity - arrays.upper), np.max(arrays.lower - activity), 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,8 +139,7 @@ def best_by_exhaustion(problem: Problem, budget_bytes: int, reading: list[bool],
         for options in stages
     ]
     plans = sorted(
-        (sum(part[0] for part in plan), number, plan)
-        for number, plan in enumerate(itertools.product(*priced, *staged))
+        (sum(part[0] for part in plan), number, plan) for number, plan in enumerate(itertools.product(*priced, *staged))
     )
     for objective, _, plan in plans:
         forward = tuple(part[1] for part in plan[: len(priced)])

@@ -1,0 +1,36 @@
+"""Shared by all tests: measurements go to a cache of this run, not to the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Built libraries may come from the user's cache, measurements may not: they must be made anew."""
+    from monet.native import cache_folder
+
+    built = cache_folder() / "native"
+    folder = tmp_path_factory.mktemp("monet-cache")
+    before = os.environ.get("MONET_CACHE")
+    if built.exists():
+        (folder / "native").symlink_to(built)
+    os.environ["MONET_CACHE"] = str(folder)
+    yield
+    if before is None:
+        del os.environ["MONET_CACHE"]
+    else:
+        os.environ["MONET_CACHE"] = before
+
+
+@pytest.fixture
+def instances() -> Path:
+    """Published instances; tests that use them are skipped where the folder is missing."""
+    folder = Path(os.environ.get("MONET_INSTANCES", Path(__file__).parents[2] / "shared" / "instances"))
+    if not folder.is_dir():
+        pytest.skip(f"no published instances at {folder} (set MONET_INSTANCES)")
+    return folder

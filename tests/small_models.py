@@ -1,0 +1,91 @@
+"""Small modules that between them use every operator with a record of its own, and awkward structure."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Residual(nn.Module):
+    """Convolutions, batch norm, in-place and plain ReLU, a shared input, max pooling, a residual sum."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        )
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, groups=2),
+            nn.BatchNorm2d(width),
+        )
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = torch.relu(x + self.body(x))
+        out: torch.Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+class Inverted(nn.Module):
+    """Depthwise convolution, ReLU6, average pooling, dropout, concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand = nn.Sequential(nn.Conv2d(4, 12, 1), nn.BatchNorm2d(12), nn.ReLU6(inplace=True))
+        self.depth = nn.Sequential(nn.Conv2d(12, 12, 3, padding=1, groups=12), nn.BatchNorm2d(12), nn.ReLU6())
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(24 * 16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.expand(x)
+        x = torch.cat([x, self.depth(x)], 1)
+        out: torch.Tensor = self.head(self.drop(torch.nn.functional.avg_pool2d(x, 2)).flatten(1))
+        return out
+
+
+class Transformer(nn.Module):
+    """Two encoder layers with dropout over an embedding."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.1, batch_first=True, activation="gelu")
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class Awkward(nn.Module):
+    """Tied weights, a keyword input, a constant that is no buffer, several outputs of which some are
+    views of one another and one is a number, an in-place operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.mix = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 11, bias=False)
+        self.out.weight = self.embed.weight
+        self.drop = nn.Dropout(0.1)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("mask", torch.ones(4, 4).tril())
+        self.shift = torch.ones(3)
+        self.mask: torch.Tensor
+
+    def forward(self, tokens: torch.Tensor, scale: torch.Tensor) -> dict[str, object]:
+        x = self.embed(tokens) * scale + self.shift.sum()
+        x = self.norm(self.drop(self.mix(x)) * self.mask[0, 0])
+        x = x * 2
+        x.relu_()
+        return {"logits": self.out(x), "flat": x.view(-1), "count": 3, "hidden": x, "tokens": tokens}

@@ -1,0 +1,447 @@
+"""Planned steps against eager: results, peaks, and how a planned module behaves when it is misused."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from eager_reference import compare_steps, is_exact
+from small_models import Awkward, Inverted, Residual, Transformer
+from torch import nn
+
+import monet
+from monet import allocator
+from monet.api import PlanResult, plan_model
+from monet.errors import CaptureError, ExecutionError, InfeasibleBudget, PlanMismatch
+
+Inputs = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
+
+
+def _images(*shape: int, requires_grad: bool = False) -> Callable[[int], Inputs]:
+    def make(seed: int) -> Inputs:
+        generator = torch.Generator().manual_seed(seed)
+        return (torch.randn(*shape, generator=generator).requires_grad_(requires_grad),), {}
+
+    return make
+
+
+def _tokens(seed: int) -> Inputs:
+    return (torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(seed)),), {}
+
+
+def _awkward(seed: int) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        (torch.randint(0, 11, (2, 4), generator=generator),),
+        {"scale": torch.randn(2, 4, 8, generator=generator).requires_grad_()},
+    )
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Inputs]]] = {
+    "residual": (lambda: Residual(16), _images(8, 3, 32, 32, requires_grad=True)),
+    "inverted": (Inverted, _images(6, 4, 8, 8)),
+    "transformer": (Transformer, _tokens),
+    "awkward": (Awkward, _awkward),
+}
+
+
+def _model(case: str) -> nn.Module:
+    torch.manual_seed(7)
+    return CASES[case][0]()
+
+
+def _plan(case: str, budget: int | str, **options: Any) -> PlanResult:
+    args, kwargs = CASES[case][1](0)
+    return plan_model(_model(case), args, kwargs, budget, time_limit_s=20, **options)
+
+
+def _peak_of_step(module: nn.Module, make: Callable[[int], Inputs]) -> int:
+    """Bytes that torch holds at most in a step, without what it held before besides the step's inputs."""
+    for seed in range(2):
+        args, kwargs = make(seed)
+        module.zero_grad(set_to_none=True)
+        outputs = [t for t in torch.utils._pytree.tree_leaves(module(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+        outputs = [t for t in outputs if t.requires_grad]
+        gradients = [torch.ones_like(t) for t in outputs]
+        if seed == 1:
+            allocator.reset_peak()
+        torch.autograd.backward(outputs, gradients)
+    return allocator.peak_bytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_equal_eager_from_full_budget_to_smallest(case: str) -> None:
+    model, make = _model(case), CASES[case][1]
+    full = _plan(case, "10GB")
+    tried = 0
+    budgets: list[int] = [full.plan.peak_bytes]
+    try:
+        _plan(case, full.plan.fixed_bytes + 1)
+    except InfeasibleBudget as error:
+        assert error.smallest_bytes is not None
+        smallest = error.smallest_bytes
+        budgets += [smallest + (full.plan.peak_bytes - smallest) * share // 100 for share in (66, 33, 0)]
+    else:
+        pytest.fail("a budget of one byte beside the fixed ones was feasible")
+    for budget in budgets:
+        result = _plan(case, budget)
+        assert result.plan.peak_bytes <= budget
+        compare_steps(model, result.plan, make)
+        tried += 1
+    assert tried == 4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exact_plans_are_bitwise(case: str) -> None:
+    full = _plan(case, "10GB", exact=True).plan
+    tight = full.fixed_bytes + full.arena_bytes * 8 // 10
+    try:
+        plan = _plan(case, tight, exact=True).plan
+    except InfeasibleBudget as error:
+        assert error.smallest_bytes is not None
+        plan = _plan(case, error.smallest_bytes, exact=True).plan
+    planned = compare_steps(_model(case), plan, CASES[case][1])
+    assert is_exact(planned)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measured_peak_is_the_promised_one_in_bytes(case: str) -> None:
+    """In a fresh process, so that nothing else is counted."""
+    import subprocess
+    import sys
+
+    code = f"""
+import sys; sys.path.insert(0, {str(__file__.rsplit("/", 1)[0])!r})
+import torch
+from monet import allocator
+assert allocator.available()
+import test_step as t
+model, make = t._model({case!r}), t.CASES[{case!r}][1]
+import monet
+result = t._plan({case!r}, "95%") if {case!r} == "residual" else t._plan({case!r}, "10GB")
+module = monet.MonetModule(model, result.plan)
+import gc
+gc.collect()
+held = sum(x.untyped_storage().nbytes() for x in {{x.untyped_storage()._cdata: x for x in [*model.parameters(), *model.buffers()]}}.values())
+other = allocator.live_bytes() - held - sum(c.untyped_storage().nbytes() for c in module._step.captured.constants.values() if not any(c is b for b in model.buffers()))
+peak = t._peak_of_step(module, make)
+print(peak - other, result.plan.peak_bytes)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    measured, promised = map(int, done.stdout.split())
+    assert measured == promised
+
+
+@pytest.fixture(scope="module")
+def residual() -> PlanResult:
+    return _plan("residual", "10GB")
+
+
+@pytest.fixture
+def planned(residual: PlanResult) -> monet.MonetModule:
+    return monet.MonetModule(_model("residual"), residual.plan)
+
+
+def _x(seed: int = 0) -> torch.Tensor:
+    return CASES["residual"][1](seed)[0][0]
+
+
+def test_same_parameters_names_and_modes(planned: monet.MonetModule) -> None:
+    model = planned._model
+    assert list(planned.state_dict()) == list(_model("residual").state_dict())
+    assert [id(p) for p in planned.parameters()] == [id(p) for p in model.parameters()]
+    planned.eval()
+    assert not model.training and not planned.training and not planned.stem[1].training  # type: ignore[union-attr, index]
+    planned.train()
+    assert model.training and planned.stem[1].training  # type: ignore[union-attr, index]
+    planned.load_state_dict(_model("residual").state_dict())
+    assert planned.head is model.head
+
+
+def test_evaluation_and_no_grad_call_the_model(planned: monet.MonetModule) -> None:
+    eager = copy.deepcopy(planned._model)
+    x = _x().detach()
+    with torch.no_grad():
+        assert torch.equal(planned(x), eager(x))
+    for a, b in zip(planned.buffers(), eager.buffers(), strict=True):
+        assert torch.equal(a, b)
+    planned.eval(), eager.eval()
+    assert torch.equal(planned(x[:3]), eager(x[:3]))  # any shape
+
+
+def test_outputs_and_gradients_are_the_users(planned: monet.MonetModule) -> None:
+    """A later step must not change what the user kept of an earlier one."""
+    x = _x(0)
+    first = planned(x)
+    first.backward(torch.ones_like(first))
+    assert x.grad is not None
+    kept = [first.detach(), x.grad, *(p.grad for p in planned.parameters() if p.grad is not None)]
+    copies = [t.clone() for t in kept]
+    planned.zero_grad(set_to_none=True)
+    other = planned(_x(1))
+    other.backward(torch.randn_like(other))
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_gradients_accumulate(planned: monet.MonetModule) -> None:
+    eager = copy.deepcopy(planned._model)
+    for seed in range(3):
+        for module in (planned, eager):
+            out = module(_x(seed))
+            out.backward(torch.ones_like(out))
+    for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+
+
+def test_two_planned_modules_and_an_eager_one_do_not_disturb_each_other(residual: PlanResult) -> None:
+    one, two = (monet.MonetModule(_model("residual"), residual.plan) for _ in range(2))
+    eager = _model("residual")
+    outputs = [module(_x(0)) for module in (one, two, eager)]
+    for out in reversed(outputs):
+        out.backward(torch.ones_like(out))
+    for p, q, r in zip(one.parameters(), two.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and r.grad is not None
+        assert torch.equal(p.grad, r.grad) and torch.equal(q.grad, r.grad)
+
+
+def test_other_threads_keep_pytorchs_allocator(planned: monet.MonetModule) -> None:
+    """While steps run, another thread's tensors are never served from the arena."""
+    arena = planned._step.runner.arena
+    assert arena is not None
+    wrong: list[int] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            for size in {r for s in planned.plan.steps for r in s.request_bytes}:
+                tensor = torch.empty(size, dtype=torch.uint8)
+                if arena.contains(tensor.data_ptr()):
+                    wrong.append(size)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for seed in range(5):
+            out = planned(_x(seed))
+            out.backward(torch.ones_like(out))
+    finally:
+        stop.set()
+        thread.join()
+    assert not wrong and arena.statistics().misses == 0
+
+
+def test_data_loader_workers(planned: monet.MonetModule) -> None:
+    class Images(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.full((3, 32, 32), float(index))
+
+    for batch in torch.utils.data.DataLoader(Images(), batch_size=8, num_workers=2):
+        out = planned(batch.requires_grad_())
+        out.backward(torch.ones_like(out))
+    arena = planned._step.runner.arena
+    assert arena is not None and arena.statistics().misses == 0
+
+
+def test_second_forward_before_backward(planned: monet.MonetModule) -> None:
+    first = planned(_x(0))
+    second = planned(_x(1))
+    with pytest.raises(ExecutionError, match="one step at a time"):
+        first.backward(torch.ones_like(first))
+    assert all(p.grad is None for p in planned.parameters())
+    second.backward(torch.ones_like(second))
+
+
+def test_backward_twice(planned: monet.MonetModule) -> None:
+    out = planned(_x())
+    out.backward(torch.ones_like(out), retain_graph=True)
+    with pytest.raises((ExecutionError, RuntimeError)):
+        out.backward(torch.ones_like(out))
+
+
+def test_second_derivative_is_refused(planned: monet.MonetModule) -> None:
+    x = _x()
+    (gradient,) = torch.autograd.grad(planned(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
+
+
+def test_exception_in_the_loss_leaves_the_next_step_right(planned: monet.MonetModule) -> None:
+    eager = copy.deepcopy(planned._model)
+    try:
+        out = planned(_x(0))
+        raise ValueError("in the user's loss")
+    except ValueError:
+        pass
+    eager(_x(0))
+    result, expected = planned(_x(1)), eager(_x(1))  # ``out`` is still referenced here
+    result.sum().backward()  # an expanded gradient
+    expected.sum().backward()
+    assert torch.equal(result, expected)
+    for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+    del out
+
+
+def test_exception_inside_the_step_leaves_the_next_step_right(planned: monet.MonetModule) -> None:
+    names = [n for n, f in planned._step.runner.code.forward.__globals__.items() if n.startswith("f_")]
+    space = planned._step.runner.code.forward.__globals__
+    name = names[-1]
+    real = space[name]
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    space[name] = broken
+    with pytest.raises(KeyboardInterrupt):
+        planned(_x(0)).sum().backward()
+    space[name] = real
+    reference = monet.MonetModule(copy.deepcopy(planned._model), planned.plan)
+    a, b = planned(_x(1)), reference(_x(1))
+    a.sum().backward(), b.sum().backward()
+    for p, q in zip(planned.parameters(), reference.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+
+
+def test_parameter_changed_before_backward(planned: monet.MonetModule) -> None:
+    out = planned(_x())
+    with torch.no_grad():
+        next(planned.parameters()).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: x[:4], "shape"),
+        (lambda x: x.double(), "float64"),
+        (lambda x: x.detach(), None),
+    ],
+)
+def test_inputs_unlike_the_plan(planned: monet.MonetModule, change: Callable[[torch.Tensor], torch.Tensor], said: str | None) -> None:
+    if said is None:
+        planned(change(_x())).sum().backward()  # needs less than planned
+        return
+    with pytest.raises(PlanMismatch, match=said):
+        planned(change(_x()))
+
+
+def test_wrong_structure(planned: monet.MonetModule) -> None:
+    with pytest.raises(PlanMismatch):
+        planned(_x(), _x())
+
+
+def test_channels_last_input_is_copied(planned: monet.MonetModule) -> None:
+    eager = copy.deepcopy(planned._model)
+    x = _x().detach()
+    planned(x.contiguous(memory_format=torch.channels_last)).sum().backward()
+    eager(x).sum().backward()
+    for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+
+
+def test_plan_of_another_model(residual: PlanResult) -> None:
+    with pytest.raises(PlanMismatch, match="another model"):
+        monet.MonetModule(Residual(8), residual.plan)
+    with pytest.raises(PlanMismatch, match="another model"):
+        monet.MonetModule(nn.Sequential(nn.Conv2d(3, 4, 3)), residual.plan)
+
+
+def test_plan_for_other_threads(residual: PlanResult) -> None:
+    planned = monet.MonetModule(_model("residual"), residual.plan)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        with pytest.raises(PlanMismatch, match="threads"):
+            planned(_x())
+        with pytest.raises(PlanMismatch, match="threads"):
+            monet.MonetModule(_model("residual"), residual.plan)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_frozen_batch_norm_is_another_plan(planned: monet.MonetModule) -> None:
+    planned.stem[1].eval()  # type: ignore[union-attr, index]
+    with pytest.raises(PlanMismatch, match=r"stem\.1"):
+        planned(_x())
+
+
+def test_frozen_parameters() -> None:
+    model = Residual(16)
+    for p in model.stem.parameters():
+        p.requires_grad_(False)
+    make = _images(4, 3, 16, 16)
+    plan = monet.plan(model, make(0)[0], budget="1GB")
+    compare_steps(model, plan, make)
+    planned = monet.MonetModule(model, plan)
+    model.stem[0].weight.requires_grad_(True)
+    with pytest.raises(PlanMismatch, match="requires_grad"):
+        planned(make(0)[0][0])
+
+
+def test_nothing_to_train() -> None:
+    model = nn.Linear(3, 3).requires_grad_(False)
+    with pytest.raises(CaptureError, match="nothing to train"):
+        monet.plan(model, (torch.randn(2, 3),), budget="1GB")
+
+
+def test_untraceable_model_names_the_line() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.linear(x)
+            return y if y.sum() > 0 else -y
+
+    with pytest.raises(CaptureError, match=r"test_step\.py"):
+        monet.plan(Branch(), (torch.randn(2, 3),), budget="1GB")
+
+
+def test_planning_changes_nothing() -> None:
+    model = _model("residual")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    state = torch.get_rng_state()
+    monet.plan(model, CASES["residual"][1](0)[0], budget="10GB")
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters()) and model.training
+
+
+def test_equal_inputs_give_equal_plan_files(tmp_path: Any) -> None:
+    """Same profile (cached), same seed, a solve that ends by itself."""
+    texts = []
+    for i in range(2):
+        _plan("residual", "85%", gap=0.02).plan.save(tmp_path / f"{i}.json")
+        texts.append((tmp_path / f"{i}.json").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_scale_too_small_for_the_plan_is_said(residual: PlanResult) -> None:
+    """A plan that takes a gradient from an output divides by the scale; a zero scale must not pass silently."""
+    args, kwargs = CASES["residual"][1](0)
+    full = residual.plan
+    for share in range(95, 40, -5):
+        try:
+            plan = plan_model(_model("residual"), args, kwargs, full.fixed_bytes + full.arena_bytes * share // 100).plan
+        except InfeasibleBudget:
+            break
+        if any(step.implementation == "from-output" for step in plan.steps):
+            planned = monet.MonetModule(_model("residual"), plan)
+            with torch.no_grad():
+                for name, p in planned.named_parameters():
+                    if name in ("stem.1.weight", "body.1.weight", "body.4.weight"):
+                        p[0] = 0.0
+            with pytest.raises(PlanMismatch, match="exact"):
+                planned(_x())
+            return
+    pytest.fail("no budget made the planner take a batch norm's gradient from its output")
