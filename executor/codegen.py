@@ -8,7 +8,7 @@ plan takes the memory back.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,15 +112,19 @@ class _Writer:
         for name in operator_inputs(view):
             self.ensure(name)
         if view.single:
-            targets = [view.outputs[0]]
+            targets = [value]
             self.lines.append(f"{self.variable(value)} = {self.call(view.target, view.args, view.kwargs)}")
         else:
             targets = [n for n in view.outputs if n is not None]
-            left = ", ".join("_" if n is None else self.variable(n) for n in view.outputs)
-            self.lines.append(f"{left}, = {self.call(view.target, view.args, view.kwargs)}")
-        for name in targets:
-            if name is not None:
-                self.alive.setdefault(storage, set()).add(name)
+            self._assign(view.outputs, self.call(view.target, view.args, view.kwargs))
+        self.alive.setdefault(storage, set()).update(targets)
+
+    def _assign(self, results: Sequence[str | None], call: str) -> None:
+        """Several results; those that nobody reads are released at once."""
+        left = ", ".join("_" if name is None else self.variable(name) for name in results)
+        self.lines.append(f"{left}, = {call}")
+        if None in results:
+            self.lines.append("del _")
 
     def born(self, value: str) -> None:
         self.alive[self.catalogue.storage(value)] = {value}
@@ -147,13 +151,10 @@ class _Writer:
         elif implementation.single:
             self.lines.append(f"{self.variable(results[0])} = {right}")  # type: ignore[arg-type]
         else:
-            left = ", ".join("_" if n is None else self.variable(n) for n in results)
-            self.lines.append(f"{left}, = {right}")
-            if None in results:
-                self.lines.append("del _")
-        for name in results:
-            if name is not None:
-                self.born(name)
+            self._assign(results, right)
+        for result in results:
+            if result is not None:
+                self.born(result)
         if stale:
             self.lines.append(f"del {', '.join(sorted(self.variable(v) for v in stale))}")
 

@@ -103,7 +103,8 @@ class InputCheck:
                 )
             if tensor.dtype != value.dtype or tensor.device != value.device:
                 raise PlanMismatch(
-                    f"{name} is {tensor.dtype} on {tensor.device}, and the plan was made for {value.dtype} on {value.device}"
+                    f"{name} is {tensor.dtype} on {tensor.device}, and the plan was made for "
+                    f"{value.dtype} on {value.device}"
                 )
             if tensor.requires_grad != source.requires_grad and (source.kind != "input" or tensor.requires_grad):
                 raise PlanMismatch(

@@ -117,8 +117,9 @@ class _PlannedStep:
         for module, training in self._modes:
             if module.training != training:
                 name = next(n for n, m in self.model.named_modules() if m is module)
+                mode = "training" if module.training else "evaluation"
                 raise PlanMismatch(
-                    f"submodule {name!r} is in {'training' if module.training else 'evaluation'} mode, and the plan was "
+                    f"submodule {name!r} is in {mode} mode, and the plan was "
                     "made with it in the other one; set the mode as it was when planning, or plan again"
                 )
 
@@ -183,7 +184,7 @@ class _Step(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         runner: Runner = ctx.runner
         tangent_of = {o: t for o, t in zip(runner.graph.outputs, runner.graph.tangents, strict=True) if o is not None}

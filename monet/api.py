@@ -176,20 +176,17 @@ def _solve(
     problem = lowered.problem
     if window is None and len(problem.backward) > FULL_STAGES:
         window = WINDOW
-    target, start = budget_bytes, None
-    excess = 0
+    target, excess = budget_bytes, 0
     for _ in range(TRIES):
-        with _Bar(progress, time_limit_s) as bar:
-            solution = plan_problem(
-                problem,
-                target,
-                window=window,
-                time_limit_s=time_limit_s,
-                gap=gap,
-                solver=solver,
-                progress=bar,
-                start=start,
-            )
+        try:
+            with _Bar(progress, time_limit_s) as bar:
+                solution = plan_problem(
+                    problem, target, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar
+                )
+        except InfeasibleBudget:
+            if excess == 0:
+                raise
+            break
         unrolled = unroll(solution, lowered)
         lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
         placed = layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=budget_bytes - problem.fixed_bytes)
@@ -199,8 +196,8 @@ def _solve(
         logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
         target -= excess
     raise InfeasibleBudget(
-        f"the plan fits {format_bytes(budget_bytes)} only without fragmentation: its arena is {excess} bytes too large "
-        f"after {TRIES} tries; raise the budget by {format_bytes(excess)}",
+        f"a plan for {format_bytes(budget_bytes)} exists only without fragmentation: the best arena found is {excess} "
+        f"bytes too large; raise the budget by that much, to {budget_bytes + excess} bytes",
         budget_bytes + excess,
     )
 
@@ -209,6 +206,7 @@ class _Bar:
     """A progress line with incumbent, bound and gap; the bar is the time limit."""
 
     def __init__(self, shown: bool, time_limit_s: float) -> None:
+        self._limit_s = time_limit_s
         self._bar = tqdm(
             total=round(time_limit_s), desc="solving", disable=not shown, leave=False,
             bar_format="{desc}: |{bar}| {n:.0f}/{total} s{postfix}",
@@ -223,7 +221,7 @@ class _Bar:
     def __call__(self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float) -> None:
         if self._bar.disable:
             return
-        self._bar.n = min(elapsed_s, self._bar.total)
+        self._bar.n = min(elapsed_s, self._limit_s)
         best = "none yet" if incumbent_s is None else f"{incumbent_s:.3f} s"
         least = "none yet" if bound_s is None else f"{bound_s:.3f} s"
         self._bar.set_postfix_str(f"best {best}, bound {least}" + (f", gap {gap:.1%}" if gap is not None else ""))

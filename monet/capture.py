@@ -165,7 +165,8 @@ def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _output(graph: torch.fx.Graph) -> torch.fx.Node:
-    return next(node for node in graph.nodes if node.op == "output")
+    output: torch.fx.Node = next(node for node in graph.nodes if node.op == "output")
+    return output
 
 
 class _Reader:

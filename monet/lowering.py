@@ -123,7 +123,7 @@ def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: i
                     reads,
                     measured.time_s,
                     aligned(measured.workspace_bytes()),
-                )  # fmt: skip
+                )
             )
     total = sum(storages.bytes(storage) for storage in made)
     tensors = tuple(

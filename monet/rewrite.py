@@ -12,14 +12,22 @@ from typing import Any
 
 import torch
 
-from monet.graph import Graph, Operator, Ref, operator_inputs
+from monet.errors import CaptureError
+from monet.graph import Graph, Operator, Ref, operator_inputs, references
 
 aten = torch.ops.aten
 
 
 def canonical(graph: Graph) -> Graph:
     """``graph`` after all rewrites; buffers are then updated by operators and ``mutations`` is empty."""
-    for rewrite in (_drop_clones, _batch_norm_in_place, _split_convolution_gradients, _mutations_as_operators, _prune):
+    for rewrite in (
+        _drop_clones,
+        _batch_norm_in_place,
+        _split_convolution_gradients,
+        _mutations_as_operators,
+        _check_old_contents,
+        _prune,
+    ):
         graph = rewrite(graph)
     return graph
 
@@ -64,11 +72,14 @@ def _batch_norm_in_place(graph: Graph) -> Graph:
 
     graph = _map_operators(graph, change)
     graph = replace(graph, mutations=mutations)
-    # Its backward lists the running statistics among its arguments but reads the saved ones.
-    return _map_operators(
-        graph,
-        lambda op: (replace(op, args=substitute(op.args, renamed), kwargs=substitute(op.kwargs, renamed)),),
-    )
+    return _map_operators(graph, lambda op: (_without_running(replace(op, args=substitute(op.args, renamed))),))
+
+
+def _without_running(op: Operator) -> Operator:
+    """Batch norm's backward lists the running statistics but, in training mode, reads the saved ones."""
+    if op.target is not aten.native_batch_norm_backward.default or not op.args[7]:
+        return op
+    return replace(op, args=(*op.args[:3], None, None, *op.args[5:]))
 
 
 def _drop_clones(graph: Graph) -> Graph:
@@ -81,10 +92,13 @@ def _drop_clones(graph: Graph) -> Graph:
 
     def change(op: Operator) -> tuple[Operator, ...]:
         op = replace(op, args=substitute(op.args, renamed))
-        if op.target is not aten.clone.default or op.outputs[0] is None:
+        new = op.outputs[0] if op.outputs else None
+        if op.target is not aten.clone.default or new is None:
             return (op,)
-        (new,), (old,) = op.outputs, op.args
+        old = op.args[0]
         a, b = graph.values[new], graph.values[old.name]
+        if graph.storage(old.name) in graph.mutations:
+            return (op,)  # a copy from before the change
         if new in kept or graph.storage(new) != new or (a.shape, a.stride) != (b.shape, b.stride):
             return (op,)
         if any(graph.storage(name) == new for name in kept if name is not None):
@@ -128,11 +142,18 @@ def _mutations_as_operators(graph: Graph) -> Graph:
     made = {name: op for op in forward for name in op.outputs if name is not None}
     kept = {*graph.gradients.values(), *graph.outputs}
     for source, new in graph.mutations.items():
-        op = made.get(new)
-        counter = op is not None and op.target is aten.add.Tensor and op.args[0] == Ref(source) and not op.kwargs
-        if op is not None and counter and readers.get(source) == 1 and not readers.get(new) and new not in kept:
+        maker = made.get(new)
+        adds = maker is not None and maker.target is aten.add.Tensor and not maker.kwargs
+        if (
+            maker is not None
+            and adds
+            and maker.args[0] == Ref(source)
+            and readers.get(source) == 1
+            and not readers.get(new)
+            and new not in kept
+        ):
             # A counter (batch norm's number of batches): add in place, with no copy.
-            forward[forward.index(op)] = replace(op, target=aten.add_.Tensor, outputs=(None,))
+            forward[forward.index(maker)] = replace(maker, target=aten.add_.Tensor, outputs=(None,))
             continue
         forward.append(
             Operator(
@@ -148,6 +169,34 @@ def _mutations_as_operators(graph: Graph) -> Graph:
             )
         )
     return replace(graph, forward=tuple(forward), mutations={})
+
+
+def written_sources(graph: Graph) -> set[str]:
+    """Sources that some operator of the forward pass writes to."""
+    found: set[str] = set()
+    sources = {source.value for source in graph.sources}
+    for op in graph.forward:
+        if op.target is aten.native_batch_norm.default and op.args[5]:
+            found.update(ref.name for ref in op.args[3:5] if isinstance(ref, Ref))
+            continue  # its schema does not say so
+        schema: Any = getattr(op.target, "_schema", None)
+        for argument, value in zip(schema.arguments, op.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found.update(references(value))
+    return found & sources
+
+
+def _check_old_contents(graph: Graph) -> Graph:
+    """The backward pass must not read a source that the forward pass has changed; eager refuses that too."""
+    written = {graph.storage(name) for name in written_sources(graph)}
+    for op in graph.backward:
+        for name in operator_inputs(op):
+            if graph.storage(name) in written:
+                raise CaptureError(
+                    f"{op.name} ({op.target}) reads {graph.storage(name)} in the backward pass, which the forward pass "
+                    "has changed in place; read a clone of it in the model"
+                )
+    return graph
 
 
 def _prune(graph: Graph) -> Graph:

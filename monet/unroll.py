@@ -62,19 +62,19 @@ class _Builder:
         requests: list[int | None] = []
         results = implementation.outputs
         for request in measured.requests:
-            name = results[request.output] if request.output is not None else None
-            storage = self.catalogue.storage(name) if name is not None else None
-            if storage is not None and storage not in self.placed:
+            held = results[request.output] if request.output is not None else None
+            made_for = self.catalogue.storage(held) if held is not None else None
+            if made_for is not None and made_for not in self.placed:
                 requests.append(None)
                 continue
             end = None if request.end is None else self.tick + request.end
-            value = storage if storage is not None else f"{node}.temporary"
+            value = made_for if made_for is not None else f"{node}.temporary"
             made = _Buffer(len(self.buffers), value, request.bytes, self.tick + request.begin, position, position, end)
             self.buffers.append(made)
             requests.append(made.id)
-            if storage is not None:
-                self.holder[storage] = made
-                writes[storage] = made.id
+            if made_for is not None:
+                self.holder[made_for] = made
+                writes[made_for] = made.id
         if implementation.overwrites is not None:
             old = self.catalogue.storage(implementation.overwrites)
             buffer = self.holder.pop(old)
@@ -94,7 +94,7 @@ class _Builder:
                 tuple(requests),
                 tuple(r.bytes for r in measured.requests),
                 self.tick,
-            )  # fmt: skip
+            )
         )
         self.tick += measured.ticks
 

@@ -94,7 +94,9 @@ def _chunkable(op: Operator, context: Context, result: str) -> bool:
     value = context.value(result)
     batched = len(value.shape) >= 3 and value.shape[0] > 1 and value.device.type == "cpu"
     dense = all(context.value(n).stride[0] >= max(context.value(n).stride) for n in references(op.args[:1]))
-    return batched and dense and max(context.value(n).storage_bytes for n in (*references(op.args), result)) >= LEAST_BYTES
+    return (
+        batched and dense and max(context.value(n).storage_bytes for n in (*references(op.args), result)) >= LEAST_BYTES
+    )
 
 
 def chunked(

@@ -72,6 +72,8 @@ def recompute(op: Operator, context: Context) -> list[Implementation] | None:
     schema = getattr(op.target, "_schema", None)
     if schema is not None and any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return None
+    if context.reads_written(op):
+        return None
     if op.random:
         state = Ref(f"{op.name}.rng")
         return [Implementation("aten", draw_again, (op.target, state, *op.args), op.kwargs, op.outputs, op.single)]

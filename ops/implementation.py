@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monet.graph import Graph, Operator, Value, references
+from monet.graph import Graph, Operator, Value, operator_inputs, references
+from monet.rewrite import written_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,16 @@ class Context:
             name: op for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None
         }
         self.sources = {graph.storage(source.value) for source in graph.sources}
+        self.written = {graph.storage(name) for name in written_sources(graph)}
         self.tangents = {name for name in graph.tangents if name is not None}
         self.escaping = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values()) if n is not None}
         self._last_forward = _last_readers(graph, graph.forward)
         self._last_backward = _last_readers(graph, graph.backward)
         self._forward = {op.name for op in graph.forward}
+
+    def reads_written(self, op: Operator) -> bool:
+        """Whether an input of the operator is a source that the forward pass changes: not to be read again later."""
+        return any(self.graph.storage(name) in self.written for name in operator_inputs(op))
 
     def value(self, name: str) -> Value:
         return self.graph.values[name]

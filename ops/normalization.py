@@ -52,9 +52,7 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     gradient, x, weight, _, _, mean, invstd, training, eps, mask = op.args
     if not training:
         return [plain(op)]
-    # In training mode the kernel does not read the running statistics.
-    args = (gradient, x, weight, None, None, mean, invstd, training, eps, mask)
-    found = [Implementation("aten", op.target, args, op.kwargs, op.outputs, op.single)]
+    found = [plain(op)]
     maker = context.producer.get(mean.name) if isinstance(mean, Ref) else None
     if maker is None or maker.target is not aten.native_batch_norm.default:
         return found

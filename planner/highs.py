@@ -63,8 +63,6 @@ def solve_highs(model: Model, limits: Limits, tick: Tick | None = None) -> Answe
     }
     if limits.nodes is not None:
         options["mip_max_nodes"] = limits.nodes
-    if limits.stop_below is not None:
-        options["objective_target"] = limits.stop_below
     for name, value in options.items():
         highs.setOptionValue(name, value)
     highs.passModel(_highs_model(model))
@@ -153,7 +151,6 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
         kinds.kObjectiveTarget,
         kinds.kObjectiveBound,
         kinds.kInterrupt,
-        kinds.kHighsInterrupt,
     ):
         status = "time_limit"
     else:

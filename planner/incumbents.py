@@ -25,6 +25,7 @@ from monet.planner.windows import Windows, recompute_cost, windows
 
 NEVER = float("inf")
 TRIALS = 64
+SHARES = (1.0, 0.97, 0.93, 0.88)
 SMALL = (0.01, 0.04, 0.1, 0.25)
 
 
@@ -51,7 +52,9 @@ class _Walk:
     score: dict[str, float] = field(default_factory=dict)
 
     def copy(self, thrifty: bool) -> _Walk:
-        return _Walk(self.index, self.budget, self.thrifty or thrifty, self.chosen, set(self.present), self.held, 0, self.score)
+        return _Walk(
+            self.index, self.budget, self.thrifty or thrifty, self.chosen, set(self.present), self.held, 0, self.score
+        )
 
     def take(self, names: Iterable[str]) -> None:
         for name in names:
@@ -103,7 +106,10 @@ class _Walk:
         """Whether the thrifty walk may drop ``name``: nothing needs it, or it can be made again."""
         if name in self.index.pinned or name in self.chosen:
             return False
-        return not self.index.needed(name, stage) or bool(self.index.runs_again[self.index.producer[name]])
+        if not self.index.needed(name, stage):
+            return True
+        again = self.index.runs_again[self.index.producer[name]]
+        return bool(again) and name not in again[0].recompute_reads
 
     def without(self, name: str, stage: int) -> float:
         """Seconds lost by an in-place run that destroys ``name``."""
@@ -123,7 +129,7 @@ class _Walk:
         return self._worth_as_input(name, stage)
 
     def _worth_as_input(self, name: str, stage: int) -> float:
-        """Nothing reads ``name`` itself any more, but recomputing its readers may: if it never can be again, keep it."""
+        """The same where only recomputations of its readers still read ``name``."""
         index = self.index
         if index.last.get(name, -1) < stage:
             return 0.0
@@ -163,6 +169,8 @@ def _closure(index: Windows, present: set[str], names: Iterable[str], stage: int
         # A tensor outside its window can only be there as kept.
         if name in index.pinned or stage not in index.stages_again[i] or not index.start[name] <= stage:
             return False
+        if name in index.runs_again[i][0].recompute_reads:
+            return False  # its own recomputation reads it
         if i not in runs:
             runs[i] = set()
             heapq.heappush(heap, -i)
@@ -342,19 +350,20 @@ def construct(index: Windows, budget_bytes: int) -> Runs | None:
     Between walks, intermediates (sign bits, pool indices) are added to the forward pass one by one,
     largest operator first, and stay if the plan gets cheaper.
     """
-    best, best_s = None, NEVER
+    best, best_s, budget = None, NEVER, budget_bytes
     chosen: frozenset[str] = frozenset()
     everything = _needed_intermediates(index)
-    for trial in (chosen, everything, *_small(index)):
-        runs, seconds = _walk(index, budget_bytes, trial)
+    # An eviction is greedy, so a walk with less memory can end up with the better plan.
+    for share, trial in itertools.product(SHARES, (chosen, everything, *_small(index))):
+        runs, seconds = _walk(index, int(budget_bytes * share), trial)
         if runs is not None and seconds < best_s:
-            best, best_s, chosen = runs, seconds, trial
+            best, best_s, chosen, budget = runs, seconds, trial, int(budget_bytes * share)
     if best is None:
         return None
     order = sorted(everything, key=lambda v: (-_output_bytes(index, v), v))
     for name in order[:TRIALS]:
         trial = chosen ^ {name}
-        runs, seconds = _walk(index, budget_bytes, trial)
+        runs, seconds = _walk(index, budget, trial)
         if runs is not None and seconds < best_s:
             best, best_s, chosen = runs, seconds, trial
     return best
@@ -367,9 +376,7 @@ def _needed_intermediates(index: Windows) -> frozenset[str]:
 def _small(index: Windows) -> list[frozenset[str]]:
     """Everything the backward pass may need that is small, by several measures of small, and all intermediates."""
     largest = max(index.size.values(), default=0)
-    sets = [
-        _needed_intermediates(index) | {n for n in index.last if index.size[n] <= part * largest} for part in SMALL
-    ]
+    sets = [_needed_intermediates(index) | {n for n in index.last if index.size[n] <= part * largest} for part in SMALL]
     return list(dict.fromkeys(sets))
 
 

@@ -24,7 +24,8 @@ from monet.planner.readback import Runs, earlier, read_point, without_useless, w
 from monet.planner.replay import Replay, replay
 from monet.planner.rows import Floats
 from monet.planner.solution import Solution
-from monet.planner.solvers import Answer, Limits, Model, Progress, Solve, solver as find_solver
+from monet.planner.solvers import Answer, Limits, Model, Progress, Solve
+from monet.planner.solvers import solver as find_solver
 from monet.planner.windows import windows
 
 log = logging.getLogger(__name__)
@@ -82,9 +83,8 @@ def plan_problem(
     bound_ms, status, scope = 0.0, "interrupted", "none"
     built = begun
     try:
-        _first_plans(best, start)
-        base = windows(problem, window)
-        program = build_program(problem, budget_bytes, window, earlier(base, best.runs) if best.runs else None)
+        also = _first_plans(best, start, window)
+        program = build_program(problem, budget_bytes, window, also)
         add_memory_rows(program)
         scope = program.scope
         built = time.monotonic()
@@ -109,8 +109,8 @@ def plan_problem(
     )
 
 
-def _first_plans(best: _Best, start: Solution | None) -> None:
-    """The caller's start and the constructed plan, as far as they fit."""
+def _first_plans(best: _Best, start: Solution | None, window: int | None) -> dict[str, int]:
+    """Offers the caller's start and a constructed plan; returns the earlier windows that the better needs."""
     if start is not None:
         try:
             runs = without_useless(best.problem, Runs(start.forward, start.stages))
@@ -121,6 +121,13 @@ def _first_plans(best: _Best, start: Solution | None) -> None:
     made = construct(windows(best.problem, None), best.budget_bytes)
     if made is not None:
         best.offer(made)
+    if best.runs is not None:
+        return earlier(windows(best.problem, window), best.runs)
+    known = smallest_budget(best.problem)
+    if known is not None:
+        # It recomputes everything everywhere: no window could hold it, so it starts no solve.
+        best.offer(Runs(known[1].forward, known[1].stages))
+    return {}
 
 
 @dataclass(slots=True)

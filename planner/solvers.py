@@ -24,7 +24,10 @@ Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """min cost·x over 0-1 points of ``arrays``; ``fixed_lower`` ≤ x ≤ ``fixed_upper``; ``start`` is feasible or None."""
+    """min cost·x over 0-1 points of ``arrays`` with ``fixed_lower`` ≤ x ≤ ``fixed_upper``.
+
+    ``start`` is a feasible point to begin with, or None.
+    """
 
     arrays: Arrays
     fixed_lower: Floats
@@ -48,7 +51,6 @@ class Limits:
     time_s: float
     gap: float
     nodes: int | None = None
-    stop_below: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,3 +151,30 @@ def best_by_exhaustion(problem: Problem, budget_bytes: int, reading: list[bool],
         if found.peak_bytes <= budget_bytes:
             return objective
     return float("inf")
+
+
+def chain(length: int) -> Problem:
+    """Convolution-like chain: op i reads t(i-1); its backward reads t(i-1); a fast and a lean implementation."""
+    forward = tuple(
+        ForwardOperator(
+            f"op{i}",
+            (f"t{i - 1}",) if i else (),
+            (f"t{i}",),
+            (ForwardImplementation("fast", 0.004 + i / 1e4, 6), ForwardImplementation("lean", 0.006 + i / 1e4, 0)),
+        )
+        for i in range(length)
+    )
+    backward = tuple(
+        BackwardOperator(
+            f"b{i}",
+            (
+                BackwardImplementation("fast", 0.008, (f"t{i - 1}",) if i else (), 6),
+                BackwardImplementation("lean", 0.011, (f"t{i - 1}",) if i else (), 0),
+            ),
+            4 + i % 3,
+            8 + i % 3,
+        )
+        for i in range(length - 1, -1, -1)
+    )
+    tensors = tuple(Tensor(f"t{i}", 4 + i % 3) for i in range(length))
+    return Problem(f"chain of {length}", tensors, forward, (), backward, 10)

@@ -89,3 +89,21 @@ class Awkward(nn.Module):
         x = x * 2
         x.relu_()
         return {"logits": self.out(x), "flat": x.view(-1), "count": 3, "hidden": x, "tokens": tokens}
+
+
+class Running(nn.Module):
+    """A buffer that the forward pass reads, changes in place, and whose old content the gradient needs;
+    several results of one view operator, of which one is not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 12), nn.Linear(4, 6)
+        self.register_buffer("average", torch.linspace(0.5, 1.5, 12))
+        self.average: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.tanh(self.first(x)) * self.average.clone()
+        part, _, other = x.chunk(3, dim=1)
+        scaled = self.second(part * other) * self.average[:6].clone()
+        self.average.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return torch.sigmoid(scaled), other

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Awkward, Inverted, Residual, Transformer
+from small_models import Awkward, Inverted, Residual, Running, Transformer
 from torch import nn
 
 from monet.capture import Captured, capture
@@ -21,6 +21,7 @@ CASES: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {
     "residual": (Residual(16), (torch.randn(8, 3, 64, 64),), {}),
     "inverted": (Inverted(), (torch.randn(3, 4, 8, 8),), {}),
     "transformer": (Transformer(), (torch.randint(0, 50, (2, 7)),), {}),
+    "running": (Running(), (torch.randn(5, 8),), {}),
     "awkward": (Awkward(), (torch.randint(0, 11, (2, 4)),), {"scale": torch.randn(2, 4, 8, requires_grad=True)}),
 }
 
@@ -60,7 +61,11 @@ def _evaluate(offers: Catalogue, captured: Captured, model: nn.Module, inputs: l
             env[name] = torch.randn(graph.values[name].shape)
 
     def run(op: Operator, named: Mapping[str, Implementation]) -> None:
-        first = Implementation("view", op.target, op.args, op.kwargs, op.outputs, op.single) if op.view else next(iter(named.values()))
+        first = (
+            Implementation("view", op.target, op.args, op.kwargs, op.outputs, op.single)
+            if op.view
+            else next(iter(named.values()))
+        )
         results = _call(first, env, set())
         env.update({n: r for n, r in zip(first.outputs, results, strict=False) if n is not None})
         for saved in offers.intermediates.get(op.name, ()):
@@ -81,6 +86,7 @@ def test_every_implementation_computes_what_the_first_does(case: str) -> None:
     offers = catalogue(captured.graph)
     with torch.no_grad():
         env = _evaluate(offers, captured, model, [*args, *kwargs.values()])
+        old = {s.value: model.get_buffer(s.target) for s in captured.graph.sources if s.kind == "buffer"}
         tried = 0
         for group, again in ((offers.forward, False), (offers.recompute, True), (offers.backward, False)):
             for node, named in group.items():
@@ -92,7 +98,8 @@ def test_every_implementation_computes_what_the_first_does(case: str) -> None:
                     if implementation.call.__name__ == "draw":
                         torch.set_rng_state(env[f"{node}.rng"])
                     # Running statistics are updated by a forward run: give it copies.
-                    results = _call(implementation, env, written | _running(captured))
+                    seen = env if again or group is offers.backward else {**env, **old}
+                    results = _call(implementation, seen, written | _running(captured))
                     if again:
                         assert torch.equal(before, torch.get_rng_state()), f"{node} moves the generator"
                     for name, result in zip(implementation.outputs, results, strict=False):
@@ -129,7 +136,11 @@ def test_families_offer_what_they_should() -> None:
     offered: set[tuple[str, str]] = set()
     for model, args, kwargs in CASES.values():
         offers = catalogue(capture(model, args, kwargs).graph)
-        for kind, group in (("forward", offers.forward), ("recompute", offers.recompute), ("backward", offers.backward)):
+        for kind, group in (
+            ("forward", offers.forward),
+            ("recompute", offers.recompute),
+            ("backward", offers.backward),
+        ):
             offered |= {(kind, i.name) for named in group.values() for i in named.values()}
         offered |= {("intermediate", s.implementation.name) for saved in offers.intermediates.values() for s in saved}
     assert offered >= {
@@ -179,7 +190,9 @@ def test_measurements_tell_outputs_from_temporaries() -> None:
     assert chunked < whole
 
 
-@pytest.mark.parametrize(("batch", "expected"), [(184, [4, 23]), (1, []), (7, [7]), (256, [4, 16]), (176, [4, 16]), (97, [])])
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(184, [4, 23]), (1, []), (7, [7]), (256, [4, 16]), (176, [4, 16]), (97, [])]
+)
 def test_chunks_divide_the_batch(batch: int, expected: list[int]) -> None:
     assert chunk_counts(batch) == expected
 
@@ -194,7 +207,9 @@ def test_batch_norm_from_output_is_accurate_to_its_least_scale(scale: float) -> 
     weight, bias = torch.full((4,), scale), torch.randn(4)
     y, mean, invstd = torch.ops.aten.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
     mask = [True, True, True]
-    expected = torch.ops.aten.native_batch_norm_backward(gradient, x, weight, None, None, mean, invstd, True, 1e-5, mask)
+    expected = torch.ops.aten.native_batch_norm_backward(
+        gradient, x, weight, None, None, mean, invstd, True, 1e-5, mask
+    )
     found = from_output(gradient, y, weight, bias, invstd, 1e-5, mask)
     for a, b in zip(found, expected, strict=True):
         assert float((a - b).abs().max() / b.abs().max()) < 1e-6 / min(1.0, abs(scale)) * 0.5
