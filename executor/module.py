@@ -180,12 +180,14 @@ class _Step(torch.autograd.Function):
         # Checks versions too: a parameter changed before backward is an error, as in eager.
         ctx.save_for_backward(*(named[name] for name in runner.code.kept))
         tangents = dict(zip(runner.graph.outputs, runner.graph.tangents, strict=True))
+        # No zeros for outputs that the loss leaves out: where one takes a gradient, backward makes them.
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(named[n] for n in runner.code.outputs if tangents[n] is None))
         return outputs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         runner: Runner = ctx.runner
         tangent_of = {o: t for o, t in zip(runner.graph.outputs, runner.graph.tangents, strict=True) if o is not None}
         given = dict(zip((tangent_of[o] for o in runner.code.outputs), gradients, strict=True))
@@ -194,7 +196,9 @@ class _Step(torch.autograd.Function):
             if name is None:
                 continue
             value, tangent = runner.graph.values[name], given[name]
-            if tuple(tangent.stride()) != value.stride:
+            if tangent is None:
+                tangent = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device).zero_()
+            elif tuple(tangent.stride()) != value.stride:
                 tangent = torch.empty_strided(
                     value.shape, value.stride, dtype=tangent.dtype, device=tangent.device
                 ).copy_(tangent)

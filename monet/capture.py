@@ -113,9 +113,10 @@ def _promote_constants(module: torch.fx.GraphModule, model: torch.nn.Module) -> 
 
 
 def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False) -> None:
-    """Clone outputs that share memory with an input, a parameter or another output.
+    """Clone outputs that share memory with an input, a parameter or another output, or hold more than they show.
 
-    Autograd would give such outputs one common gradient outside the graph; a copy has its own.
+    Autograd would give outputs that share memory one common gradient outside the graph; a copy has
+    its own. A view of a part would keep the whole in memory for as long as the user keeps the output.
     """
     graph = module.graph
     (output,) = [node for node in graph.nodes if node.op == "output"]
@@ -135,7 +136,8 @@ def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False)
             continue
         storage = value.untyped_storage()._cdata
         source = result.op in ("placeholder", "get_attr")
-        if source or storage in taken or (everything and value.dtype.is_floating_point):
+        part = value.untyped_storage().nbytes() != value.numel() * value.dtype.itemsize
+        if source or part or storage in taken or (everything and value.dtype.is_floating_point):
             with graph.inserting_before(output):
                 result = graph.call_function(aten.clone.default, (result,))
                 result.meta["val"] = value.clone()

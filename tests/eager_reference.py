@@ -44,7 +44,9 @@ def compare_steps(
     optimisers = [torch.optim.SGD(m.parameters(), rate, momentum=0.9) for m in (eager, planned)]
 
     def same(a: torch.Tensor, b: torch.Tensor, what: str, scale: float = 0.0) -> None:
-        assert a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride(), what
+        # An output that is a view of a part comes as a tensor of its own; everything else as eager lays it out.
+        part = a.untyped_storage().nbytes() != a.numel() * a.itemsize
+        assert a.shape == b.shape and a.dtype == b.dtype and (part or a.stride() == b.stride()), what
         if exact or not a.is_floating_point():
             assert torch.equal(a, b), f"{what}: {(a.double() - b.double()).abs().max()}"
         else:

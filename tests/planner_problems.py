@@ -44,9 +44,9 @@ def problems(draw: st.DrawFn, operators: int = 3, pinned: bool = False) -> Probl
     size = {tensor.id: tensor.bytes for tensor in tensors}
     last_consumer = {k: i for i, (inputs, _) in enumerate(links) for k in inputs}
     forward = []
-    for i, (inputs, outputs) in enumerate(links):
+    for i, (ins, outs) in enumerate(links):
         again = draw(st.integers(0, 2)) == 0
-        reads = (outputs[-1],) if len(outputs) > 1 and draw(st.booleans()) else ()
+        reads = (outs[-1],) if len(outs) > 1 and draw(st.booleans()) else ()
         implementations = [
             ForwardImplementation(
                 "plain",
@@ -57,21 +57,22 @@ def problems(draw: st.DrawFn, operators: int = 3, pinned: bool = False) -> Probl
                 recompute_reads=reads,
             )
         ]
-        victims = [k for k in inputs if last_consumer[k] == i and size[k] <= size[outputs[0]]]
-        if victims and draw(st.booleans()):
+        choose = draw(st.booleans())
+        victims = [k for k in ins if last_consumer[k] == i and size[k] <= size[outs[0]]]
+        if victims and choose:
             implementations.append(
                 ForwardImplementation("inplace", seconds(draw), draw(st.integers(0, 3)), victims[0], size[victims[0]])
             )
         elif draw(st.booleans()):
             implementations.append(ForwardImplementation("lean", seconds(draw), 0))
         recomputable = draw(st.integers(0, 5)) > 0
-        forward.append(ForwardOperator(f"op{i}", inputs, outputs, tuple(implementations), recomputable))
-    intermediates = []
-    for i, (inputs, outputs) in enumerate(links):
+        forward.append(ForwardOperator(f"op{i}", ins, outs, tuple(implementations), recomputable))
+    intermediates: list[Intermediate] = []
+    for i, (ins, outs) in enumerate(links):
         if draw(st.integers(0, 3)) == 0 and not intermediates:
-            reads = (outputs[0], *(inputs[:1] if draw(st.booleans()) else ()))
+            making = (outs[0], *(ins[:1] if draw(st.booleans()) else ()))
             intermediates.append(
-                Intermediate(f"v{i}", draw(st.integers(1, 4)), f"op{i}", reads, seconds(draw), draw(st.integers(0, 4)))
+                Intermediate(f"v{i}", draw(st.integers(1, 4)), f"op{i}", making, seconds(draw), draw(st.integers(0, 4)))
             )
     readable = [*size, *(v.id for v in intermediates)]
     backward = []
@@ -124,28 +125,26 @@ def best_by_exhaustion(problem: Problem, budget_bytes: int, reading: list[bool],
         total *= len(options)
     if total > most:
         return None
-    time_s = {(o.id, q.name): q for o in problem.forward for q in o.implementations}
+    forward_s = {(o.id, q.name): q for o in problem.forward for q in o.implementations}
     back_s = {(o.id, q.name): q.time_s for o in problem.backward for q in o.implementations}
     make_s = {v.id: v.time_s for v in problem.intermediates}
 
     def cost(run: Run, again: bool) -> float:
-        q = time_s[run.operator, run.implementation]
+        q = forward_s[run.operator, run.implementation]
         base = q.recompute_time_s if again and q.recompute_time_s is not None else q.time_s
         return base + sum(make_s[v] for v in run.intermediates)
 
-    priced = [[(cost(run, False), run) for run in options] for options in forwards]
-    staged = [
-        [(sum(cost(r, True) for r in s.recompute) + back_s[s.backward, s.implementation], s) for s in options]
-        for options in stages
-    ]
-    plans = sorted(
-        (sum(part[0] for part in plan), number, plan) for number, plan in enumerate(itertools.product(*priced, *staged))
-    )
-    for objective, _, plan in plans:
-        forward = tuple(part[1] for part in plan[: len(priced)])
-        chosen = tuple(part[1] for part in plan[len(priced) :])
+    def stage_cost(stage: Stage) -> float:
+        return sum(cost(r, True) for r in stage.recompute) + back_s[stage.backward, stage.implementation]
+
+    plans: list[tuple[float, tuple[Run, ...], tuple[Stage, ...]]] = []
+    for forward in itertools.product(*forwards):
+        forward_cost = sum(cost(run, False) for run in forward)
+        for chosen in itertools.product(*stages):
+            plans.append((forward_cost + sum(map(stage_cost, chosen)), forward, chosen))
+    for objective, forward, chosen in sorted(plans, key=lambda plan: plan[0]):
         try:
-            found = replay(problem, solution_of(forward, chosen))  # type: ignore[arg-type]
+            found = replay(problem, solution_of(forward, chosen))
         except InvalidPlan:
             continue
         if found.peak_bytes <= budget_bytes:
