@@ -47,8 +47,6 @@ class Runner:
             ]
             self.arena = allocator.Arena(requests, plan.arena_bytes)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
-        elif device.type == "cpu":
-            logger.warning("no native arena: the step runs on PyTorch's allocator and its peak is not the plan's")
         self.generation = 0
         self._busy = threading.Lock()
         self._reported = False

@@ -34,6 +34,14 @@ def compiler() -> str | None:
     return next((found for name in ("g++", "c++", "clang++") if (found := shutil.which(name))), None)
 
 
+@cache
+def _say_no_compiler() -> None:
+    logger.warning(
+        "no C++ compiler found (set CXX, or install g++): without the native arena and kernels, planned steps run on "
+        "PyTorch's allocator, and their peak is its own, not the plan's"
+    )
+
+
 def _cpu_model() -> str:
     """A library built with ``-march=native`` must not be served to another processor from a shared cache."""
     try:
@@ -53,7 +61,7 @@ def build(source: Path, *, with_torch: bool, openmp: bool) -> ctypes.PyDLL | Non
     """
     cxx = compiler()
     if cxx is None:
-        logger.warning("no C++ compiler found (set CXX): %s is not built; peaks will be PyTorch's own", source.name)
+        _say_no_compiler()
         return None
     include = Path(torch.__file__).parent / "include"
     library = Path(torch.__file__).parent / "lib"

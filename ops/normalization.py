@@ -49,7 +49,7 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     1 / gamma, so that its xhat is the same; the scale gamma^2 * invstd makes the input gradient
     gamma * invstd * (...) again. Not bitwise: xhat is rounded once more (6e-8 relative).
     """
-    gradient, x, weight, _, _, mean, invstd, training, eps, mask = op.args
+    gradient, _, weight, _, _, mean, invstd, training, eps, mask = op.args
     if not training:
         return [plain(op)]
     found = [plain(op)]

@@ -25,7 +25,7 @@ ROUND_S = 10.0
 ROUND_GAP = 1e-3
 MOST_WIDTH = 0.4
 FIRST_WIDTH = 0.25
-STALE_ROUNDS = 20
+STALE_ROUNDS = 8
 
 
 def positions(program: Program) -> npt.NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from hypothesis import strategies as st
@@ -120,10 +121,7 @@ def best_by_exhaustion(problem: Problem, budget_bytes: int, reading: list[bool],
     """The least time of any plan that fits, in seconds; infinity if none fits, None if there are too many."""
     forwards = [every_run(problem, operator) for operator in problem.forward]
     stages = [list(every_stage(problem, t, reading[t])) for t in range(len(problem.backward))]
-    total = 1
-    for options in (*forwards, *stages):
-        total *= len(options)
-    if total > most:
+    if math.prod(map(len, forwards)) * math.prod(map(len, stages)) > most:
         return None
     forward_s = {(o.id, q.name): q for o in problem.forward for q in o.implementations}
     back_s = {(o.id, q.name): q.time_s for o in problem.backward for q in o.implementations}

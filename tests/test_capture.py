@@ -1,0 +1,100 @@
+"""What is captured: pairs of gradients, tied weights, outputs, mutation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import Awkward, Residual
+from torch import nn
+
+from monet.capture import capture
+from monet.errors import CaptureError
+from monet.graph import operator_inputs
+
+aten = torch.ops.aten
+
+
+def test_convolution_gradients_are_apart() -> None:
+    graph = capture(Residual(), (torch.randn(2, 3, 8, 8),)).graph
+    masks = [op.args[-1] for op in graph.backward if op.target is aten.convolution_backward.default]
+    assert masks and all(not (m[0] and (m[1] or m[2])) for m in masks)
+    names = [op.name for op in graph.backward]
+    for name in names:
+        if name.endswith("_input") and name.removesuffix("_input") + "_params" in names:
+            assert names.index(name) == names.index(name.removesuffix("_input") + "_params") + 1
+
+
+def test_buffers_are_updated_in_place_once() -> None:
+    model = Residual()
+    graph = capture(model, (torch.randn(2, 3, 8, 8),)).graph
+    assert not graph.mutations
+    norms = sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    assert sum(op.target is aten.native_batch_norm.default for op in graph.forward) == norms
+    assert sum(op.target is aten.add_.Tensor for op in graph.forward) == norms
+    assert not any(op.target is aten.copy_.default for op in graph.forward)
+    buffers = {s.value for s in graph.sources if s.kind == "buffer"}
+    assert not any(buffers & set(operator_inputs(op)) for op in graph.backward)
+
+
+def test_tied_weights_are_one_storage() -> None:
+    model = Awkward()
+    captured = capture(model, (torch.zeros(2, 4, dtype=torch.long),), {"scale": torch.randn(2, 4, 8)})
+    graph = captured.graph
+    weights = [s for s in graph.sources if s.target in ("embed.weight", "out.weight")]
+    assert len({graph.storage(s.value) for s in weights}) == 1
+    assert sum(s.value in graph.gradients for s in weights) == 1
+    assert set(captured.constants) == {"shift"}
+    assert captured.output_literals == {2: 3}
+
+
+def test_outputs_have_memory_of_their_own() -> None:
+    captured = capture(Awkward(), (torch.zeros(2, 4, dtype=torch.long),), {"scale": torch.randn(2, 4, 8)})
+    graph = captured.graph
+    storages = [graph.storage(name) for name in graph.outputs if name is not None]
+    assert len(storages) == len(set(storages)) == 4
+    assert not set(storages) & {graph.storage(s.value) for s in graph.sources}
+
+
+def test_fingerprint_depends_on_shape_and_structure_only() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    first = capture(Residual(), (x,)).graph.fingerprint()
+    assert first == capture(Residual(), (torch.zeros(2, 3, 8, 8),)).graph.fingerprint()
+    assert first != capture(Residual(), (torch.randn(3, 3, 8, 8),)).graph.fingerprint()
+    assert first != capture(Residual(16), (x,)).graph.fingerprint()
+    assert first != capture(Residual().eval(), (x,)).graph.fingerprint()
+
+
+def test_random_operators_are_known() -> None:
+    graph = capture(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), (torch.randn(2, 3),)).graph
+    assert [op.random for op in graph.forward if op.target is aten.native_dropout.default] == [True]
+
+
+def test_two_inputs_that_share_memory() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * self.weight + y
+
+    x = torch.randn(4, 3)
+    graph = capture(Sum(), (x, x)).graph
+    assert len([s for s in graph.sources if s.kind == "input"]) == 2
+
+
+def test_reading_a_changed_buffer_in_backward_is_refused() -> None:
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.register_buffer("seen", torch.ones(3))
+            self.seen: torch.Tensor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * self.weight * self.seen
+            self.seen.add_(1)
+            return y
+
+    with pytest.raises(CaptureError):
+        capture(Changed(), (torch.randn(2, 3),))
