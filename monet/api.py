@@ -36,6 +36,7 @@ FULL_STAGES = 40
 WINDOW = 16
 # A layout may be a little larger than the program's peak; then the program gets that much less, so often.
 TRIES = 4
+REFRESH_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ class _Bar:
 
     def __init__(self, shown: bool, time_limit_s: float) -> None:
         self._limit_s = time_limit_s
+        self._shown_s = -REFRESH_S
         self._bar = tqdm(
             total=round(time_limit_s), desc="solving", disable=not shown, leave=False,
             bar_format="{desc}: |{bar}| {n:.0f}/{total} s{postfix}",
@@ -219,8 +221,9 @@ class _Bar:
         self._bar.close()
 
     def __call__(self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float) -> None:
-        if self._bar.disable:
+        if self._bar.disable or elapsed_s - self._shown_s < REFRESH_S:
             return
+        self._shown_s = elapsed_s
         self._bar.n = min(elapsed_s, self._limit_s)
         best = "none yet" if incumbent_s is None else f"{incumbent_s:.3f} s"
         least = "none yet" if bound_s is None else f"{bound_s:.3f} s"

@@ -71,20 +71,11 @@ class Bench:
         if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
             self._inputs.clear()
 
-        def real(argument: Any) -> Any:
-            if isinstance(argument, Ref):
-                if argument.name not in made:
-                    made[argument.name] = self._tensor(values[argument.name], len(made))
-                return made[argument.name]
-            if isinstance(argument, list | tuple):
-                return [real(item) for item in argument]
-            return argument
-
         for name in implementation.inputs():
             if name.endswith(".rng"):
                 made[name] = torch.get_rng_state()
-        args = [real(a) for a in implementation.args]
-        kwargs = {k: real(v) for k, v in implementation.kwargs}
+        args = [self._real(a, made, values) for a in implementation.args]
+        kwargs = {k: self._real(v, made, values) for k, v in implementation.kwargs}
         state = torch.get_rng_state()
         try:
             with torch.no_grad():
@@ -95,6 +86,16 @@ class Bench:
             ) from error
         finally:
             torch.set_rng_state(state)
+
+    def _real(self, argument: Any, made: dict[str, torch.Tensor], values: Mapping[str, Value]) -> Any:
+        """The argument tree with tensors for values; one tensor a value."""
+        if isinstance(argument, Ref):
+            if argument.name not in made:
+                made[argument.name] = self._tensor(values[argument.name], len(made))
+            return made[argument.name]
+        if isinstance(argument, list | tuple):
+            return [self._real(item, made, values) for item in argument]
+        return argument
 
     def _run(self, implementation: Implementation, args: list[Any], kwargs: dict[str, Any]) -> Measurement:
         if not allocator.available():
@@ -111,10 +112,12 @@ class Bench:
             if first > 1.0 and len(times) == 1:
                 break
             arena.enter(0)
-            start = time.perf_counter()
-            results = _named(implementation, implementation.call(*args, **kwargs))
-            times.append(time.perf_counter() - start)
-            arena.leave()
+            try:
+                start = time.perf_counter()
+                results = _named(implementation, implementation.call(*args, **kwargs))
+                times.append(time.perf_counter() - start)
+            finally:
+                arena.leave()
             del results
         statistics_ = arena.statistics()
         arena.close()

@@ -21,11 +21,11 @@ from monet.planner.rows import Floats
 from monet.planner.solvers import Answer, Limits, Model, Solve, Tick
 
 NODES = 10
-ROUND_S = 10.0
+ROUND_S = 6.0
 ROUND_GAP = 1e-3
-MOST_WIDTH = 0.4
-FIRST_WIDTH = 0.25
-STALE_ROUNDS = 8
+MOST_WIDTH = 0.3
+FIRST_WIDTH = 0.2
+STALE_ROUNDS = 10
 
 
 def positions(program: Program) -> npt.NDArray[np.int64]:
@@ -55,20 +55,27 @@ def positions(program: Program) -> npt.NDArray[np.int64]:
 
 
 def _stretches(count: int, rng: np.random.Generator) -> Iterator[Callable[[float], npt.NDArray[np.bool_]]]:
-    """Endless: a function from width (a fraction of the network) to the freed operators."""
+    """Endless: a function from width (a fraction of the network) to the freed operators.
+
+    In turn one stretch, two anywhere, and two mirrored ones, which skip connections join.
+    """
     while True:
-        pair = rng.random() < 0.5
-        places = rng.random(2)
+        for kind in ("one", "two", "mirrored"):
+            places = rng.random(2)
+            if kind == "one":
+                places = places[:1]
+            elif kind == "mirrored":
+                places[1] = 1 - places[0]
 
-        def free(width: float, pair: bool = pair, places: Floats = places) -> npt.NDArray[np.bool_]:
-            chosen = np.zeros(count, dtype=np.bool_)
-            length = max(1, round(width * count / (2 if pair else 1)))
-            for place in places[: 2 if pair else 1]:
-                begin = round(place * (count + length)) - length
-                chosen[max(0, begin) : max(0, begin + length)] = True
-            return chosen
+            def free(width: float, places: Floats = places) -> npt.NDArray[np.bool_]:
+                chosen = np.zeros(count, dtype=np.bool_)
+                length = max(1, round(width * count / len(places)))
+                for place in places:
+                    begin = round(place * (count + length)) - length
+                    chosen[max(0, begin) : max(0, begin + length)] = True
+                return chosen
 
-        yield free
+            yield free
 
 
 def improve(
@@ -106,5 +113,5 @@ def improve(
             found(answer)
         if answer.status == "interrupted":
             raise KeyboardInterrupt
-        width = min(MOST_WIDTH, width * 1.15) if answer.status == "optimal" else width * 0.8
+        width = min(MOST_WIDTH, width * 1.15) if answer.status == "optimal" else width * 0.7
     return best

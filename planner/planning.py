@@ -121,13 +121,16 @@ def _first_plans(best: _Best, start: Solution | None, window: int | None) -> dic
     made = construct(windows(best.problem, None), best.budget_bytes)
     if made is not None:
         best.offer(made)
-    if best.runs is not None:
-        return earlier(windows(best.problem, window), best.runs)
-    known = smallest_budget(best.problem)
-    if known is not None:
-        # It recomputes everything everywhere: no window could hold it, so it starts no solve.
+    if best.runs is None and (known := smallest_budget(best.problem)) is not None:
         best.offer(Runs(known[1].forward, known[1].stages))
-    return {}
+    if best.runs is None:
+        return {}
+    index = windows(best.problem, window)
+    also = earlier(index, best.runs)
+    added = sum(index.start[name] - stage for name, stage in also.items())
+    plain = sum(last + 1 - index.start[name] for name, last in index.last.items())
+    # A thrifty plan recomputes everything everywhere: room for it would undo the windows.
+    return also if added <= plain else {}
 
 
 @dataclass(slots=True)

@@ -1,0 +1,65 @@
+"""Planned against eager step time with an unlimited budget: medians of interleaved pairs in one process.
+
+python benchmarks/bench_step_time.py [--pairs 15]
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from typing import Any
+
+import click
+import record
+import torch
+
+import monet
+from monet.config import InputSpec, load_config
+from monet.model_loading import build_model
+from monet.sample_inputs import make_inputs
+
+CASES = {"resnet50": (8, 3, 224, 224), "mobilenet_v2": (8, 3, 224, 224), "vgg16": (4, 3, 224, 224), "tiny": None}
+
+
+def _step(module: torch.nn.Module, args: Any, kwargs: Any) -> float:
+    module.zero_grad(set_to_none=True)
+    start = time.perf_counter()
+    out = module(*args, **kwargs)
+    out.backward(torch.ones_like(out))
+    return time.perf_counter() - start
+
+
+@click.command()
+@click.option("--pairs", default=15, show_default=True, help="Interleaved pairs a model.")
+def main(pairs: int) -> None:
+    results = {}
+    for name, shape in CASES.items():
+        config = load_config(f"{name}.yaml")
+        if shape is not None:
+            config = config.model_copy(update={"inputs": (InputSpec(shape=shape),)})
+        model = build_model(config)
+        args, kwargs = make_inputs(config, 0)
+        plan = monet.plan(model, args, kwargs, budget="1000GB", progress=True)
+        planned = monet.MonetModule(copy.deepcopy(model), plan)
+        for module in (model, planned):
+            _step(module, args, kwargs)
+        times: list[tuple[float, float]] = []
+        for i in range(pairs):
+            order = (model, planned) if i % 2 == 0 else (planned, model)
+            seconds = {id(module): _step(module, args, kwargs) for module in order}
+            times.append((seconds[id(model)], seconds[id(planned)]))
+        ratio = statistics.median(p / e for e, p in times)
+        results[name] = {
+            "shape": shape,
+            "eager_s": statistics.median(e for e, _ in times),
+            "planned_s": statistics.median(p for _, p in times),
+            "predicted_s": plan.solver["objective_s"],
+            "ratio": ratio,
+        }
+        click.echo(f"{name}: planned / eager {ratio:.3f}  {results[name]}")
+    click.echo(f"wrote {record.write('step_time', results)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""``python -m monet``."""
+
+from __future__ import annotations
+
+from monet.cli import main
+
+main()

@@ -1,0 +1,125 @@
+"""The command line on a real, tiny configuration, each run in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from monet.planfile import Plan
+
+MONET = [sys.executable, "-m", "monet"]
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MONET, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("work")
+
+
+def test_plan_measure_and_json(folder: Path) -> None:
+    done = _run(folder, "plan", "tiny.yaml", "--budget", "80%", "--measure", "--json", "summary.json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "summary.json").read_text())
+    plan = Plan.load(folder / "tiny.plan.json")
+    assert summary["peak_bytes"] == plan.peak_bytes <= plan.budget_bytes == summary["budget_bytes"]
+    assert summary["arena_bytes"] + summary["fixed_bytes"] == summary["peak_bytes"]
+    for key in (
+        "status",
+        "baseline_s",
+        "baseline_peak_bytes",
+        "objective_s",
+        "overhead",
+        "bound_s",
+        "gap",
+        "build_s",
+        "solve_s",
+    ):
+        assert summary[key] is not None, key
+    assert summary["bound_s"] <= summary["objective_s"]
+    # The promise, measured in another process: exact, in bytes.
+    assert summary["measured"]["planned"]["allocator_peak_bytes"] == plan.peak_bytes
+    assert summary["measured"]["eager"]["allocator_peak_bytes"] > plan.peak_bytes
+    assert "measuring operators" in done.stderr and "measuring" not in done.stdout.splitlines()[0]
+    assert "saved tiny.plan.json" in done.stdout
+
+
+def test_second_run_measures_nothing(folder: Path) -> None:
+    done = _run(folder, "plan", "tiny.yaml", "--budget", "90%", "--output", "second.plan.json")
+    assert done.returncode == 0, done.stderr
+    assert "measuring operators" not in done.stderr
+
+
+def test_infeasible_budget_says_what_is_feasible(folder: Path) -> None:
+    done = _run(folder, "plan", "tiny.yaml", "--budget", "1MB", "--output", "no.plan.json", "--json", "no.json")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "smallest" in done.stderr and "Traceback" not in done.stderr
+    assert not (folder / "no.plan.json").exists() and not (folder / "no.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("tiny.yaml", "--budget", "6QB"), 2, "6QB"),
+        (("missing.yaml", "--budget", "6GB"), 2, "missing.yaml"),
+        (("tiny.yaml", "--budget", "6GB", "--solver", "NONE"), 1, "NONE"),
+        (("unimportable.yaml", "--budget", "6GB"), 2, "no_such_package"),
+        (("malformed.yaml", "--budget", "6GB"), 2, "malformed.yaml:2"),
+    ],
+)
+def test_bad_input(folder: Path, arguments: tuple[str, ...], status: int, said: str) -> None:
+    (folder / "unimportable.yaml").write_text("model: no_such_package:make\ninputs: [{shape: [2, 3]}]\n")
+    (folder / "malformed.yaml").write_text("model: monet.example_models:tiny_resnet\ninputs: [{shape: [2, 3]\n")
+    before = set(folder.iterdir())
+    done = _run(folder, "plan", *arguments)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert set(folder.iterdir()) == before
+
+
+def test_interrupt_while_solving_saves_the_best_plan(folder: Path) -> None:
+    arguments = ["plan", "tiny.yaml", "--budget", "72%", "--gap", "0", "--window", "60", "--time-limit", "100"]
+    errors = folder / "stderr.txt"
+    with errors.open("w") as stream:
+        process = subprocess.Popen(
+            [*MONET, *arguments, "--output", "stopped.plan.json"], cwd=folder, stderr=stream, stdout=subprocess.PIPE
+        )
+        deadline = time.monotonic() + 90
+        while "gap" not in errors.read_text() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    text = errors.read_text()
+    assert "Traceback" not in text, text[-2000:]
+    assert process.returncode == 130, (process.returncode, text[-2000:])
+    Plan.load(folder / "stopped.plan.json")
+    assert not [name for name in os.listdir(folder) if "tmp" in name]
+
+
+def test_interrupt_before_there_is_a_plan_leaves_nothing(folder: Path) -> None:
+    process = subprocess.Popen(
+        [*MONET, "plan", "tiny.yaml", "--budget", "80%", "--no-cache", "--output", "never.plan.json"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    seen = b""
+    while b"measuring operators" not in seen:
+        piece = os.read(process.stderr.fileno(), 4096)
+        assert piece, seen
+        seen += piece
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, rest
+    assert b"Traceback" not in rest
+    assert not (folder / "never.plan.json").exists()

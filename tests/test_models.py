@@ -1,0 +1,58 @@
+"""The shipped models at a small size: three SGD steps equal eager's at budgets from 100 % to the smallest feasible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from eager_reference import compare_steps
+
+from monet.api import plan_model
+from monet.config import InputSpec, load_config
+from monet.errors import InfeasibleBudget
+from monet.model_loading import build_model
+from monet.sample_inputs import make_inputs
+
+pytestmark = pytest.mark.slow
+
+SIZES = {
+    "resnet50": (4, 3, 64, 64),
+    "vgg16": (2, 3, 64, 64),
+    "googlenet": (4, 3, 64, 64),
+    "mobilenet_v2": (4, 3, 64, 64),
+    "unet": (2, 3, 64, 64),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_three_steps_at_every_budget(name: str) -> None:
+    config = load_config(f"{name}.yaml")
+    assert isinstance(config.inputs, tuple)
+    shape = (*SIZES[name][:1], config.inputs[0].shape[1], *SIZES[name][2:])
+    config = config.model_copy(update={"inputs": (InputSpec(shape=shape),)})
+    model = build_model(config)
+
+    def inputs(seed: int) -> tuple[Sequence[torch.Tensor], Mapping[str, torch.Tensor]]:
+        return make_inputs(config, seed)
+
+    args, kwargs = inputs(0)
+    full = plan_model(model, args, kwargs, "100%", time_limit_s=30)
+    budget, smallest = full.plan.fixed_bytes + 1, None
+    with pytest.raises(InfeasibleBudget):
+        plan_model(model, args, kwargs, budget, time_limit_s=30)
+    for _ in range(5):
+        try:
+            smallest = plan_model(model, args, kwargs, budget, time_limit_s=30)
+            break
+        except InfeasibleBudget as error:
+            assert error.smallest_bytes is not None and error.smallest_bytes > budget
+            budget = error.smallest_bytes
+    assert smallest is not None
+    plans = [full, smallest]
+    for share in (70, 35):
+        between = smallest.plan.peak_bytes + (full.plan.peak_bytes - smallest.plan.peak_bytes) * share // 100
+        plans.append(plan_model(model, args, kwargs, max(between, budget), time_limit_s=30))
+    for result in plans:
+        assert result.plan.peak_bytes <= result.plan.budget_bytes
+        compare_steps(model, result.plan, inputs)
