@@ -2,9 +2,9 @@
 
 Every column of the program belongs to a position in the forward pass. A round frees the columns of
 one or two contiguous stretches, fixes all others to the best point, and lets the solver improve it.
-Two stretches, because what one gives up in memory another can use. Rounds are limited by search nodes,
-not seconds, and stretches follow a fixed sequence: the same problem gives the same rounds until time
-runs out.
+Two stretches, because what one gives up in memory another can use. Stretches follow a fixed sequence
+and rounds are limited by search nodes: the same problem gives the same rounds, unless a round reaches
+``ROUND_S`` or the time runs out.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def plan_problem(
     ``window``: recomputation is considered in so many stages before each tensor's last use; None is
     the full program. ``gap``: relative; stop when the plan is proven within it. ``start``: a plan to
     begin with; ignored if it does not fit. ``progress`` is called from this thread, about 20 times a
-    second during solves. Equal inputs give equal plans when the solve ends before any time limit.
+    second during solves. Equal inputs give equal plans when no solve, round or phase ends by its time limit.
 
     Ctrl-C returns the best plan so far, with status ``interrupted``, or is raised if there is none.
 

@@ -74,7 +74,7 @@ def test_infeasible_budget_says_what_is_feasible(folder: Path) -> None:
         (("missing.yaml", "--budget", "6GB"), 2, "missing.yaml"),
         (("tiny.yaml", "--budget", "6GB", "--solver", "NONE"), 1, "NONE"),
         (("unimportable.yaml", "--budget", "6GB"), 2, "no_such_package"),
-        (("malformed.yaml", "--budget", "6GB"), 2, "malformed.yaml:2"),
+        (("malformed.yaml", "--budget", "6GB"), 2, "malformed.yaml:3"),
     ],
 )
 def test_bad_input(folder: Path, arguments: tuple[str, ...], status: int, said: str) -> None:
@@ -88,7 +88,15 @@ def test_bad_input(folder: Path, arguments: tuple[str, ...], status: int, said: 
 
 
 def test_interrupt_while_solving_saves_the_best_plan(folder: Path) -> None:
-    arguments = ["plan", "tiny.yaml", "--budget", "72%", "--gap", "0", "--window", "60", "--time-limit", "100"]
+    # Many equal blocks: little to measure, much to decide.
+    (folder / "deep.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    block = lambda: [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]\n"
+        "    return nn.Sequential(*[layer for _ in range(40) for layer in block()])\n"
+    )
+    (folder / "deep.yaml").write_text("model: deep:make\ninputs: [{shape: [8, 8, 24, 24]}]\n")
+    arguments = ["plan", "deep.yaml", "--budget", "35%", "--gap", "0", "--time-limit", "300"]
     errors = folder / "stderr.txt"
     with errors.open("w") as stream:
         process = subprocess.Popen(
