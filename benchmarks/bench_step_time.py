@@ -32,9 +32,12 @@ def _step(module: torch.nn.Module, args: Any, kwargs: Any) -> float:
 
 @click.command()
 @click.option("--pairs", default=15, show_default=True, help="Interleaved pairs a model.")
-def main(pairs: int) -> None:
+@click.option("--model", "models", multiple=True, type=click.Choice(list(CASES)), help="Only these; writes no file.")
+def main(pairs: int, models: tuple[str, ...]) -> None:
     results = {}
     for name, shape in CASES.items():
+        if models and name not in models:
+            continue
         config = load_config(f"{name}.yaml")
         if shape is not None:
             config = config.model_copy(update={"inputs": (InputSpec(shape=shape),)})
@@ -58,7 +61,8 @@ def main(pairs: int) -> None:
             "ratio": ratio,
         }
         click.echo(f"{name}: planned / eager {ratio:.3f}  {results[name]}")
-    click.echo(f"wrote {record.write('step_time', results)}")
+    if not models:
+        click.echo(f"wrote {record.write('step_time', results)}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ flag that HiGHS's interrupt callback reads.
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import Any
 
@@ -92,18 +93,51 @@ def _wait(highs: Any, watch: _Watch, tick: Tick | None) -> BaseException | None:
 
     thread = threading.Thread(target=work, name="highs", daemon=True)
     raised: BaseException | None = None
-    thread.start()
-    while thread.is_alive():
-        try:
+    with _Interrupts(watch) as interrupts:
+        thread.start()
+        while thread.is_alive():
             thread.join(POLL_S)
-            if tick is not None and raised is None:
+            if tick is None or watch.stop:
+                continue
+            try:
                 tick(watch.incumbent, watch.bound)
-        except BaseException as error:
-            raised = raised or error
-            watch.stop = True
+            except BaseException as error:  # HiGHS must have stopped before it may leave this function
+                raised = error
+                watch.stop = True
+    if raised is None and interrupts.seen:
+        raised = KeyboardInterrupt()
     if watch.error is not None:
         raise SolverError(f"HiGHS failed: {watch.error}") from watch.error
     return raised
+
+
+class _Interrupts:
+    """While HiGHS runs, Ctrl-C asks it to stop and raises nothing: an exception at the wrong moment would
+    leave HiGHS running behind a program that goes on, and abort it at exit.
+
+    Only the main thread may handle signals; in another one, Ctrl-C is the main thread's business.
+    """
+
+    def __init__(self, watch: _Watch) -> None:
+        self.seen = False
+        self._watch = watch
+        self._before: Any = None
+        self._handles = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> _Interrupts:
+        # A handler that the application installed (or SIG_IGN) stays in charge.
+        self._handles = self._handles and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._handles:
+            self._before = signal.signal(signal.SIGINT, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handles:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.seen = True
+        self._watch.stop = True
 
 
 def _highs_model(model: Model) -> Any:

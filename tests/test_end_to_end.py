@@ -103,7 +103,7 @@ def test_interrupt_while_solving_saves_the_best_plan(folder: Path) -> None:
             [*MONET, *arguments, "--output", "stopped.plan.json"], cwd=folder, stderr=stream, stdout=subprocess.PIPE
         )
         deadline = time.monotonic() + 90
-        while "gap" not in errors.read_text() and process.poll() is None and time.monotonic() < deadline:
+        while "best" not in errors.read_text() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         process.wait(60)
