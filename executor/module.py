@@ -71,6 +71,10 @@ class MonetModule(torch.nn.Module):
             return self._model(*args, **kwargs)
         return self._step(args, kwargs)
 
+    def __reduce__(self) -> tuple[type[MonetModule], tuple[torch.nn.Module, Plan]]:
+        """Copies and pickles are the model and the plan; each copy captures anew and has its own arena."""
+        return MonetModule, (self._model, self.plan)
+
     def extra_repr(self) -> str:
         return f"planned: peak {self.plan.peak_bytes} of {self.plan.budget_bytes} bytes, {len(self.plan.steps)} steps"
 

@@ -33,7 +33,7 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         ("status", summary["status"], ""),
         ("budget", format_bytes(summary["budget_bytes"]), ""),
         ("promised peak", format_bytes(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
-        ("  arena", format_bytes(summary["arena_bytes"]), "activations, intermediates, workspaces, temporaries"),
+        ("  arena", format_bytes(summary["arena_bytes"]), _arena_note(summary)),
         ("  fixed", format_bytes(summary["fixed_bytes"]), ""),
         *((f"    {part}", format_bytes(count), "") for part, count in summary["fixed"].items()),
         ("eager's peak", format_bytes(summary["baseline_peak_bytes"]), _saved(summary)),
@@ -84,6 +84,14 @@ def write_json(path: Path, summary: Mapping[str, Any], measured: Mapping[str, An
     """The same as data, written whole or not at all; a measurement goes under ``measured``."""
     content = dict(summary) if measured is None else {**summary, "measured": measured}
     write_text_atomically(path, json.dumps(content, indent=2) + "\n")
+
+
+def _arena_note(summary: Mapping[str, Any]) -> str:
+    what = "activations, intermediates, workspaces, temporaries"
+    if "arena_bound_bytes" not in summary:
+        return what
+    excess = summary["arena_bytes"] - summary["arena_bound_bytes"]
+    return f"{what}; {excess} bytes above the least for these lifetimes"
 
 
 def _aligned(rows: Iterable[tuple[str, str, str]]) -> list[str]:

@@ -232,6 +232,18 @@ def test_data_loader_workers(planned: monet.MonetModule) -> None:
     assert arena is not None and arena.statistics().misses == 0
 
 
+def test_a_copy_has_its_own_arena(planned: monet.MonetModule) -> None:
+    twin = copy.deepcopy(planned)
+    assert twin._step.runner.arena is not planned._step.runner.arena
+    a, b = planned(_x()), twin(_x())
+    for out in (a, b):
+        out.sum().backward()
+    for p, q in zip(planned.parameters(), twin.parameters(), strict=True):
+        assert p is not q and p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+    del twin
+    planned(_x()).sum().backward()
+
+
 def test_second_forward_before_backward(planned: monet.MonetModule) -> None:
     first = planned(_x(0))
     second = planned(_x(1))
