@@ -18,6 +18,7 @@ from monet.profile import Measurement, Request
 # Enough repetitions for a short operator, few for a long one.
 ENOUGH_S = 0.06
 MOST_RUNS = 9
+LEAST_SCRATCH_BYTES = 1 << 26
 LEAST_RUNS = 2
 # Inputs are kept for the next measurement of equal shapes until they are this many bytes.
 MOST_INPUT_BYTES = 3 << 30
@@ -62,6 +63,7 @@ class Bench:
 
     def __init__(self) -> None:
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._homes: dict[tuple[Any, ...], allocator.Arena] = {}
         self._noise: dict[torch.dtype, torch.Tensor] = {}
         self._scratch: allocator.Arena | None = None
 
@@ -70,6 +72,7 @@ class Bench:
         made: dict[str, torch.Tensor] = {}
         if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
             self._inputs.clear()
+            self._homes.clear()
 
         for name in implementation.inputs():
             if name.endswith(".rng"):
@@ -146,11 +149,19 @@ class Bench:
         """An arena for these requests in memory that earlier measurements made resident."""
         offsets, size = _compact(requests)
         if self._scratch is None or self._scratch.bytes < size:
-            self._scratch = allocator.Arena([[]], max(size, 1 << 26))
-            self._scratch.map()
+            self._scratch, memory = _mapped(max(size, LEAST_SCRATCH_BYTES), torch.uint8)
+            memory.zero_()  # resident before anything is timed
         arena = allocator.Arena([list(zip((r.bytes for r in requests), offsets, strict=True))], size)
         arena.share(self._scratch)
         return arena
+
+    def _empty(self, key: tuple[Any, ...], size: int, value: Value) -> torch.Tensor:
+        """Memory of the kind that a planned step's tensors lie in (huge pages): reading from other memory takes
+        up to twice as long."""
+        if value.device.type != "cpu" or not size or not allocator.available():
+            return torch.empty(size, dtype=value.dtype, device=value.device)
+        self._homes[key], base = _mapped(size, value.dtype)
+        return base
 
     def _tensor(self, value: Value, position: int) -> torch.Tensor:
         """Noise of the value's geometry, one tensor an argument; integers are 0, a valid index everywhere."""
@@ -158,7 +169,7 @@ class Bench:
         if key in self._inputs:
             return self._inputs[key]
         size = value.storage_bytes // value.dtype.itemsize
-        base = torch.empty(size, dtype=value.dtype, device=value.device)
+        base = self._empty(key, size, value)
         if value.dtype.is_floating_point or value.dtype.is_complex:
             noise = self._noise.get(value.dtype)
             if noise is None:
@@ -176,6 +187,18 @@ class Bench:
         tensor = base.as_strided(value.shape, value.stride, value.offset)
         self._inputs[key] = tensor
         return tensor
+
+
+def _mapped(size: int, dtype: torch.dtype) -> tuple[allocator.Arena, torch.Tensor]:
+    """A tensor of ``size`` elements that fills an arena of its own; it must not outlive the arena."""
+    count = size * dtype.itemsize
+    home = allocator.Arena([[(count, 0)]], count)
+    home.map()
+    home.enter(0)
+    try:
+        return home, torch.empty(size, dtype=dtype)
+    finally:
+        home.leave()
 
 
 def _named(implementation: Implementation, results: Any) -> list[torch.Tensor | None]:
