@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
