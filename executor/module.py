@@ -54,6 +54,8 @@ class MonetModule(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if "_model" not in self.__dict__:
+                raise
             return getattr(self.__dict__["_model"], name)
 
     @property
@@ -103,6 +105,7 @@ class _PlannedStep:
         self.runner = Runner(plan, catalogue(self.graph))
         self._inputs = InputCheck(self.captured)
         self._owners = self._locate()
+        self._children = [(m._modules, name, child) for m in model.modules() for name, child in m._modules.items()]
 
     def _check_environment(self) -> None:
         expected = self.plan.model.get("fingerprint")
@@ -115,6 +118,14 @@ class _PlannedStep:
         here, there = environment(device), self.plan.environment.get("profile")
         if here != there:
             raise PlanMismatch(f"the plan was made for [{there}], and this is [{here}]; plan again here")
+
+    def _check_modules(self) -> None:
+        """The modules whose parameters are used must still be the model's."""
+        for children, name, child in self._children:
+            if children.get(name) is not child:
+                raise PlanMismatch(
+                    f"submodule {name!r} was replaced after planning; make a new MonetModule, or plan again"
+                )
 
     def _check_modes(self) -> None:
         """Every submodule must be in the mode it was captured in: a frozen batch norm is another operator."""
@@ -158,6 +169,7 @@ class _PlannedStep:
                 f"the plan was made for {self.plan.environment['threads']} threads and torch now has "
                 f"{torch.get_num_threads()}; memory requests depend on it. Set torch.set_num_threads, or plan again"
             )
+        self._check_modules()
         self._check_modes()
         leaves = self._inputs.leaves(args, kwargs)
         sources = self._sources(leaves)

@@ -344,6 +344,12 @@ def test_channels_last_input_is_copied(planned: monet.MonetModule) -> None:
         assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
 
 
+def test_replaced_submodule(planned: monet.MonetModule) -> None:
+    planned._model.head = nn.Linear(16, 5)
+    with pytest.raises(PlanMismatch, match="head"):
+        planned(_x())
+
+
 def test_plan_of_another_model(residual: PlanResult) -> None:
     with pytest.raises(PlanMismatch, match="another model"):
         monet.MonetModule(Residual(8), residual.plan)

@@ -1,0 +1,44 @@
+"""The examples of the README run: the Python one on a small model, the YAML one through the schema."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from monet.config import load_config
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def _block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert found is not None, f"the README has no {language} block"
+    return found[1]
+
+
+def test_python_example() -> None:
+    code = _block("python")
+    for old, new in (
+        ("import torch, torchvision, monet", "import torch, monet\nfrom monet.example_models import tiny_resnet"),
+        ("torchvision.models.resnet50()", "tiny_resnet(classes=1000)"),
+        ("184", "4"),
+        ("224, 224", "32, 32"),
+    ):
+        assert old in code, f"the example no longer has {old!r}: adapt this test"
+        code = code.replace(old, new)
+    space: dict[str, Any] = {}
+    exec(code, space)
+    assert all(p.grad is not None for p in space["model"].parameters())
+    assert torch.isfinite(space["loss"])
+
+
+def test_yaml_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.yaml").write_text(_block("yaml"))
+    monkeypatch.chdir(tmp_path)
+    config = load_config("train.yaml")
+    assert config.model == "train:make_model" and isinstance(config.inputs, tuple)
+    assert config.inputs[0].shape == (32, 128)
