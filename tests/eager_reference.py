@@ -101,6 +101,7 @@ def compare_steps(
         for name, expected in eager.tensors.items():
             what, found = f"{name} in step {step}", mine.tensors[name]
             # An output that is a view of a part comes as a tensor of its own; all else as eager lays it out.
+            assert not expected.is_floating_point() or torch.isfinite(expected).all(), f"eager's {what} is not finite"
             part = expected.untyped_storage().nbytes() != expected.numel() * expected.itemsize
             assert expected.shape == found.shape and expected.dtype == found.dtype, what
             assert part or expected.stride() == found.stride(), what

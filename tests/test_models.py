@@ -55,4 +55,5 @@ def test_three_steps_at_every_budget(name: str) -> None:
         plans.append(plan_model(model, args, kwargs, max(between, budget), time_limit_s=30))
     for result in plans:
         assert result.plan.peak_bytes <= result.plan.budget_bytes
-        compare_steps(model, result.plan, inputs)
+        # Cotangents are of size 1 an output, a thousand of them: a larger rate drives VGG to infinity in eager, too.
+        compare_steps(model, result.plan, inputs, rate=1e-4)
