@@ -43,13 +43,6 @@ class MonetModule(torch.nn.Module):
         self.training = model.training
         self._step = _PlannedStep(model, plan)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # nn.Module would register the step or a shared dictionary's entry as a child.
-        if name == "_step":
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)

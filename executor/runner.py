@@ -47,6 +47,8 @@ class Runner:
             ]
             self.arena = allocator.Arena(requests, plan.arena_bytes)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
+        position = {name: i for i, name in enumerate(self.code.forward_sources)}
+        self._guards = [(position[name], name, least) for name, least in self.code.guards]
         self.generation = 0
         self._busy = threading.Lock()
         self._reported = False
@@ -99,7 +101,7 @@ class Runner:
 
     def _check_guards(self, sources: Sequence[torch.Tensor]) -> None:
         """Scales that an implementation divides by must still be large enough."""
-        for position, name, least in self._guards():
+        for position, name, least in self._guards:
             smallest = float(sources[position].detach().abs().min())
             if not smallest >= least:
                 target = next(s.target for s in self.graph.sources if s.value == name)
@@ -107,10 +109,6 @@ class Runner:
                     f"{target} has a value of magnitude {smallest:.3g}, and the plan takes a gradient from an output "
                     f"divided by it, which needs at least {least:g}; plan again with --exact (exact=True)"
                 )
-
-    def _guards(self) -> list[tuple[int, str, float]]:
-        position = {name: i for i, name in enumerate(self.code.forward_sources)}
-        return [(position[name], name, least) for name, least in self.code.guards]
 
     def _check_service(self, gradients: Sequence[torch.Tensor]) -> None:
         """After the first whole step: every request was as planned, and nothing that leaves lies in the arena."""

@@ -163,7 +163,6 @@ int monet_install() {
 int64_t monet_live_bytes() { return live_bytes.load(); }
 int64_t monet_peak_bytes() { return peak_bytes.load(); }
 void monet_reset_peak() { peak_bytes.store(live_bytes.load()); }
-void monet_count(int64_t delta) { count(delta); }
 
 Program* monet_program_create(int64_t steps, const int64_t* step_begin, const int64_t* sizes, const int64_t* offsets,
                               int64_t arena_bytes) {

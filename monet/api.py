@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from monet.byte_count import ByteBudget, ByteCount, format_bytes, parse_budget
+from monet.byte_count import ByteBudget, format_bytes, parse_budget
 from monet.capture import capture
 from monet.errors import InfeasibleBudget
 from monet.executor.inputs import describe_inputs
@@ -96,7 +96,7 @@ def plan_model(
             store.close()
     lowered = lower(offers, profiled, name=type(model).__name__, reserve_bytes=reserve_bytes)
     eager = baseline(lowered.problem)
-    budget_bytes = _resolve(budget, eager.peak_bytes)
+    budget_bytes = parse_budget(budget).resolve(eager.peak_bytes)
     solution, unrolled, placed = _solve(
         lowered, budget_bytes, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=progress
     )
@@ -135,13 +135,6 @@ def plan_model(
     )
     verify(made)
     return PlanResult(made, _summary(made, solution, lowered))
-
-
-def _resolve(budget: ByteBudget | int | str, peak_bytes: int) -> int:
-    parsed = (
-        parse_budget(budget) if isinstance(budget, str) else ByteCount(budget) if isinstance(budget, int) else budget
-    )
-    return parsed.resolve(peak_bytes)
 
 
 def baseline(problem: Problem) -> Solution:

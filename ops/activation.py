@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from monet.graph import Operator, Ref, Value
@@ -53,15 +55,9 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     saved = op.args[1]
     activation = _activation(op, context)
     if op.target is aten.hardtanh_backward.default and activation is not None and activation.outputs[0] is not None:
-        op_from_output = Operator(
-            op.name, op.target, (op.args[0], Ref(activation.outputs[0]), *op.args[2:]), op.kwargs, op.outputs,
-            op.single, op.view, op.random, op.where,
-        )  # fmt: skip
+        from_output = replace(op, args=(op.args[0], Ref(activation.outputs[0]), *op.args[2:]))
         found = generic.backward(op, context)
-        found += [
-            Implementation(f"from-output-{i.name}", i.call, i.args, i.kwargs, i.outputs, i.single, i.overwrites)
-            for i in generic.backward(op_from_output, context)
-        ]
+        found += [replace(i, name=f"from-output-{i.name}") for i in generic.backward(from_output, context)]
     else:
         found = generic.backward(op, context)
     bits = _bits(activation, context) if activation is not None else None

@@ -95,10 +95,10 @@ class Context:
     def may_overwrite(self, name: str, by: Operator, result: str) -> bool:
         """Whether ``by`` may put ``result`` into the memory of ``name``: it is the last reader of that
         storage in its pass, the storage is the step's own, and both are the same whole block."""
-        if self.whole(name) is None or self.graph.storage(name) in self.escaping or result in self.escaping:
+        if self.whole(name) is None:
             return False
         storage = self.graph.storage(name)
-        if storage in self.sources or storage in self.tangents or self.graph.storage(result) in self.escaping:
+        if storage in self.sources or storage in self.tangents or {storage, self.graph.storage(result)} & self.escaping:
             return False
         old, new = self.value(name), self.value(result)
         if (old.shape, old.stride, old.dtype) != (new.shape, new.stride, new.dtype):
@@ -113,12 +113,7 @@ class Context:
 
 def _last_readers(graph: Graph, operators: tuple[Operator, ...]) -> dict[str, str]:
     """Storage → the last operator of one pass that reads it, through views too."""
-    return {
-        graph.storage(name): op.name
-        for op in operators
-        if not op.view
-        for name in (*references(op.args), *references([value for _, value in op.kwargs]))
-    }
+    return {graph.storage(name): op.name for op in operators if not op.view for name in operator_inputs(op)}
 
 
 def plain(op: Operator) -> Implementation:

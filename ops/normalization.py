@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from monet.graph import Operator, Ref
@@ -17,13 +15,9 @@ aten = torch.ops.aten
 LEAST_SCALE = 1e-3
 
 
-def _arguments(op: Operator) -> tuple[Any, ...]:
-    return op.args[:8]
-
-
 def recompute(op: Operator, context: Context) -> list[Implementation] | None:
     """Training statistics are not touched: from the saved ones, or computed anew from the same input."""
-    x, weight, bias, _, _, training, _, eps = _arguments(op)
+    x, weight, bias, _, _, training, _, eps = op.args[:8]
     if not training or op.outputs[0] is None:
         return generic.recompute(op, context)
     again = Implementation(
