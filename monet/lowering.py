@@ -123,6 +123,7 @@ def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: i
                     reads,
                     measured.time_s,
                     aligned(measured.workspace_bytes()),
+                    saved.kind,
                 )
             )
     total = sum(storages.bytes(storage) for storage in made)

@@ -43,7 +43,7 @@ def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
     if bits is None or bounds is None or op.outputs[0] is None:
         return []
     make = Implementation("bits", native.pass_bits, (Ref(op.outputs[0]), *bounds), (), (bits.name,))
-    return [SavedIntermediate(bits, make)]
+    return [SavedIntermediate(bits, make, "sign-bits")]
 
 
 def backward(op: Operator, context: Context) -> list[Implementation]:

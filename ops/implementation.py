@@ -48,10 +48,11 @@ class Implementation:
 
 @dataclass(frozen=True, slots=True)
 class SavedIntermediate:
-    """A value made on demand after its operator ran, and how."""
+    """A value made on demand after its operator ran, and how; ``kind`` as in ``planner.problem.Intermediate``."""
 
     value: Value
     implementation: Implementation
+    kind: str
 
 
 class Context:

@@ -51,7 +51,7 @@ def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
     make = Implementation(
         "cells", native.pool_pack, (Ref(op.outputs[1]), shape, _geometry(op.args[1:])), (), (cells.name,)
     )
-    return [SavedIntermediate(cells, make)]
+    return [SavedIntermediate(cells, make, "pool-index")]
 
 
 def backward(op: Operator, context: Context) -> list[Implementation]:

@@ -94,6 +94,7 @@ def _intermediate(f: dict[str, Any], saved: dict[str, Any]) -> Intermediate:
         reads=tuple(reads),
         time_s=max(0.0, min(q["ms"] for q in saving) - plain) / 1e3,
         workspace_bytes=max(0, min(q["workspace"] for q in saving)),
+        kind={"sign_bits": "sign-bits", "pool_index": "pool-index"}[saved["kind"]],
     )
 
 
