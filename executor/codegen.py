@@ -8,6 +8,7 @@ plan takes the memory back.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from monet.graph import Graph, Operator, Ref, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
 from monet.planfile import Plan, PlanStep
+
+# What tracebacks call the generated code.
+FILE = "<monet plan>"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,16 @@ class Generated:
     outputs: tuple[str, ...]
     gradient_of: tuple[str, ...]
     guards: tuple[tuple[str, float], ...]
+
+    def step_of(self, error: BaseException) -> int | None:
+        """The step that raised ``error``: the last that was entered above the line where it left the generated code."""
+        lines = [at for frame, at in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == FILE]
+        if not lines:
+            return None
+        entered = re.findall(
+            r"^ +enter\(handle, (\d+)\)$", "\n".join(self.source.split("\n")[: lines[-1]]), re.MULTILINE
+        )
+        return int(entered[-1]) if entered else None
 
 
 def implementation_of(step: PlanStep, catalogue: Catalogue) -> Implementation:
@@ -213,7 +227,7 @@ def generate(plan: Plan, catalogue: Catalogue) -> Generated:
         writer.ensure(value)
     text = _assemble(writer, sources, forward_lines, outputs, activations, kept, tangents, [*graph.gradients.values()])
     namespace: dict[str, Any] = dict(writer.names)
-    exec(compile(text, "<monet plan>", "exec"), namespace)
+    exec(compile(text, FILE, "exec"), namespace)
     return Generated(
         source=text,
         forward=namespace["forward"],

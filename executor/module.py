@@ -12,8 +12,10 @@ from monet.capture import Captured, capture
 from monet.errors import PlanMismatch
 from monet.executor.inputs import InputCheck, example_inputs
 from monet.executor.runner import Runner
-from monet.ops.catalogue import catalogue
+from monet.graph import Graph
+from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.measure import environment
+from monet.ops.sparse import DENSITY
 from monet.planfile import Plan
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,12 @@ class MonetModule(torch.nn.Module):
         return f"planned: peak {self.plan.peak_bytes} of {self.plan.budget_bytes} bytes, {len(self.plan.steps)} steps"
 
 
+def planned_catalogue(graph: Graph, plan: Plan) -> Catalogue:
+    """What a plan's steps may name: the storages it was made with are part of it (``model.storage``: a list of
+    names, ``model.density``); a plan without these has none."""
+    return catalogue(graph, storage=plan.model.get("storage", ()), density=plan.model.get("density", DENSITY))
+
+
 class _PlannedStep:
     """The captured model, its runner, and what a call must look like."""
 
@@ -95,7 +103,7 @@ class _PlannedStep:
                 module.training = training
         self.graph = self.captured.graph
         self._check_environment()
-        self.runner = Runner(plan, catalogue(self.graph))
+        self.runner = Runner(plan, planned_catalogue(self.graph, plan))
         self._inputs = InputCheck(self.captured)
         self._owners = self._locate()
         self._children = [(m._modules, name, child) for m in model.modules() for name, child in m._modules.items()]

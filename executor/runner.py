@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class Runner:
         position = {name: i for i, name in enumerate(self.code.forward_sources)}
         self._guards = [(position[name], name, least) for name, least in self.code.guards]
         self.generation = 0
+        self._maker = {saved.value.name: op for op, made in catalogue.intermediates.items() for saved in made}
         self._busy = threading.Lock()
         self._reported = False
 
@@ -65,8 +67,9 @@ class Runner:
             self.generation += 1
             try:
                 outputs, activations = self.code.forward(self._enter, self._handle, sources)
-            except BaseException:
+            except BaseException as error:
                 self.generation += 1
+                self._refuse(error)
                 raise
             finally:
                 self._leave()
@@ -90,11 +93,27 @@ class Runner:
             self.generation += 1
             try:
                 gradients = self.code.backward(self._enter, self._handle, kept, activations, tangents)
+            except BaseException as error:
+                self._refuse(error)
+                raise
             finally:
                 self._leave()
         if not self._reported:
             self._check_service(gradients)
         return dict(zip(self.code.gradient_of, gradients, strict=True))
+
+    def _refuse(self, error: BaseException) -> None:
+        """Clean up after an exception inside a step. Raises an operator's own error, which knows shapes only, anew with
+        the step and the model's line that it belongs to."""
+        step = self.code.step_of(error) if isinstance(error, ExecutionError) else None
+        # The frames' variables lie in the arena, and whoever keeps the traceback may keep it longer than the arena.
+        traceback.clear_frames(error.__traceback__)
+        if step is None:
+            return
+        kind, node = self.plan.steps[step].kind, self.plan.steps[step].node
+        operator = self._maker.get(node, node)
+        where = next((op.where for op in (*self.graph.forward, *self.graph.backward) if op.name == operator), "")
+        raise ExecutionError(f"step {step} ({kind} {node}): {error}" + (f"\n{where}" if where else "")) from error
 
     def _alone(self) -> Any:
         return _Exclusive(self._busy)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from monet.byte_count import ByteBudget, format_bytes, parse_budget
 from monet.capture import capture
@@ -20,23 +19,20 @@ from monet.lowering import ALIGNMENT, Lowered, lower
 from monet.ops.catalogue import catalogue
 from monet.ops.profiling import profile
 from monet.planfile import Plan
-from monet.planner.layout import Lifetime, layout
-from monet.planner.planning import plan_problem
+from monet.planner.layout import Layout, Lifetime, layout
 from monet.planner.problem import Problem
 from monet.planner.replay import replay
+from monet.planner.schedules import schedule
 from monet.planner.solution import Run, Solution, Stage
 from monet.planner.verify import verify
 from monet.profile import ProfileCache
+from monet.solving_bar import SolvingBar
 from monet.unroll import Unrolled, place, unroll
 
 logger = logging.getLogger(__name__)
 
-# Above this many backward operators the full program is too large for two cores; the windowed one is planned.
-FULL_STAGES = 40
-WINDOW = 16
 # A layout may be a little larger than the program's peak; then the program gets that much less, so often.
 TRIES = 4
-REFRESH_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,24 @@ class PlanResult:
 
     plan: Plan
     summary: Mapping[str, Any]
+    solution: Solution
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A captured and measured step, before any budget. ``eager``: how PyTorch itself would run it.
+
+    ``model`` and ``environment``: what a plan must be used with.
+    """
+
+    lowered: Lowered
+    eager: Solution
+    model: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @property
+    def problem(self) -> Problem:
+        return self.lowered.problem
 
 
 def plan(
@@ -75,19 +89,48 @@ def plan_model(
     window: int | None = None,
     time_limit_s: float = 120.0,
     gap: float = 0.01,
+    prove: bool = False,
+    variant: str = "all",
     exact: bool = False,
+    storage: Collection[str] = (),
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
 ) -> PlanResult:
-    """Plan and report. ``reserve_bytes``: part of the budget that monet must leave to others (optimiser
-    state). ``window``: stages before its last use in which a tensor may be recomputed (None: by size).
-    ``exact``: only implementations that equal eager's bit by bit. ``seed`` is recorded.
+    """Plan and report: ``prepare``, then ``plan_prepared``; their options are described there.
 
     The model is not changed: neither its parameters, nor its buffers, nor the random state.
     """
+    prepared = prepare(
+        model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, storage=storage, cache=cache, progress=progress,
+        seed=seed,
+    )  # fmt: skip
+    return plan_prepared(
+        prepared, budget, variant=variant, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver,
+        prove=prove, progress=progress,
+    )  # fmt: skip
+
+
+def prepare(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    reserve_bytes: int = 0,
+    exact: bool = False,
+    storage: Collection[str] = (),
+    cache: bool = True,
+    progress: bool = False,
+    seed: int = 0,
+) -> Prepared:
+    """Capture a training step and measure its operators: all that comes before a budget.
+
+    ``reserve_bytes``: part of any budget that monet must leave to others (optimiser state). ``exact``:
+    only implementations that equal eager's bit by bit. ``storage``: compressed storages to offer to the
+    baseline ``gist``: ``sparse``, ``half``. ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
+    """
     captured = capture(model, args, kwargs)
-    offers = catalogue(captured.graph, exact=exact)
+    offers = catalogue(captured.graph, exact=exact, storage=frozenset(storage))
     store = ProfileCache() if cache else None
     try:
         profiled = profile(offers, cache=store, progress=progress)
@@ -95,19 +138,9 @@ def plan_model(
         if store is not None:
             store.close()
     lowered = lower(offers, profiled, name=type(model).__name__, reserve_bytes=reserve_bytes)
-    eager = baseline(lowered.problem)
-    budget_bytes = parse_budget(budget).resolve(eager.peak_bytes)
-    solution, unrolled, placed = _solve(
-        lowered, budget_bytes, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=progress
-    )
-    made = Plan(
-        budget_bytes=budget_bytes,
-        arena_bytes=placed.arena_bytes,
-        arena_bound_bytes=placed.bound_bytes,
-        fixed_bytes=lowered.problem.fixed_bytes,
-        fixed=lowered.fixed,
-        steps=unrolled.steps,
-        buffers=place(unrolled, placed.offsets),
+    return Prepared(
+        lowered=lowered,
+        eager=baseline(lowered.problem),
         model={
             "name": type(model).__name__,
             "fingerprint": captured.graph.fingerprint(),
@@ -122,19 +155,55 @@ def plan_model(
             "threads": torch.get_num_threads(),
             "device": str(next(iter(captured.graph.values.values())).device),
         },
+    )
+
+
+def plan_prepared(
+    prepared: Prepared,
+    budget: ByteBudget | int | str,
+    *,
+    variant: str = "all",
+    window: int | None = None,
+    time_limit_s: float = 120.0,
+    gap: float = 0.01,
+    solver: str = "HIGHS",
+    prove: bool = False,
+    progress: bool = False,
+) -> PlanResult:
+    """Plan a prepared step for a budget, lay it out and verify it.
+
+    ``variant``: a name of ``planner.schedules.SCHEDULES``: the whole program, a part of it, or a baseline.
+    ``window``: stages before its last use in which a tensor may be recomputed (None: by size). ``gap``: relative;
+    solving stops there. ``prove``: bound the full program, not the windowed one.
+    """
+    budget_bytes = parse_budget(budget).resolve(prepared.eager.peak_bytes)
+    options = {"window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver}
+    if prove:
+        options["prove"] = True
+    solution, unrolled, placed = _solve(prepared.lowered, budget_bytes, variant, progress, options)
+    made = Plan(
+        budget_bytes=budget_bytes,
+        arena_bytes=placed.arena_bytes,
+        arena_bound_bytes=placed.bound_bytes,
+        fixed_bytes=prepared.problem.fixed_bytes,
+        fixed=prepared.lowered.fixed,
+        steps=unrolled.steps,
+        buffers=place(unrolled, placed.offsets),
+        model=prepared.model,
+        environment=prepared.environment,
         solver={
             "status": solution.status,
             "objective_s": solution.objective_s,
             "bound_s": solution.bound_s,
             "gap": solution.gap,
             "bound_scope": solution.bound_scope,
-            "baseline_s": eager.objective_s,
-            "baseline_peak_bytes": eager.peak_bytes,
+            "baseline_s": prepared.eager.objective_s,
+            "baseline_peak_bytes": prepared.eager.peak_bytes,
             "layout": placed.method,
         },
     )
     verify(made)
-    return PlanResult(made, _summary(made, solution, lowered))
+    return PlanResult(made, _summary(made, solution, prepared.lowered), solution)
 
 
 def baseline(problem: Problem) -> Solution:
@@ -157,26 +226,15 @@ def baseline(problem: Problem) -> Solution:
 
 
 def _solve(
-    lowered: Lowered,
-    budget_bytes: int,
-    *,
-    window: int | None,
-    time_limit_s: float,
-    gap: float,
-    solver: str,
-    progress: bool,
-) -> tuple[Solution, Unrolled, Any]:
+    lowered: Lowered, budget_bytes: int, variant: str, progress: bool, options: Mapping[str, Any]
+) -> tuple[Solution, Unrolled, Layout]:
     """Solve, unroll and lay out until the arena fits beside the fixed bytes."""
     problem = lowered.problem
-    if window is None and len(problem.backward) > FULL_STAGES:
-        window = WINDOW
     target, excess = budget_bytes, 0
     for _ in range(TRIES):
         try:
-            with _Bar(progress, time_limit_s) as bar:
-                solution = plan_problem(
-                    problem, target, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar
-                )
+            with SolvingBar(progress, options["time_limit_s"]) as bar:
+                solution = schedule(variant, problem, target, progress=bar, **options)
         except InfeasibleBudget:
             if excess == 0:
                 raise
@@ -194,33 +252,6 @@ def _solve(
         f"bytes too large; raise the budget by that much, to {budget_bytes + excess} bytes",
         budget_bytes + excess,
     )
-
-
-class _Bar:
-    """A progress line with incumbent, bound and gap; the bar is the time limit."""
-
-    def __init__(self, shown: bool, time_limit_s: float) -> None:
-        self._limit_s = time_limit_s
-        self._shown_s = -REFRESH_S
-        self._bar = tqdm(
-            total=round(time_limit_s), desc="solving", disable=not shown, leave=False,
-            bar_format="{desc}: |{bar}| {n:.0f}/{total} s{postfix}",
-        )  # fmt: skip
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def __call__(self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float) -> None:
-        if self._bar.disable or elapsed_s - self._shown_s < REFRESH_S:
-            return
-        self._shown_s = elapsed_s
-        self._bar.n = min(elapsed_s, self._limit_s)
-        best = "none yet" if incumbent_s is None else f"{incumbent_s:.3f} s"
-        least = "none yet" if bound_s is None else f"{bound_s:.3f} s"
-        self._bar.set_postfix_str(f"best {best}, bound {least}" + (f", gap {gap:.1%}" if gap is not None else ""))
 
 
 def _summary(made: Plan, solution: Solution, lowered: Lowered) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""The command line: one program ``monet``; ``monet-plan`` is its ``plan``."""
+"""The command line: one program ``monet``; ``monet-plan`` is its ``plan`` and ``monet-sweep`` its ``sweep``."""
 
 from __future__ import annotations
 
 import click
 
 from monet.commands.plan import plan
+from monet.commands.sweep import sweep
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,6 +18,7 @@ def program() -> None:
 
 
 program.add_command(plan)
+program.add_command(sweep)
 
 
 def main() -> None:
@@ -27,3 +29,8 @@ def main() -> None:
 def plan_main() -> None:
     """Entry point of ``monet-plan``."""
     plan(prog_name="monet-plan")
+
+
+def sweep_main() -> None:
+    """Entry point of ``monet-sweep``."""
+    sweep(prog_name="monet-sweep")

@@ -20,17 +20,18 @@ WARM_UP_STEPS = 1
 
 
 def measure_config(
-    config: Config, plan_path: Path, *, progress: bool = True
+    config: Config, plan_path: Path, *, eager: bool = True, progress: bool = True
 ) -> dict[str, dict[str, float | int | None]]:
     """``eager`` and ``planned``, each with ``step_s`` (the step after a warm-up one),
     ``allocator_peak_bytes`` (all that torch held at once, parameters and inputs included) and
     ``resident_peak_bytes`` (of the whole process, interpreter and libraries included).
 
-    The gradient of every output is ones; no loss and no optimiser run. A process that the system
+    ``eager`` False leaves the eager step out, which is the same for every plan. The gradient of every
+    output is ones; no loss and no optimiser run. A process that the system
     kills (out of memory) yields None everywhere.
     """
     results: dict[str, dict[str, float | int | None]] = {}
-    runs = (("eager", None), ("planned", plan_path))
+    runs = (*((("eager", None),) if eager else ()), ("planned", plan_path))
     for name, path in tqdm(runs, desc="measuring steps", disable=not progress):
         try:
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from monet.errors import ConfigError
 from monet.graph import Graph, Operator, Value
+from monet.ops import half, sparse
 from monet.ops.implementation import Context, Implementation, SavedIntermediate
+from monet.ops.packing import replaces
 from monet.ops.registry import record
 
 Named = Mapping[str, Implementation]
+
+# Storages that are offered only where asked for: a step ends with an error where "sparse" is too full, and "half"
+# changes gradients.
+STORAGES = frozenset({"half", "sparse"})
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,15 @@ class Catalogue:
         return self.values[value].storage
 
 
-def catalogue(graph: Graph, *, exact: bool = False) -> Catalogue:
-    """``exact``: only implementations whose results equal eager's bit by bit."""
+def catalogue(
+    graph: Graph, *, exact: bool = False, storage: Collection[str] = frozenset(), density: float = sparse.DENSITY
+) -> Catalogue:
+    """``exact``: only implementations whose results equal eager's bit by bit.
+
+    ``storage``: which of ``STORAGES`` to offer besides. ``density``: the share of non-zero values that a sparse
+    storage has room for, in (0, 1]. Raises ``ConfigError`` for others.
+    """
+    _check(storage, density)
     context = Context(graph)
     values = dict(graph.values)
     forward: dict[str, Named] = {}
@@ -63,7 +77,22 @@ def catalogue(graph: Graph, *, exact: bool = False) -> Catalogue:
     for op in graph.backward:
         if not op.view:
             backward[op.name] = named(record(op).backward(op, context))
+    packings = sparse.packings(context, density) if "sparse" in storage else []
+    packings += half.packings(context) if "half" in storage and not exact else []
+    for packing in [p for p in packings if replaces(p, backward, values)]:
+        intermediates[packing.operator] = (*intermediates.get(packing.operator, ()), packing.saved)
+        values[packing.saved.value.name] = packing.saved.value
+        for node, reader in packing.readers.items():
+            backward[node] = {**backward[node], reader.name: reader}
     return Catalogue(graph, values, forward, recompute, backward, intermediates)
+
+
+def _check(storage: Collection[str], density: float) -> None:
+    unknown = sorted(set(storage) - STORAGES)
+    if unknown:
+        raise ConfigError(f"storage {unknown[0]!r} is none of {', '.join(sorted(STORAGES))}")
+    if not 0.0 < density <= 1.0:
+        raise ConfigError(f"density is {density}; it is a share of elements, more than 0 and at most 1")
 
 
 def _generator_state(op: Operator, graph: Graph) -> Value:

@@ -13,6 +13,7 @@ from monet import allocator
 from monet.errors import ProfileError
 from monet.graph import Ref, Value
 from monet.ops.implementation import Implementation
+from monet.ops.sparse import SAMPLES
 from monet.profile import Measurement, Request
 
 # Enough repetitions for a short operator, few for a long one.
@@ -77,6 +78,9 @@ class Bench:
         for name in implementation.inputs():
             if name.endswith(".rng"):
                 made[name] = torch.get_rng_state()
+        if implementation.call in SAMPLES:
+            name = implementation.args[SAMPLES[implementation.call][0]].name
+            made[name] = self._sample(implementation, values, values[name])
         args = [self._real(a, made, values) for a in implementation.args]
         kwargs = {k: self._real(v, made, values) for k, v in implementation.kwargs}
         state = torch.get_rng_state()
@@ -162,6 +166,16 @@ class Bench:
             return torch.empty(size, dtype=value.dtype, device=value.device)
         self._homes[key], base = _mapped(size, value.dtype)
         return base
+
+    def _sample(self, implementation: Implementation, values: Mapping[str, Value], value: Value) -> torch.Tensor:
+        """A tensor whose content is the implementation's to say."""
+        key = (signature(implementation, values),)
+        if key not in self._inputs:
+            base = self._empty(key, value.storage_bytes // value.dtype.itemsize, value)
+            tensor = base.as_strided(value.shape, value.stride, value.offset)
+            SAMPLES[implementation.call][1](tensor, implementation.args)
+            self._inputs[key] = tensor
+        return self._inputs[key]
 
     def _tensor(self, value: Value, position: int) -> torch.Tensor:
         """Noise of the value's geometry, one tensor an argument; integers are 0, a valid index everywhere."""

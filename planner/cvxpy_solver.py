@@ -54,10 +54,13 @@ def solve_cvxpy(name: str, model: Model, limits: Limits, tick: Tick | None = Non
     arrays = model.arrays
     shape = (len(arrays.lower), len(arrays.cost))
     matrix = csr_array((arrays.value, arrays.column_index, arrays.row_start), shape=shape)
-    x = cvxpy.Variable(shape[1], boolean=True)
+    x = cvxpy.Variable(shape[1], boolean=[(int(c),) for c in np.flatnonzero(arrays.integer)])
     # A binary column needs no rows for its range, and a size-limited licence counts rows.
+    shares = np.flatnonzero(~arrays.integer)
     fixed = np.flatnonzero(model.fixed_lower == model.fixed_upper)
     constraints = [x[fixed] == model.fixed_lower[fixed]] if len(fixed) else []
+    if len(shares):
+        constraints += [x[shares] >= 0, x[shares] <= 1]
     equal = np.flatnonzero(arrays.lower == arrays.upper)
     above = np.flatnonzero(np.isfinite(arrays.lower) & (arrays.lower != arrays.upper))
     below = np.flatnonzero(np.isfinite(arrays.upper) & (arrays.lower != arrays.upper))

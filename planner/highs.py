@@ -154,7 +154,8 @@ def _highs_model(model: Model) -> Any:
     lp.a_matrix_.start_ = arrays.row_start
     lp.a_matrix_.index_ = arrays.column_index
     lp.a_matrix_.value_ = arrays.value
-    lp.integrality_ = [highspy.HighsVarType.kInteger] * len(arrays.cost)
+    kinds = highspy.HighsVarType
+    lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in arrays.integer]
     return lp
 
 

@@ -44,9 +44,9 @@ def _forward_rows(program: Program) -> None:
                 if final[name] > i:
                     earlier.constant += index.size[name]
                 elif final[name] < i:
-                    earlier.add(program.kept(name), index.size[name])
+                    earlier.add(program.survives(name), index.size[name])
             for v in index.intermediates[j]:
-                earlier.add(program.kept(v.id), v.bytes)
+                earlier.add(program.survives(v.id), v.bytes)
         total = earlier.copy()
         total.constant += sum(index.size[name] for name in operator.outputs)
         inputs = [name for name in dict.fromkeys(operator.inputs) if final[name] == i]
@@ -57,7 +57,7 @@ def _forward_rows(program: Program) -> None:
         for v in index.intermediates[i]:
             if v.id in program.keep:
                 _fit(program, _forward_making(program, earlier.copy(), i, v, inputs, final))
-            earlier.add(program.kept(v.id), v.bytes)
+            earlier.add(program.survives(v.id), v.bytes)
 
 
 def _forward_making(
@@ -75,8 +75,8 @@ def _forward_making(
                 if q.overwrites == name:
                     total.add((program.forward[i, q.name],), -index.size[name])
         else:
-            total.add(program.kept(name), index.size[name])
-    return total.add(program.kept(v.id), v.bytes + v.workspace_bytes)
+            total.add(program.survives(name), index.size[name])
+    return total.add(program.survives(v.id), v.bytes + v.workspace_bytes)
 
 
 def _backward_row(program: Program, stage: int) -> None:
@@ -105,7 +105,7 @@ def _recompute_rows(program: Program, stage: int) -> None:
     for name, last in index.last.items():
         if last < stage:
             continue
-        if name in index.pinned or stage < index.start[name]:
+        if name in index.pinned or (stage < index.start[name] and not _moves_early(program, name, stage)):
             always.add(program.kept(name), index.size[name])
         else:
             moving.append(name)
@@ -133,6 +133,13 @@ def _recompute_rows(program: Program, stage: int) -> None:
                 _fit(program, total.add((program.make[v.id, stage],), v.workspace_bytes + held))
 
 
+def _moves_early(program: Program, name: str, stage: int) -> bool:
+    """In the relaxation: whether a tensor before its window is more, or less, than kept or not."""
+    index = program.windows
+    touched = stage in index.stages_again[index.producer[name]] or name in index.reads[stage]
+    return name in program.early and (touched or (name, stage) in program.local)
+
+
 def _add_present(program: Program, total: Sum, name: str, stage: int, i: int, after: int) -> None:
     """``name`` while i runs again: from before if this stage makes it later, else while it has a use.
 
@@ -140,6 +147,11 @@ def _add_present(program: Program, total: Sum, name: str, stage: int, i: int, af
     """
     index = program.windows
     producer = index.producer[name]
+    if stage < index.start[name]:
+        # Of what is made again before its window, the relaxation only counts what is read after that.
+        held = program.present(name, stage, after) if producer < i else program.kept(name) if producer > i else ()
+        total.add(held, index.size[name])
+        return
     total.add(program.present(name, stage, max(producer, after)), index.size[name])
     intermediate_of_i = producer == i and name not in program.problem.forward[i].outputs
     if producer > i or intermediate_of_i:
@@ -150,7 +162,9 @@ def _add_making(program: Program, total: Sum, name: str, stage: int, i: int, v: 
     """``name`` while v is made after i ran again; what v reads counts as during the run of i."""
     index = program.windows
     size = index.size[name]
-    if name in v.reads:
+    if stage < index.start[name]:
+        _add_present(program, total, name, stage, i, after=i if name in v.reads else i + 1)
+    elif name in v.reads:
         total.add(program.present(name, stage, i), size)
         for q in index.runs_again[i]:
             if q.overwrites == name and (i, q.name, stage) in program.again:
@@ -167,7 +181,9 @@ def _tracked(program: Program, name: str, stage: int) -> bool:
 
 
 def _fit(program: Program, total: Sum) -> None:
-    """total bytes ≤ budget, in units"""
-    unit = program.unit_bytes
-    scaled = Sum(total.constant / unit, {column: value / unit for column, value in total.terms.items()})
-    program.rows.at_most(scaled, program.budget_bytes / unit)
+    """total ≤ budget, or ≤ peak · budget"""
+    if program.peak is not None:
+        total.terms[program.peak] = -float(program.budget_bytes)
+        program.rows.at_most(total, 0.0)
+    else:
+        program.rows.at_most(total, float(program.budget_bytes))

@@ -23,9 +23,11 @@ from monet.planner.solvers import Answer, Limits, Model, Solve, Tick
 NODES = 10
 ROUND_S = 6.0
 ROUND_GAP = 1e-3
-MOST_WIDTH = 0.3
+MOST_WIDTH = 0.6
 FIRST_WIDTH = 0.2
-STALE_ROUNDS = 10
+STALE_ROUNDS = 20
+SCATTERED = 1.5
+"""Single operators anywhere may be this much more of the network than a stretch: few of their columns interact."""
 
 
 def positions(program: Program) -> npt.NDArray[np.int64]:
@@ -57,10 +59,14 @@ def positions(program: Program) -> npt.NDArray[np.int64]:
 def _stretches(count: int, rng: np.random.Generator) -> Iterator[Callable[[float], npt.NDArray[np.bool_]]]:
     """Endless: a function from width (a fraction of the network) to the freed operators.
 
-    In turn one stretch, two anywhere, and two mirrored ones, which skip connections join.
+    In turn one stretch, two anywhere, two mirrored ones, which skip connections join, and operators anywhere.
     """
     while True:
-        for kind in ("one", "two", "mirrored"):
+        for kind in ("one", "two", "mirrored", "scattered"):
+            if kind == "scattered":
+                order = rng.permutation(count)
+                yield lambda width, order=order: order < width * SCATTERED * count  # type: ignore[misc]
+                continue
             places = rng.random(2)
             if kind == "one":
                 places = places[:1]
@@ -99,7 +105,7 @@ def improve(
         left = deadline - time.monotonic()
         if left <= 0 or stale >= STALE_ROUNDS:
             break
-        freed = free(width)[at]
+        freed = free(width)[at] | ~model.arrays.integer
         round_model = replace(
             model,
             fixed_lower=np.where(freed, model.fixed_lower, best),
@@ -109,7 +115,8 @@ def improve(
         answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), NODES), tick)
         stale += 1
         if answer.x is not None and answer.objective < objective - 1e-6 * abs(objective):
-            best, objective, stale = np.round(answer.x), answer.objective, 0
+            best = np.where(model.arrays.integer, np.round(answer.x), answer.x)
+            objective, stale = answer.objective, 0
             found(answer)
         if answer.status == "interrupted":
             raise KeyboardInterrupt

@@ -17,7 +17,7 @@ here                  meaning                                                   
 ``backward[t, q]``    the backward operator of t runs by q                       δ̂
 ====================  =========================================================  ==================
 
-Costs are milliseconds, memory is counted in ``unit_bytes``.
+Costs are seconds, memory is in bytes; ``scaling.py`` brings both to a solver's liking.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monet.planner.problem import ForwardImplementation, Problem
+from monet.planner.relaxation import add_early_columns, resident_early
 from monet.planner.rows import ABSENT, ALWAYS, Presence, Rows, Sum
 from monet.planner.windows import Windows, recompute_cost, windows
 
@@ -38,20 +39,24 @@ class Program:
     """Columns and rows of one problem, and which column means what.
 
     ``resident`` answers for every (tensor, stage) at which the tensor may be needed; equal states
-    share a column. ``local`` is absent where it equals ``resident``.
+    share a column. ``local`` is absent where it equals ``resident``. ``peak``: where the least memory is
+    looked for, the column that is the peak as a share of ``budget_bytes``.
     """
 
     windows: Windows
     budget_bytes: int
-    unit_bytes: float
+    relaxed: bool = False
     rows: Rows = field(default_factory=Rows)
     keep: dict[str, Presence] = field(default_factory=dict)
+    brief: dict[str, Presence] = field(default_factory=dict)
+    early: dict[str, Presence] = field(default_factory=dict)
     forward: dict[tuple[int, str], int] = field(default_factory=dict)
     again: dict[tuple[int, str, int], int] = field(default_factory=dict)
     make: dict[tuple[str, int], int] = field(default_factory=dict)
     resident: dict[tuple[str, int], Presence] = field(default_factory=dict)
     local: dict[tuple[str, int], Levels] = field(default_factory=dict)
     backward: dict[tuple[int, str], int] = field(default_factory=dict)
+    peak: int | None = None
 
     @property
     def problem(self) -> Problem:
@@ -60,13 +65,21 @@ class Program:
     @property
     def scope(self) -> str:
         """The name of the program that a bound is about."""
-        return "full" if self.windows.window is None else f"window {self.windows.window}"
+        return "full" if self.relaxed or self.windows.window is None else f"window {self.windows.window}"
 
     def kept(self, name: str) -> Presence:
+        """Survives the forward pass and stays until its window begins."""
         return self.keep.get(name, ABSENT)
+
+    def survives(self, name: str) -> Presence:
+        """Survives the forward pass."""
+        return self.kept(name) + self.brief.get(name, ABSENT)
 
     def before(self, name: str, stage: int) -> Presence:
         """In memory when ``stage`` begins."""
+        if name in self.early and stage <= self.windows.start[name]:
+            again = self.kept(name) + self.early[name]
+            return again if stage == self.windows.start[name] else again + self.brief[name]
         return self.kept(name) if stage == 0 else self.resident.get((name, stage - 1), ABSENT)
 
     def runs(self, operator: int, stage: int) -> Presence:
@@ -112,16 +125,23 @@ class Program:
 
 
 def build_program(
-    problem: Problem, budget_bytes: int, window: int | None, also: Mapping[str, int] | None = None
+    problem: Problem,
+    budget_bytes: int,
+    window: int | None,
+    also: Mapping[str, frozenset[int]] | None = None,
+    everywhere: frozenset[int] = frozenset(),
+    relaxed: bool = False,
 ) -> Program:
-    """The program of ``problem``, without its memory rows; ``also`` as for ``windows``."""
-    largest = max((tensor.bytes for tensor in problem.tensors), default=1)
-    # Rows in bytes spoil the solver's tolerances; rows in large units spoil tiny test problems.
-    unit = 2.0**20 if largest >= 2**20 else 1.0
-    program = Program(windows(problem, window, also), budget_bytes, unit)
+    """The program of ``problem``, without its memory rows; ``also`` and ``everywhere`` as for ``windows``.
+
+    ``relaxed``: a relaxation of the full program (see ``relaxation.py``) instead of the windowed one.
+    """
+    program = Program(windows(problem, window, also, everywhere), budget_bytes, relaxed)
     _keep_columns(program)
     _forward_choice(program)
     _recompute_columns(program)
+    if relaxed:
+        add_early_columns(program)
     _resident_columns(program)
     _local_columns(program)
     _backward_choice(program)
@@ -138,7 +158,7 @@ def _keep_columns(program: Program) -> None:
     for name in program.windows.producer:
         if name not in program.windows.last:
             continue
-        cost = made_by[name].time_s * 1e3 if name in made_by else 0.0
+        cost = made_by[name].time_s if name in made_by else 0.0
         program.keep[name] = ALWAYS if name in program.windows.pinned else (program.rows.column(cost),)
 
 
@@ -147,7 +167,7 @@ def _forward_choice(program: Program) -> None:
     for i, implementations in enumerate(program.windows.runs_forward):
         total = Sum()
         for q in implementations:
-            program.forward[i, q.name] = program.rows.column(q.time_s * 1e3)
+            program.forward[i, q.name] = program.rows.column(q.time_s)
             total.add((program.forward[i, q.name],))
         program.rows.exactly(total, 1.0)
 
@@ -158,11 +178,11 @@ def _recompute_columns(program: Program) -> None:
         for stage in sorted(stages):
             for q in program.windows.runs_again[i]:
                 if q.overwrites is None or program.own_decision(q.overwrites, stage):
-                    program.again[i, q.name, stage] = program.rows.column(recompute_cost(q)[0] * 1e3)
+                    program.again[i, q.name, stage] = program.rows.column(recompute_cost(q)[0])
             program.rows.excludes(program.runs(i, stage))
             for v in program.windows.intermediates[i]:
                 if program.own_decision(v.id, stage):
-                    program.make[v.id, stage] = program.rows.column(v.time_s * 1e3)
+                    program.make[v.id, stage] = program.rows.column(v.time_s)
 
 
 def _resident_columns(program: Program) -> None:
@@ -171,7 +191,9 @@ def _resident_columns(program: Program) -> None:
     for name, last in index.last.items():
         for stage in range(last + 1):
             before = program.before(name, stage)
-            if name in index.pinned or stage < index.start[name]:
+            if name in program.early and stage < index.start[name]:
+                program.resident[name, stage] = resident_early(program, name, stage)
+            elif name in index.pinned or stage < index.start[name]:
                 program.resident[name, stage] = before
             elif stage == last and name not in index.reads[stage]:
                 continue  # only the recomputation of this stage can read it
@@ -206,18 +228,17 @@ def _local_columns(program: Program) -> None:
         i = index.producer[name]
         intermediate = name not in index.problem.forward[i].outputs
         alone = len(index.problem.forward[i].outputs) == 1 and not index.intermediates[i]
+        if name in program.early and not intermediate:
+            for stage in range(index.start[name]):
+                levels = _levels(program, name, stage)
+                if levels:
+                    program.local[name, stage] = tuple(reversed(levels))
         for stage in range(index.start[name], last + 1):
             if intermediate:
                 program.rows.implies(program.runs_making(name, stage), program.resident.get((name, stage), ABSENT))
                 continue
-            levels: list[tuple[int, Presence]] = []
-            following = program.resident.get((name, stage), ABSENT)
-            for reader in reversed(_readers(program, name, stage)):
-                if reader == i:
-                    continue
-                reading = program.runs_reading(reader, name, stage)
-                following = _either(program, reading, following)
-                levels.append((reader, following))
+            levels = _levels(program, name, stage)
+            following = levels[-1][1] if levels else program.resident.get((name, stage), ABSENT)
             runs = program.runs(i, stage)
             if runs and alone:
                 program.rows.implies(runs, following)
@@ -225,6 +246,17 @@ def _local_columns(program: Program) -> None:
                 levels.append((i, _either(program, runs, following)))
             if levels:
                 program.local[name, stage] = tuple(reversed(levels))
+
+
+def _levels(program: Program, name: str, stage: int) -> list[tuple[int, Presence]]:
+    """One level for each reader that may run at ``stage``, last reader first."""
+    levels: list[tuple[int, Presence]] = []
+    following = program.resident.get((name, stage), ABSENT)
+    for reader in reversed(_readers(program, name, stage)):
+        if reader != program.windows.producer[name]:
+            following = _either(program, program.runs_reading(reader, name, stage), following)
+            levels.append((reader, following))
+    return levels
 
 
 def _either(program: Program, one: Presence, other: Presence) -> Presence:
@@ -242,7 +274,7 @@ def _backward_choice(program: Program) -> None:
     for stage, implementations in enumerate(program.windows.runs_backward):
         total = Sum()
         for q in implementations:
-            program.backward[stage, q.name] = program.rows.column(q.time_s * 1e3)
+            program.backward[stage, q.name] = program.rows.column(q.time_s)
             total.add((program.backward[stage, q.name],))
         program.rows.exactly(total, 1.0)
         for name in sorted(program.windows.reads[stage]):
@@ -254,7 +286,7 @@ def _availability(program: Program) -> None:
     """resident[k, t] ≤ before[k, t] + Σ_q again[k, q, t]"""
     for (name, stage), presence in program.resident.items():
         before = program.before(name, stage)
-        if presence != before:
+        if presence != before and not (name in program.early and stage < program.windows.start[name]):
             program.rows.implies(presence, before, program.runs_making(name, stage))
 
 
@@ -290,10 +322,10 @@ def _in_place(program: Program) -> None:
     for i, made in enumerate(index.intermediates):
         for q in index.runs_forward[i]:
             if q.overwrites is not None:
-                program.rows.excludes((program.forward[i, q.name],), program.kept(q.overwrites))
+                program.rows.excludes((program.forward[i, q.name],), program.survives(q.overwrites))
                 for v in made:
                     if q.overwrites in v.reads:
-                        program.rows.excludes((program.forward[i, q.name],), program.kept(v.id))
+                        program.rows.excludes((program.forward[i, q.name],), program.survives(v.id))
         for q, stage, column in _in_place_again(program, i):
             victim = q.overwrites or ""
             program.rows.excludes((column,), program.resident.get((victim, stage), ABSENT))

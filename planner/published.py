@@ -8,6 +8,8 @@ The format is described beside the profiles, which are not part of this project.
   needs the input as well.
 * ``recompute_ms`` of batch norm: statistics are reused, and are part of fixed memory.
 * Parameter gradients stay once they are made.
+* Which implementation is PyTorch's own: it comes first here, as in a captured problem. The evidence is in
+  docs/baselines.md.
 """
 
 from __future__ import annotations
@@ -31,9 +33,16 @@ from monet.planner.solution import Run, Solution, Stage
 
 FORMAT = "monet-profile-1"
 
+FORWARD_DEFAULTS = ("plain", "implicit_precomp_gemm")
+BACKWARD_DEFAULTS = ("plain", "algo_1", "input", "output")
+"""Names of what PyTorch runs unasked, the earlier before the later; a ReLU has its own."""
 
-def load_published(path: str | Path) -> Problem:
-    """Reads a profile; times become seconds.
+
+def load_published(path: str | Path, *, relu_reads: str = "output") -> Problem:
+    """Reads a profile; times become seconds. The first implementation of each operator is PyTorch's default.
+
+    ``relu_reads``: what the default backward of a ReLU reads. PyTorch's reads the ``output``; most variants of the
+    published ablation start from one that reads the ``input``.
 
     Raises:
         ConfigError: the file is not a ``monet-profile-1`` document.
@@ -50,7 +59,7 @@ def load_published(path: str | Path) -> Problem:
         tensors=tuple(Tensor(_tensor(f["id"]), f["bytes"]) for f in forward),
         forward=tuple(_forward(f) for f in forward),
         intermediates=tuple(_intermediate(f, saved) for f in forward for saved in f["saved"]),
-        backward=_backward(document),
+        backward=_backward(document, (relu_reads, *BACKWARD_DEFAULTS)),
         fixed_bytes=document["input"]["bytes"] + sum(parameter["bytes"] for parameter in document["params"]),
     )
 
@@ -75,7 +84,7 @@ def _forward(f: dict[str, Any]) -> ForwardOperator:
                 recompute_time_s=q["recompute_ms"] / 1e3 if "recompute_ms" in q else None,
                 recompute_workspace_bytes=q.get("recompute_workspace"),
             )
-            for q in f["impls"]
+            for q in _default_first(f["impls"], FORWARD_DEFAULTS)
             if not q.get("saves")
         ),
     )
@@ -98,7 +107,14 @@ def _intermediate(f: dict[str, Any], saved: dict[str, Any]) -> Intermediate:
     )
 
 
-def _backward(document: dict[str, Any]) -> tuple[BackwardOperator, ...]:
+def _default_first(implementations: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The default in front, the others in their order; the first stays in front where no name is known."""
+    offered = {q["name"] for q in implementations}
+    default = next((name for name in names if name in offered), None)
+    return sorted(implementations, key=lambda q: q["name"] != default)
+
+
+def _backward(document: dict[str, Any], relu_defaults: tuple[str, ...]) -> tuple[BackwardOperator, ...]:
     """Walks the backward pass once to count live activation gradients and parameter gradients."""
     size = {f["id"]: f["bytes"] for f in document["forward"]}
     gradients = {identity: size[identity] for identity in document["outputs"]}
@@ -114,7 +130,9 @@ def _backward(document: dict[str, Any]) -> tuple[BackwardOperator, ...]:
                     BackwardImplementation(
                         q["name"], q["ms"] / 1e3, tuple(map(_tensor, q["reads"])), q["workspace"], q["aliased"]
                     )
-                    for q in b["impls"]
+                    for q in _default_first(
+                        b["impls"], relu_defaults if b["op"].startswith("relu") else BACKWARD_DEFAULTS
+                    )
                 ),
                 live_before_bytes=before,
                 live_during_bytes=before + made,

@@ -135,6 +135,9 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
         if (i, run.implementation) not in program.forward:
             return None
         x[program.forward[i, run.implementation]] = 1
+    for (name, at), presence in program.resident.items():
+        if name in program.early and at < index.start[name] and x[list(program.kept(name))].any():
+            x[list(presence)] = 1
     _set_local(program, x)
     return x
 
@@ -144,7 +147,8 @@ def _set(program: Program, x: Floats, presences: dict[str, Presence]) -> bool:
         if not presence:
             return False
         if name not in program.windows.pinned:
-            x[list(presence)] = 1
+            # In the relaxation a presence has several columns, of which being kept comes first.
+            x[presence[0] if name in program.early else list(presence)] = 1
     return True
 
 
@@ -161,15 +165,18 @@ def _set_local(program: Program, x: Floats) -> None:
             following = presence
 
 
-def earlier(index: Windows, runs: Runs) -> dict[str, int]:
-    """Where windows must begin earlier than in ``index`` for the program to contain ``runs``."""
-    operators = {operator.id: operator for operator in index.problem.forward}
-    also: dict[str, int] = {}
-    for t in range(len(runs.stages) - 1, -1, -1):
-        for run in runs.stages[t].recompute:
-            operator = operators[run.operator]
-            victims = [q.overwrites for q in operator.implementations if q.name == run.implementation and q.overwrites]
-            for name in (*operator.outputs, *run.intermediates, *victims):
-                if t < index.start.get(name, -1):
-                    also[name] = t
-    return also
+def earlier(index: Windows, runs: Runs) -> dict[str, frozenset[int]]:
+    """At which stages, outside the windows of ``index``, the program must offer what to contain ``runs``."""
+    operators = {operator.id: i for i, operator in enumerate(index.problem.forward)}
+    also: dict[str, set[int]] = {}
+    for t, stage in enumerate(runs.stages):
+        for run in stage.recompute:
+            i = operators[run.operator]
+            operator = index.problem.forward[i]
+            if t not in index.stages_again[i]:
+                for name in (*operator.outputs, *run.intermediates):
+                    also.setdefault(name, set()).add(t)
+            for q in operator.implementations:
+                if q.name == run.implementation and q.overwrites and t < index.start.get(q.overwrites, -1):
+                    also.setdefault(q.overwrites, set()).add(t)
+    return {name: frozenset(stages) for name, stages in also.items()}

@@ -1,4 +1,4 @@
-"""A 0-1 program as columns and rows, in the units that a solver likes.
+"""A 0-1 program as columns and rows, in the units of the problem: seconds and bytes.
 
 ``Sum`` is a linear expression over columns; ``Columns`` and ``Rows`` collect, ``Rows.arrays`` gives the
 compressed rows. Nothing here knows what the columns mean.
@@ -45,9 +45,10 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """min cost·x, lower ≤ A·x ≤ upper, x in {0, 1}; A as compressed rows."""
+    """min cost·x, lower ≤ A·x ≤ upper; A as compressed rows. x is in {0, 1}, or in [0, 1] where not ``integer``."""
 
     cost: Floats
+    integer: npt.NDArray[np.bool_]
     row_start: Ints
     column_index: Ints
     value: Floats
@@ -60,6 +61,7 @@ class Rows:
     """Columns and rows in the making."""
 
     costs: list[float] = field(default_factory=list)
+    continuous: list[int] = field(default_factory=list)
     lower: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
@@ -69,6 +71,11 @@ class Rows:
     def column(self, cost: float = 0.0) -> int:
         self.costs.append(cost)
         return len(self.costs) - 1
+
+    def share(self) -> int:
+        """A column that may be anything from 0 to 1."""
+        self.continuous.append(self.column())
+        return self.continuous[-1]
 
     def at_most(self, total: Sum, bound: float) -> None:
         """total ≤ bound; left out when no 0-1 point can violate it."""
@@ -94,8 +101,11 @@ class Rows:
         self.at_most(total, 1.0)
 
     def arrays(self) -> Arrays:
+        integer = np.ones(len(self.costs), dtype=np.bool_)
+        integer[self.continuous] = False
         return Arrays(
             np.array(self.costs, dtype=np.float64),
+            integer,
             np.array(self.starts, dtype=np.int32),
             np.array(self.indices, dtype=np.int32),
             np.array(self.values, dtype=np.float64),

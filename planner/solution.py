@@ -27,7 +27,8 @@ class Stage:
 class Solution:
     """A feasible point of the 0-1 program and what was proven about it.
 
-    ``status``: ``optimal`` (within the asked gap), ``time_limit``, ``interrupted``.
+    ``status``: ``optimal`` (within the asked gap), ``time_limit``, ``interrupted``;
+    ``heuristic``: made by a fixed policy, nothing was proven (``bound_s`` 0, ``bound_scope`` ``none``).
     ``bound_s``: no point of the program named by ``bound_scope`` (``full`` or ``window N``) is
     cheaper. ``peak_bytes``: exact peak by replay, fixed bytes included.
     ``build_s`` and ``solve_s`` are wall seconds.

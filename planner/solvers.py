@@ -24,7 +24,7 @@ Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """min cost·x over 0-1 points of ``arrays`` with ``fixed_lower`` ≤ x ≤ ``fixed_upper``.
+    """min cost·x over the points of ``arrays`` with ``fixed_lower`` ≤ x ≤ ``fixed_upper``, both in [0, 1].
 
     ``start`` is a feasible point to begin with, or None.
     """
@@ -78,17 +78,19 @@ def solver(name: str) -> Solve:
     Raises:
         SolverError: no solver of that name is installed; the message lists those that are.
     """
+    from monet.planner.scaling import scaled
+
     wanted = name.upper()
     if wanted == "HIGHS":
         try:
             from monet.planner.highs import solve_highs
         except ImportError as error:
             raise SolverError(f"the solver HIGHS needs the package highspy: {error}") from error
-        return solve_highs
+        return scaled(solve_highs)
     from monet.planner.cvxpy_solver import installed_mip_solvers, solve_with
 
     installed = installed_mip_solvers()
     if wanted not in installed:
         names = ", ".join(["HIGHS", *sorted(set(installed) - {"HIGHS"})])
         raise SolverError(f"no solver {name!r} is installed; installed are: {names}")
-    return solve_with(wanted)
+    return scaled(solve_with(wanted))

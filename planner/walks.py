@@ -31,13 +31,15 @@ class Walk:
 
     ``present``: tensors in memory, ``held`` bytes of them.
     ``budget``: bytes; the thrifty walk has none and minimises ``worst`` instead. ``chosen``: never
-    dropped while needed; its intermediates are made in the forward pass.
+    dropped while needed; its intermediates are made in the forward pass. ``fast``: stages that run their
+    fastest implementation, whatever has to be dropped for its workspace.
     """
 
     index: Windows
     budget: int
     thrifty: bool
     chosen: frozenset[str] = frozenset()
+    fast: frozenset[int] = frozenset()
     present: set[str] = field(default_factory=set)
     held: int = 0
     worst: int = 0
@@ -45,8 +47,9 @@ class Walk:
 
     def copy(self, thrifty: bool) -> Walk:
         return Walk(
-            self.index, self.budget, self.thrifty or thrifty, self.chosen, set(self.present), self.held, 0, self.score
-        )
+            self.index, self.budget, self.thrifty or thrifty, self.chosen, self.fast, set(self.present), self.held, 0,
+            self.score,
+        )  # fmt: skip
 
     def take(self, names: Iterable[str]) -> None:
         for name in names:
@@ -189,7 +192,9 @@ def _must_be_made(index: Windows, name: str) -> bool:
 def backward_pass(walk: Walk) -> Iterator[Stage]:
     for stage, operator in enumerate(walk.index.problem.backward):
         best: tuple[tuple[float, float], Walk, Stage] | None = None
-        for thrifty, q in itertools.product((False, True), walk.index.runs_backward[stage]):
+        # Sorted by seconds: the first is the fastest.
+        offered = walk.index.runs_backward[stage][: 1 if stage in walk.fast else None]
+        for thrifty, q in itertools.product((False, True), offered):
             if thrifty and best is not None:
                 break
             trial = walk.copy(thrifty)

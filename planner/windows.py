@@ -9,8 +9,9 @@ recomputing shortly before the last use of what it makes, so recomputation exist
     k in memory      |- as kept by forward -|- own decision -|
                                              start(k)    last(k)
 
-``window=None`` is the full program: every reading stage up to ``last(k)``. A stage whose backward
-implementations read nothing needs no recomputation and gets none.
+``window=None`` is the full program: every stage up to ``last(k)``. Only stages that can be worth it are
+offered: what is recomputed at a stage that reads nothing may as well be recomputed at the next one that is
+offered, unless fewer gradients are in memory now than then.
 """
 
 from __future__ import annotations
@@ -62,10 +63,16 @@ def recompute_cost(implementation: ForwardImplementation) -> tuple[float, int]:
     )
 
 
-def windows(problem: Problem, window: int | None, also: Mapping[str, int] | None = None) -> Windows:
+def windows(
+    problem: Problem,
+    window: int | None,
+    also: Mapping[str, frozenset[int]] | None = None,
+    everywhere: frozenset[int] = frozenset(),
+) -> Windows:
     """Indexes ``problem`` for a window of so many stages, None for all of them.
 
-    ``also`` lets the windows of some tensors begin earlier: at the given stage, if that is earlier.
+    Before their windows, the tensors in ``also`` may be made again at the stages given there, and all
+    tensors at the stages in ``everywhere``.
     """
     producer = {name: i for i, operator in enumerate(problem.forward) for name in operator.outputs}
     position = {operator.id: i for i, operator in enumerate(problem.forward)}
@@ -86,15 +93,20 @@ def windows(problem: Problem, window: int | None, also: Mapping[str, int] | None
     last = {name: stage for stage, names in enumerate(reads) for name in names}
     runs_again = _last_uses(problem, consumers, made, pinned, last)
 
-    start = {name: 0 if window is None else max(0, end - window + 1) for name, end in last.items()}
-    start |= {name: min(stage, start[name]) for name, stage in (also or {}).items() if name in start}
+    worth = _worth_recomputing(problem, reads)
+    allowed = {
+        name: frozenset(range(0 if window is None else max(0, end - window + 1), end + 1))
+        | frozenset(stage for stage in everywhere | (also or {}).get(name, frozenset()) if stage <= end)
+        for name, end in last.items()
+    }
+    start = {name: min(stages) for name, stages in allowed.items()}
     stages_again = tuple(
         frozenset(
             stage
             for name in (*operator.outputs, *(v.id for v in made[i]))
             if runs_again[i] and name in last and name not in pinned
-            for stage in range(start[name], last[name] + 1)
-            if reads[stage]
+            for stage in allowed[name]
+            if worth[stage] or stage in (also or {}).get(name, frozenset())
         )
         for i, operator in enumerate(problem.forward)
     )
@@ -120,6 +132,17 @@ def windows(problem: Problem, window: int | None, also: Mapping[str, int] | None
         runs_backward=runs_backward,
         reads=reads,
     )
+
+
+def _worth_recomputing(problem: Problem, reads: tuple[frozenset[str], ...]) -> list[bool]:
+    """Stages that recomputation is offered at; latest first, each compared with the next one that is."""
+    worth = [False] * len(reads)
+    then_bytes = 0
+    for stage in range(len(reads) - 1, -1, -1):
+        now_bytes = problem.backward[stage].live_before_bytes
+        if reads[stage] or now_bytes < then_bytes:
+            worth[stage], then_bytes = True, now_bytes
+    return worth
 
 
 def _last_uses(

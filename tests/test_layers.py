@@ -29,7 +29,7 @@ def test_links_let_tools_read_the_tree_as_it_is_imported(folder: str) -> None:
 
 
 def test_every_package_is_installed_under_monet() -> None:
-    found = {"monet", "monet.commands", *(f"monet.{folder}" for folder in FOLDERS)}
+    found = {"monet", "monet.commands", "monet.sweep", *(f"monet.{folder}" for folder in FOLDERS)}
     assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found
     for folder in ("monet", *FOLDERS):
         for path in (ROOT / folder).iterdir():

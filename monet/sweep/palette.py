@@ -1,0 +1,53 @@
+"""How each variant looks, the same in every picture.
+
+Colours are told apart with the common colour blindnesses and on light and dark ground (contrast 3 : 1 or more on
+both), and never stand alone: markers and dashes differ, too. Parts of MONeT have whole lines, baselines broken ones.
+MONeT itself has the colour of the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monet.sweep.variants import MONET, known_variants
+
+INK = "#0b0c0d"
+"""Stands for the page's text colour; ``figures`` puts ``currentColor`` in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """``dash``: a matplotlib line style."""
+
+    colour: str
+    marker: str
+    dash: str | tuple[float, tuple[float, ...]]
+    width: float = 1.6
+
+
+_BROKEN = (0.0, (5.0, 2.0))
+_DOTTED = (0.0, (1.5, 1.5))
+
+_LOOKS = {
+    MONET: Look(INK, "o", "-", 2.4),
+    "conv": Look("#1f77c9", "s", "-"),
+    "output-activated": Look("#12906b", "^", "-"),
+    "intermediate-activated": Look("#c2549a", "D", "-"),
+    "in-place": Look("#d55e00", "v", "-"),
+    "none": Look("#7f8790", "X", "-"),
+    "pytorch": Look("#a8740a", "P", _DOTTED),
+    "sqrt-n": Look("#3b8fb5", "<", _BROKEN),
+    "checkmate-d": Look("#7f6bd6", ">", _BROKEN),
+    "checkmate-o": Look("#cf4a5e", "h", _BROKEN),
+    "gist": Look("#6b8c1f", "*", _DOTTED),
+}
+_OTHERS = (Look("#7f8790", "p", _BROKEN), Look("#1f77c9", "d", _DOTTED), Look("#d55e00", "H", _DOTTED))
+
+
+def look(variant: str) -> Look:
+    """The look of ``variant``; one that this table does not know gets a look of its own, too."""
+    if variant in _LOOKS:
+        return _LOOKS[variant]
+    others = [name for name in known_variants() if name not in _LOOKS]
+    place = others.index(variant) if variant in others else 0
+    return _OTHERS[place % len(_OTHERS)]

@@ -1,0 +1,69 @@
+"""Parts of the baselines: runs of a step in one pass, their exact cost, and whether they fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from monet.errors import InfeasibleBudget
+from monet.planner.problem import BackwardImplementation, Intermediate, Problem
+from monet.planner.replay import replay
+from monet.planner.solution import Run, Solution, Stage
+
+
+def forward_runs(problem: Problem, made: Mapping[str, Sequence[Intermediate]]) -> tuple[Run, ...]:
+    """Every forward operator by its default, with its intermediates."""
+    return tuple(Run(o.id, o.implementations[0].name, tuple(v.id for v in made.get(o.id, ()))) for o in problem.forward)
+
+
+def stages_without_recomputation(
+    problem: Problem, chosen: Sequence[BackwardImplementation] | None = None
+) -> tuple[Stage, ...]:
+    """Every backward operator by the chosen implementation or its default; nothing runs again."""
+    chosen = [o.implementations[0] for o in problem.backward] if chosen is None else chosen
+    return tuple(Stage((), o.id, q.name) for o, q in zip(problem.backward, chosen, strict=True))
+
+
+def made_in_forward(
+    problem: Problem, chosen: Sequence[BackwardImplementation] | None = None
+) -> dict[str, list[Intermediate]]:
+    """The intermediates that the backward pass reads, by operator."""
+    chosen = [o.implementations[0] for o in problem.backward] if chosen is None else chosen
+    read = {name for q in chosen for name in q.reads}
+    made: dict[str, list[Intermediate]] = {}
+    for v in problem.intermediates:
+        if v.id in read:
+            made.setdefault(v.operator, []).append(v)
+    return made
+
+
+def replayed(problem: Problem, forward: Sequence[Run], stages: Sequence[Stage], begun: float) -> Solution:
+    """The runs as a solution with their exact cost."""
+    plan = Solution(tuple(forward), tuple(stages), 0.0, 0.0, "none", 0, "heuristic", 0.0, 0.0)
+    cost = replay(problem, plan)
+    return replace(plan, objective_s=cost.objective_s, peak_bytes=cost.peak_bytes, build_s=time.monotonic() - begun)
+
+
+def fitting(
+    problem: Problem, what: str, budget_bytes: int, forward: Sequence[Run], stages: Sequence[Stage], begun: float
+) -> Solution:
+    """The runs as a solution; raises as ``cheapest``."""
+    return cheapest(problem, what, budget_bytes, [replayed(problem, forward, stages, begun)])
+
+
+def cheapest(problem: Problem, what: str, budget_bytes: int, found: Sequence[Solution]) -> Solution:
+    """The fastest of these that fits; ``what`` made them, for people.
+
+    Raises:
+        InfeasibleBudget: none fits; it has the smallest peak among them.
+    """
+    fits = [plan for plan in found if plan.peak_bytes <= budget_bytes]
+    if fits:
+        return min(fits, key=lambda plan: (plan.objective_s, plan.peak_bytes))
+    smallest = min(plan.peak_bytes for plan in found)
+    raise InfeasibleBudget(
+        f"No plan of {problem.name} by {what} fits in {budget_bytes:,} bytes; it needs {smallest:,} bytes. "
+        "Try that budget, or a schedule that plans for the budget.",
+        smallest,
+    )

@@ -1,0 +1,167 @@
+"""One search of one program: improve stretches, then solve the whole, sharing time, best plan and bound.
+
+What is looked for is a number of the replayed plan, its *value*: seconds under a limit of bytes, or bytes
+under a limit of seconds. The program's objective is in the same unit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from monet.errors import SolverError
+from monet.planner.neighbourhoods import improve
+from monet.planner.problem import Problem
+from monet.planner.program import Program
+from monet.planner.readback import Runs, read_point, write_point
+from monet.planner.replay import Replay, replay
+from monet.planner.rows import Floats
+from monet.planner.solvers import Answer, Limits, Model, Progress, Solve
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Best:
+    """The best replayed plan so far. ``fits``: whether a plan is within the limit."""
+
+    problem: Problem
+    value: Callable[[Replay], float]
+    fits: Callable[[Replay], bool]
+    runs: Runs | None = None
+    cost: Replay | None = None
+
+    def offer(self, runs: Runs) -> bool:
+        """Takes ``runs`` if they are valid, fit and are better; returns whether they are valid and fit."""
+        cost = replay(self.problem, runs.solution())
+        if not self.fits(cost):
+            return False
+        if self.cost is None or self.value(cost) < self.value(self.cost):
+            self.runs, self.cost = runs, cost
+        return True
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time that all phases share, and who wants to know how far they are."""
+
+    time_limit_s: float
+    progress: Progress | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+    def left_s(self) -> float:
+        return max(0.0, self.time_limit_s - self.elapsed_s())
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.begun
+
+
+@dataclass(slots=True)
+class Search:
+    """``bound``: no point of the program has a smaller value; 0 while nothing is proven."""
+
+    program: Program
+    solve: Solve
+    best: Best
+    clock: Clock
+    gap: float
+    bound: float = 0.0
+
+    def improve(self, until_s: float) -> None:
+        """Improves stretches of the best plan until that no longer helps, or the clock shows ``until_s``."""
+        model = self._model()
+        x = self._start(model)
+        if x is not None:
+            limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), self.gap)
+            improve(self.program, model, self.solve, x, limits, self._found, self._tick)
+
+    def run(self) -> str:
+        """Solves the whole program; returns ``optimal`` (within the gap), ``time_limit``, ``interrupted`` or
+        ``infeasible``."""
+        model = self._model()
+        x = self._start(model)
+        answer = self.solve(replace(model, start=x), Limits(self.clock.left_s(), self.gap), self._tick_whole)
+        self._take_bound(answer)
+        self._found(answer)
+        if answer.status == "infeasible" and self.best.runs is not None:
+            # The window's over-estimates exclude even the plan in hand: nothing is proven about others.
+            return "time_limit"
+        if answer.x is not None and self.best.runs is None:
+            raise SolverError("internal error: the solver's point breaks the limit when it is replayed")
+        return answer.status
+
+    def bound_only(self) -> str:
+        """Solves a relaxation, whose points are no plans, for its bound; stops within the gap of the best plan."""
+        model = self._model()
+        x = self._start(model)
+
+        def tick(incumbent: float | None, bound: float | None) -> None:
+            self._tick_whole(None, bound)
+            if self._gap() is not None and self._gap_now() <= self.gap:
+                raise _CloseEnough
+
+        try:
+            answer = self.solve(replace(model, start=x), Limits(self.clock.left_s(), self.gap), tick)
+        except _CloseEnough:
+            return "optimal"
+        self._take_bound(answer)
+        if answer.status == "interrupted":
+            return "interrupted"
+        return "optimal" if self._gap_now() <= self.gap else "time_limit"
+
+    def _model(self) -> Model:
+        arrays = self.program.rows.arrays()
+        return Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
+
+    def _start(self, model: Model) -> Floats | None:
+        """The best plan as a point of the program, if it is one."""
+        if self.best.runs is None or self.best.cost is None:
+            return None
+        x = write_point(self.program, self.best.runs)
+        if x is not None and self.program.peak is not None:
+            x[self.program.peak] = min(1.0, self.best.cost.peak_bytes / self.program.budget_bytes)
+        return x if x is not None and model.violation(x) <= 1e-6 else None
+
+    def _found(self, answer: Answer) -> None:
+        """Replays a solver's point; a point over the limit by the solver's tolerance is dropped."""
+        if answer.x is not None and not self.best.offer(read_point(self.program, answer.x)):
+            log.warning("a point of the solver exceeds the limit when replayed and is dropped")
+
+    def _take_bound(self, answer: Answer) -> None:
+        if np.isfinite(answer.bound):
+            self.bound = max(self.bound, answer.bound)
+
+    def _tick(self, incumbent: float | None, bound: float | None) -> None:
+        """Progress during a round: its bound is not a bound on the whole."""
+        self._report(incumbent)
+
+    def _tick_whole(self, incumbent: float | None, bound: float | None) -> None:
+        self.bound = max(self.bound, bound or 0.0)
+        self._report(incumbent)
+
+    def _gap(self) -> float | None:
+        return None if self.best.cost is None or self.bound <= 0 else self._gap_now()
+
+    def _gap_now(self) -> float:
+        if self.best.cost is None:
+            return float("inf")
+        value = self.best.value(self.best.cost)
+        return max(0.0, (value - self.bound) / value) if value > 0 else 0.0
+
+    def _report(self, incumbent: float | None) -> None:
+        if self.clock.progress is None:
+            return
+        known = [] if self.best.cost is None else [self.best.value(self.best.cost)]
+        known += [] if incumbent is None else [incumbent]
+        best = min(known, default=None)
+        bound = self.bound if self.bound > 0 else None
+        gap = None if not best or bound is None else max(0.0, (best - bound) / best)
+        self.clock.progress(best, bound, gap, self.clock.elapsed_s())
+
+
+class _CloseEnough(Exception):
+    """The bound is within the gap: ends a solve from its progress report."""
