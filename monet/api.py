@@ -18,12 +18,16 @@ from monet.graph import Operator
 from monet.lowering import ALIGNMENT, Lowered, lower
 from monet.ops.catalogue import catalogue
 from monet.ops.profiling import profile
+from monet.ops.sparse import DENSITY
 from monet.planfile import Plan
 from monet.planner.layout import Layout, Lifetime, layout
 from monet.planner.problem import Problem
 from monet.planner.replay import replay
-from monet.planner.schedules import schedule
+from monet.planner.schedules import SCHEDULES, STORAGE, schedule
+from monet.planner.smallest import smallest_plan
 from monet.planner.solution import Run, Solution, Stage
+from monet.planner.solvers import Progress
+from monet.planner.variants import restrict
 from monet.planner.verify import verify
 from monet.profile import ProfileCache
 from monet.solving_bar import SolvingBar
@@ -92,7 +96,6 @@ def plan_model(
     prove: bool = False,
     variant: str = "all",
     exact: bool = False,
-    storage: Collection[str] = (),
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
@@ -102,8 +105,8 @@ def plan_model(
     The model is not changed: neither its parameters, nor its buffers, nor the random state.
     """
     prepared = prepare(
-        model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, storage=storage, cache=cache, progress=progress,
-        seed=seed,
+        model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, storage=STORAGE.get(variant, ()), cache=cache,
+        progress=progress, seed=seed,
     )  # fmt: skip
     return plan_prepared(
         prepared, budget, variant=variant, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver,
@@ -126,8 +129,8 @@ def prepare(
     """Capture a training step and measure its operators: all that comes before a budget.
 
     ``reserve_bytes``: part of any budget that monet must leave to others (optimiser state). ``exact``:
-    only implementations that equal eager's bit by bit. ``storage``: compressed storages to offer to the
-    baseline ``gist``: ``sparse``, ``half``. ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
+    only implementations that equal eager's bit by bit. ``storage``: compressed storages to offer besides, see
+    ``planner.schedules.STORAGE``. ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
     """
     captured = capture(model, args, kwargs)
     offers = catalogue(captured.graph, exact=exact, storage=frozenset(storage))
@@ -148,6 +151,7 @@ def prepare(
             "training": [module.training for module in model.modules()],
             "exact": exact,
             "seed": seed,
+            **({"storage": sorted(storage), "density": DENSITY} if storage else {}),
         },
         environment={
             "torch": torch.__version__,
@@ -168,19 +172,57 @@ def plan_prepared(
     gap: float = 0.01,
     solver: str = "HIGHS",
     prove: bool = False,
-    progress: bool = False,
+    progress: bool | Progress = False,
 ) -> PlanResult:
     """Plan a prepared step for a budget, lay it out and verify it.
 
     ``variant``: a name of ``planner.schedules.SCHEDULES``: the whole program, a part of it, or a baseline.
     ``window``: stages before its last use in which a tensor may be recomputed (None: by size). ``gap``: relative;
-    solving stops there. ``prove``: bound the full program, not the windowed one.
+    solving stops there. ``prove``: bound the full program, not the windowed one. ``progress``: show a line on
+    stderr, or call this as ``plan_problem`` does.
     """
     budget_bytes = parse_budget(budget).resolve(prepared.eager.peak_bytes)
-    options = {"window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver}
-    if prove:
+    options: dict[str, Any] = {"window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver}
+    if prove and SCHEDULES[variant].solves:
         options["prove"] = True
-    solution, unrolled, placed = _solve(prepared.lowered, budget_bytes, variant, progress, options)
+    laid_out = _solve(prepared.lowered, budget_bytes, variant, progress, options)
+    return _result(prepared, budget_bytes, *laid_out)
+
+
+def plan_smallest(
+    prepared: Prepared,
+    max_overhead: float | None = None,
+    *,
+    window: int | None = None,
+    time_limit_s: float = 120.0,
+    gap: float = 0.01,
+    solver: str = "HIGHS",
+    progress: bool = False,
+) -> PlanResult:
+    """The plan of least memory; its budget is what it needs.
+
+    ``max_overhead``: predicted seconds beyond eager's, relative (0.1: 10 %); None: any. The bound on memory is
+    ``summary["bound_bytes"]``. Other options as for ``plan_prepared``.
+    """
+    most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
+    problem = restrict(prepared.problem, "all")
+    with SolvingBar(progress, time_limit_s, unit="bytes") as bar:
+        found = smallest_plan(
+            problem, most_s, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar
+        )
+    unrolled, placed = _lay_out(found.solution, prepared.lowered, found.solution.peak_bytes)
+    budget_bytes = problem.fixed_bytes + placed.arena_bytes
+    result = _result(prepared, budget_bytes, found.solution, unrolled, placed)
+    # A step of several requests is laid out as they come, so an arena can be below the program's peak.
+    bound_bytes = min(found.bound_bytes, budget_bytes)
+    gap_bytes = (budget_bytes - bound_bytes) / budget_bytes
+    summary = {**result.summary, "bound_s": None, "gap": gap_bytes, "bound_bytes": bound_bytes}
+    return PlanResult(result.plan, summary, result.solution)
+
+
+def _result(
+    prepared: Prepared, budget_bytes: int, solution: Solution, unrolled: Unrolled, placed: Layout
+) -> PlanResult:
     made = Plan(
         budget_bytes=budget_bytes,
         arena_bytes=placed.arena_bytes,
@@ -225,23 +267,30 @@ def baseline(problem: Problem) -> Solution:
     )
 
 
+def _lay_out(solution: Solution, lowered: Lowered, budget_bytes: int) -> tuple[Unrolled, Layout]:
+    """A place for every buffer; the search for a better one ends when they fit in what the fixed bytes leave."""
+    unrolled = unroll(solution, lowered)
+    lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
+    capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
+    return unrolled, layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes)
+
+
 def _solve(
-    lowered: Lowered, budget_bytes: int, variant: str, progress: bool, options: Mapping[str, Any]
+    lowered: Lowered, budget_bytes: int, variant: str, progress: bool | Progress, options: Mapping[str, Any]
 ) -> tuple[Solution, Unrolled, Layout]:
     """Solve, unroll and lay out until the arena fits beside the fixed bytes."""
     problem = lowered.problem
     target, excess = budget_bytes, 0
     for _ in range(TRIES):
         try:
-            with SolvingBar(progress, options["time_limit_s"]) as bar:
-                solution = schedule(variant, problem, target, progress=bar, **options)
+            with SolvingBar(progress is True, options["time_limit_s"]) as bar:
+                told = progress if callable(progress) else bar
+                solution = schedule(variant, problem, target, progress=told, **options)
         except InfeasibleBudget:
             if excess == 0:
                 raise
             break
-        unrolled = unroll(solution, lowered)
-        lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
-        placed = layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=budget_bytes - problem.fixed_bytes)
+        unrolled, placed = _lay_out(solution, lowered, budget_bytes)
         excess = problem.fixed_bytes + placed.arena_bytes - budget_bytes
         if excess <= 0:
             return solution, unrolled, placed

@@ -111,3 +111,15 @@ def _read(value: int | float | str, accepted: str) -> tuple[Fraction, str]:
     elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
         return Fraction(value), "b"
     raise ConfigError(f"{value!r} is not an amount of memory; write {accepted}")
+
+
+def parse_percentage(text: str) -> float:
+    """``10%`` is 0.1; it may be negative.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    match = re.fullmatch(r"\s*([+-]?\d{1,9}(?:\.\d{1,9})?)\s*%\s*", text, re.ASCII)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a percentage such as 10% or 2.5%")
+    return float(Fraction(match.group(1)) / 100)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from tqdm import tqdm
 
+from monet.byte_count import format_bytes
+
 REFRESH_S = 0.25
 
 
 class SolvingBar:
     """A progress line with incumbent, bound and gap; the bar is the time limit."""
 
-    def __init__(self, shown: bool, time_limit_s: float) -> None:
+    def __init__(self, shown: bool, time_limit_s: float, unit: str = "s") -> None:
+        """``unit``: of what is minimised, ``s`` or ``bytes``."""
+        self._text = _bytes if unit == "bytes" else _seconds
         self._limit_s = time_limit_s
         self._shown_s = -REFRESH_S
         self._bar = tqdm(
@@ -29,6 +33,14 @@ class SolvingBar:
             return
         self._shown_s = elapsed_s
         self._bar.n = min(elapsed_s, self._limit_s)
-        best = "none yet" if incumbent_s is None else f"{incumbent_s:.3f} s"
-        least = "none yet" if bound_s is None else f"{bound_s:.3f} s"
+        best = "none yet" if incumbent_s is None else self._text(incumbent_s)
+        least = "none yet" if bound_s is None else self._text(bound_s)
         self._bar.set_postfix_str(f"best {best}, bound {least}" + (f", gap {gap:.1%}" if gap is not None else ""))
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s"
+
+
+def _bytes(value: float) -> str:
+    return format_bytes(round(value))

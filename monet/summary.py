@@ -4,8 +4,11 @@ The keys of a summary: ``status``; ``budget_bytes``, ``peak_bytes`` = ``fixed_by
 ``arena_bytes``, and ``fixed``, the parts of ``fixed_bytes`` by name; ``baseline_s`` and
 ``baseline_peak_bytes``, eager's; ``objective_s`` and ``overhead`` = objective / baseline - 1,
 predicted; ``bound_s``, ``gap`` and ``bound_scope``, the problem that the bound holds for, all None
-where there is no bound; ``choices``, operator family -> implementation -> how often; ``kept`` and
-``recomputed``, numbers of operators; ``build_s`` and ``solve_s``.
+where there is no bound; ``bound_bytes`` where the smallest budget was looked for: then ``gap`` is about it;
+``batch`` and ``batches_tried`` (batch -> whether it fits) with ``--max-batch``; ``choices``, operator
+family -> implementation -> how often; ``kept`` and ``recomputed``, numbers of operators; ``build_s`` and
+``solve_s``. A planned profile has no ``choices`` and no ``kept``, but ``variant``, ``columns`` and ``rows``
+of the 0-1 program, and ``stages``, the schedule.
 
 A measurement has ``eager`` and ``planned``, each with ``step_s``, ``allocator_peak_bytes`` and
 ``resident_peak_bytes``, None where it could not be taken.
@@ -31,6 +34,7 @@ def render_summary(summary: Mapping[str, Any]) -> str:
     """The summary as aligned lines, without a final newline."""
     rows = [
         ("status", summary["status"], ""),
+        *([("batch", str(summary["batch"]), _tried_note(summary))] if "batch" in summary else []),
         ("budget", format_bytes(summary["budget_bytes"]), ""),
         ("promised peak", format_bytes(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
         ("  arena", format_bytes(summary["arena_bytes"]), _arena_note(summary)),
@@ -43,7 +47,7 @@ def render_summary(summary: Mapping[str, Any]) -> str:
             _seconds(summary["objective_s"]),
             f"predicted, {_percent(summary['overhead'], '+')} of eager's",
         ),
-        ("lower bound", _seconds(summary["bound_s"]), _bound_note(summary)),
+        _bound_row(summary),
         ("operators", f"{summary['kept']} kept", f"{summary['recomputed']} recomputed"),
         ("planning", _seconds(summary["solve_s"]), f"to solve, {_seconds(summary['build_s'])} to build"),
     ]
@@ -55,6 +59,25 @@ def render_summary(summary: Mapping[str, Any]) -> str:
             for family, counts in summary["choices"].items()
         )
     return "\n".join([*lines, "", _OUTSIDE_THE_PROMISE])
+
+
+def render_schedule(summary: Mapping[str, Any]) -> str:
+    """The summary of a planned profile as aligned lines, without a final newline."""
+    rows = [
+        ("profile", summary["name"], ""),
+        ("variant", summary["variant"], ""),
+        ("status", summary["status"], ""),
+        ("budget", format_bytes(summary["budget_bytes"]), ""),
+        ("peak", format_bytes(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
+        ("everything kept", format_bytes(summary["baseline_peak_bytes"]), _saved(summary)),
+        ("its step", _seconds(summary["baseline_s"]), ""),
+        ("planned step", _seconds(summary["objective_s"]), f"{_percent(summary['overhead'], '+')} of it"),
+        _bound_row(summary),
+        ("operators", f"{summary['recomputed']} recomputed", ""),
+        ("program", f"{summary['columns']} columns", f"{summary['rows']} rows"),
+        ("planning", _seconds(summary["solve_s"]), f"to solve, {_seconds(summary['build_s'])} to build"),
+    ]
+    return "\n".join(_aligned(rows))
 
 
 def render_measurement(summary: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
@@ -107,6 +130,19 @@ def _most_used(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _saved(summary: Mapping[str, Any]) -> str:
     return f"the plan needs {_percent(summary['peak_bytes'] / summary['baseline_peak_bytes'])} of it"
+
+
+def _bound_row(summary: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The bound on what was minimised: seconds, or bytes where the smallest budget was looked for."""
+    if "bound_bytes" in summary:
+        note = f"gap {_percent(summary['gap'])}, holds for {summary['bound_scope']}"
+        return "least peak", format_bytes(summary["bound_bytes"]), note
+    return "lower bound", _seconds(summary["bound_s"]), _bound_note(summary)
+
+
+def _tried_note(summary: Mapping[str, Any]) -> str:
+    tried = sorted(summary["batches_tried"].items())
+    return "tried: " + ", ".join(f"{batch} ({'fits' if fits else 'too large'})" for batch, fits in tried)
 
 
 def _bound_note(summary: Mapping[str, Any]) -> str:

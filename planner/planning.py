@@ -19,7 +19,7 @@ from monet.planner.peaks import after_peaks
 from monet.planner.problem import Problem
 from monet.planner.program import Program, build_program
 from monet.planner.readback import Runs, earlier, without_useless
-from monet.planner.search import Best, Clock, Search
+from monet.planner.search import Best, Clock, GoodEnough, Search
 from monet.planner.solution import Solution
 from monet.planner.solvers import Progress, Solve
 from monet.planner.solvers import solver as find_solver
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 FULL_STAGES = 40
 """Up to so many backward operators the full program is planned; above, a windowed one."""
 WINDOW = 16
-SMALL_SHARE, IMPROVE_SHARE = 0.35, 0.5
+SMALL_SHARE, IMPROVE_SHARE = 0.3, 0.45
 """Until which share of the time limit stretches are improved: without the stages after peaks, and with them."""
-PROOF_WINDOW = 24
+PROOF_WINDOW = 16
 """The window inside the relaxation that bounds the full program; wider is tighter and slower."""
 
 
@@ -65,6 +65,7 @@ def plan_problem(
     progress: Progress | None = None,
     start: Solution | None = None,
     prove: bool = False,
+    enough_s: float | None = None,
 ) -> Solution:
     """The fastest plan found whose every moment fits in ``budget_bytes``, fixed bytes included.
 
@@ -72,6 +73,7 @@ def plan_problem(
     largest peaks; None chooses by size, and a window that spans all stages is the full program. ``gap``:
     relative; stop when the plan is proven within it. ``start``: a plan to begin with; ignored if it does not
     fit. ``prove``: afterwards, spend up to ``time_limit_s`` once more to bound the full program.
+    ``enough_s``: stop at any plan of so many seconds or less, or once there is proven to be none.
     ``progress`` is called from this thread, about 20 times a second during solves. Equal inputs give
     equal plans when no solve, round or phase ends by its time limit.
 
@@ -84,20 +86,24 @@ def plan_problem(
     solve = find_solver(solver)
     clock = Clock(time_limit_s, progress)
     best = Best(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
+    enough = float("-inf") if enough_s is None else enough_s
     bound_s, status, name = 0.0, "interrupted", "none"
-    built_s = clock.elapsed_s()
+    built_s, size = clock.elapsed_s(), (0, 0)
     try:
         scope = scope_of(problem, window)
         _first_plans(best, start, budget_bytes)
+        if best.cost is not None and best.cost.objective_s <= enough:
+            raise GoodEnough
         program = build(problem, budget_bytes, scope, needed_besides(problem, best.runs, scope))
         name, built_s = program.scope, clock.elapsed_s()
+        size = (len(program.rows.costs), len(program.rows.lower))
         if scope.everywhere:
             # In the smaller program first: what is easy to find there is hard to find in the larger one.
             plain = Scope(scope.window, frozenset())
             small = build(problem, budget_bytes, plain, needed_besides(problem, best.runs, plain))
-            Search(small, solve, best, clock, gap).improve(SMALL_SHARE * time_limit_s)
+            Search(small, solve, best, clock, gap, enough).improve(SMALL_SHARE * time_limit_s)
             program = build(problem, budget_bytes, scope, needed_besides(problem, best.runs, scope))
-        search = Search(program, solve, best, clock, gap)
+        search = Search(program, solve, best, clock, gap, enough)
         try:
             search.improve(IMPROVE_SHARE * time_limit_s)
             status = search.run()
@@ -106,6 +112,8 @@ def plan_problem(
         if prove and best.runs is not None and status != "interrupted" and program.scope != "full":
             bound_s, status = _prove(best, solve, budget_bytes, time_limit_s, gap, progress)
             name = "full"
+    except GoodEnough:
+        status = "good_enough"
     except KeyboardInterrupt:
         if best.runs is None:
             raise
@@ -121,6 +129,8 @@ def plan_problem(
         status=status,
         build_s=built_s,
         solve_s=clock.elapsed_s() - built_s,
+        columns=size[0],
+        rows=size[1],
     )
 
 

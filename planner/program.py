@@ -65,7 +65,10 @@ class Program:
     @property
     def scope(self) -> str:
         """The name of the program that a bound is about."""
-        return "full" if self.relaxed or self.windows.window is None else f"window {self.windows.window}"
+        if self.relaxed or self.windows.window is None:
+            return "full"
+        more = f" + {self.windows.everywhere} stages" if self.windows.everywhere else ""
+        return f"window {self.windows.window}{more}"
 
     def kept(self, name: str) -> Presence:
         """Survives the forward pass and stays until its window begins."""

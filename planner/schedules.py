@@ -52,7 +52,11 @@ _BASELINES = (
     Schedule("checkmate-d", "optimal recomputation of defaults (Checkmate, Jain et al. 2020)", checkmate_d, True),
     Schedule("checkmate-o", "Checkmate's plan, then the fastest algorithms that fit it", checkmate_o, True),
     Schedule("gist", "encoded feature maps, nothing recomputed (Gist, Jain et al. 2018)", gist, False),
+    Schedule("gist-reduced", "the same with 16-bit copies: changes gradients", partial(gist, reduced=True), False),
 )
+
+STORAGE: Mapping[str, frozenset[str]] = {"gist": frozenset({"sparse"}), "gist-reduced": frozenset({"sparse", "half"})}
+"""Compressed storages that a schedule needs and the others do not use: they are measured only for it."""
 
 BASELINES = tuple(baseline.name for baseline in _BASELINES)
 """What MONeT is compared with."""

@@ -62,13 +62,15 @@ class Clock:
 
 @dataclass(slots=True)
 class Search:
-    """``bound``: no point of the program has a smaller value; 0 while nothing is proven."""
+    """``bound``: no point of the program has a smaller value; 0 while nothing is proven. ``enough``: a plan of
+    this value or less, or a proof that there is none, ends the search with ``GoodEnough``."""
 
     program: Program
     solve: Solve
     best: Best
     clock: Clock
     gap: float
+    enough: float = float("-inf")
     bound: float = 0.0
 
     def improve(self, until_s: float) -> None:
@@ -130,6 +132,8 @@ class Search:
         """Replays a solver's point; a point over the limit by the solver's tolerance is dropped."""
         if answer.x is not None and not self.best.offer(read_point(self.program, answer.x)):
             log.warning("a point of the solver exceeds the limit when replayed and is dropped")
+        if self.best.cost is not None and self.best.value(self.best.cost) <= self.enough:
+            raise GoodEnough
 
     def _take_bound(self, answer: Answer) -> None:
         if np.isfinite(answer.bound):
@@ -141,6 +145,8 @@ class Search:
 
     def _tick_whole(self, incumbent: float | None, bound: float | None) -> None:
         self.bound = max(self.bound, bound or 0.0)
+        if self.bound > self.enough > 0:
+            raise GoodEnough
         self._report(incumbent)
 
     def _gap(self) -> float | None:
@@ -161,6 +167,10 @@ class Search:
         bound = self.bound if self.bound > 0 else None
         gap = None if not best or bound is None else max(0.0, (best - bound) / best)
         self.clock.progress(best, bound, gap, self.clock.elapsed_s())
+
+
+class GoodEnough(Exception):
+    """A plan as good as was asked for is in hand, or is proven not to exist."""
 
 
 class _CloseEnough(Exception):

@@ -27,11 +27,13 @@ class Stage:
 class Solution:
     """A feasible point of the 0-1 program and what was proven about it.
 
-    ``status``: ``optimal`` (within the asked gap), ``time_limit``, ``interrupted``;
+    ``status``: ``optimal`` (within the asked gap), ``time_limit``, ``interrupted``, ``good_enough`` (as good as the
+    caller asked for, or proven that nothing is);
     ``heuristic``: made by a fixed policy, nothing was proven (``bound_s`` 0, ``bound_scope`` ``none``).
-    ``bound_s``: no point of the program named by ``bound_scope`` (``full`` or ``window N``) is
-    cheaper. ``peak_bytes``: exact peak by replay, fixed bytes included.
-    ``build_s`` and ``solve_s`` are wall seconds.
+    ``bound_s``: no point of the program named by ``bound_scope`` (``full``, ``window N`` or ``window N + K stages``,
+    where recomputation is offered in the windows and at K stages besides) is cheaper. ``peak_bytes``: exact peak by
+    replay, fixed bytes included. ``build_s`` and ``solve_s`` are wall seconds. ``columns`` and ``rows``: the size of the
+    0-1 program, before the solver's presolve; 0 where there was none.
     """
 
     forward: tuple[Run, ...]
@@ -43,6 +45,8 @@ class Solution:
     status: str
     build_s: float
     solve_s: float
+    columns: int = 0
+    rows: int = 0
 
     @property
     def gap(self) -> float:

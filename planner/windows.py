@@ -30,11 +30,13 @@ class Windows:
     ``problem.backward``. ``last``, ``start``: only of tensors and intermediates that the backward
     pass can need. ``inputs_again[i]``: tensors that every recomputation of i reads.
     ``runs_again[i]``: implementations worth offering for it; empty if it never runs again.
-    ``stages_again[i]``: the stages in which it may run again.
+    ``stages_again[i]``: the stages in which it may run again. ``everywhere``: how many stages besides the windows
+    are offered to every tensor.
     """
 
     problem: Problem
     window: int | None
+    everywhere: int
     size: dict[str, int]
     producer: dict[str, int]
     pinned: frozenset[str]
@@ -118,6 +120,7 @@ def windows(
     return Windows(
         problem=problem,
         window=window,
+        everywhere=len(everywhere),
         size=size,
         producer=producer,
         pinned=pinned,

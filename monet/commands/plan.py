@@ -1,49 +1,49 @@
-"""``monet plan``: from a configuration and a budget to a plan file."""
+"""``monet plan``: from a configuration or a profile, and a budget, to a plan."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import click
 
-from monet.byte_count import ByteBudget, parse_budget, parse_byte_count
-from monet.commands.exit_status import INTERRUPTED, reports_errors
-from monet.errors import ConfigError
-
-_Amount = TypeVar("_Amount")
-
-
-def _amount(parse: Callable[[str], _Amount]) -> Callable[[click.Context, click.Parameter, str], _Amount]:
-    """An option's callback that reads an amount of memory."""
-
-    def callback(context: click.Context, parameter: click.Parameter, value: str) -> _Amount:
-        try:
-            return parse(value)
-        except ConfigError as error:
-            raise click.BadParameter(str(error)) from error
-
-    return callback
+from monet.byte_count import parse_budget, parse_byte_count, parse_percentage
+from monet.commands.amount import amount
+from monet.commands.exit_status import reports_errors
+from monet.commands.plan_request import PlanRequest
 
 
-def _check_target(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written before the work is done rather than after it."""
-    folder = path.absolute().parent
-    if path.is_dir():
-        raise click.BadParameter(f"{path} is a folder, not a file", param_hint=option)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"{folder} is not a folder that can be written to", param_hint=option)
+def _known_variant(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    from monet.planner.schedules import SCHEDULES
+
+    name = "all" if value == "monet" else value
+    if name not in SCHEDULES:
+        raise click.BadParameter(f"no variant is called {value!r}; variants are {', '.join(SCHEDULES)}")
+    return name
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("config")
+@click.argument("config", required=False)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    help="Plan this profile (format monet-profile-1) instead of a model; there is a schedule then and no plan file.",
+)
 @click.option(
     "--budget",
-    required=True,
-    callback=_amount(parse_budget),
+    callback=amount(parse_budget),
     help="All that the step may hold on the device: 6GB, 5.5GiB, 6000000000, or a share of eager's peak as 50%.",
+)
+@click.option(
+    "--minimise",
+    type=click.Choice(["memory"]),
+    help="Find the smallest budget instead of being given one, at any cost or at --max-overhead.",
+)
+@click.option("--max-batch", is_flag=True, help="Find the largest batch that fits the budget (at --max-overhead).")
+@click.option(
+    "--max-overhead",
+    callback=amount(parse_percentage),
+    help="With --minimise or --max-batch: how much longer than eager's the step may take, as 10%.",
 )
 @click.option("--measure", is_flag=True, help="Then run one eager and one planned step, each in its own process.")
 @click.option(
@@ -56,8 +56,15 @@ def _check_target(path: Path, option: str) -> None:
     "--reserve",
     default="0",
     show_default=True,
-    callback=_amount(parse_byte_count),
+    callback=amount(parse_byte_count),
     help="Part of the budget to leave free, for optimiser state say: 200MB.",
+)
+@click.option(
+    "--variant",
+    default="all",
+    show_default=True,
+    callback=_known_variant,
+    help="Plan by a part of the program or by a baseline; `monet sweep --help` names them.",
 )
 @click.option("--solver", default="HIGHS", show_default=True, help="Solver of the 0-1 program: HIGHS or GUROBI.")
 @click.option(
@@ -79,79 +86,47 @@ def _check_target(path: Path, option: str) -> None:
     show_default=True,
     help="Stop once the plan is proven to be this close to the best, relative.",
 )
+@click.option("--prove", is_flag=True, help="Spend up to --time-limit once more to bound the full program.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads to plan for.  [default: PyTorch's own number]")
 @click.option("--no-cache", is_flag=True, help="Measure every operator again.")
 @click.option("--exact", is_flag=True, help="Only implementations whose results equal eager's bit for bit.")
 @reports_errors
-def plan(
-    config: str,
-    budget: ByteBudget,
-    measure: bool,
-    output: Path | None,
-    json_path: Path | None,
-    reserve: int,
-    solver: str,
-    window: int | None,
-    time_limit: float,
-    gap: float,
-    threads: int | None,
-    no_cache: bool,
-    exact: bool,
-    quiet: bool,
-) -> None:
+def plan(config: str | None, profile: Path | None, quiet: bool, **options: Any) -> None:
     """Plan the training step that CONFIG describes so that it stays under a budget of memory.
 
     CONFIG is a YAML file; a bare name that is not a file here is looked up among the configurations
-    that ship with monet, such as resnet50.yaml or tiny.yaml.
+    that ship with monet, such as resnet50.yaml or tiny.yaml. With --profile, plan a published profile.
     """
-    from monet.config import load_config
-    from monet.summary import render_measurement, render_summary, write_json
+    request = PlanRequest(config=config, profile=profile, quiet=quiet, **options)
+    _check_combination(click.get_current_context(), request)
+    if profile is not None:
+        from monet.commands.plan_profile import plan_profile
 
-    loaded = load_config(config)
-    output = output or Path(f"{Path(config).stem}.plan.json")
-    _check_target(output, "--output")
-    if json_path is not None:
-        _check_target(json_path, "--json")
-        if json_path.absolute() == output.absolute():
-            raise click.BadParameter(f"{json_path} is the plan file, too", param_hint="--json")
+        plan_profile(request)
+    else:
+        from monet.commands.plan_model import plan_model
 
-    import torch
+        plan_model(request)
 
-    from monet.api import plan_model
-    from monet.model_loading import build_model
-    from monet.sample_inputs import empty_inputs
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    args, kwargs = empty_inputs(loaded)
-    result = plan_model(
-        build_model(loaded),
-        args,
-        kwargs,
-        budget,
-        reserve_bytes=reserve,
-        solver=solver.upper(),
-        window=window,
-        time_limit_s=time_limit,
-        gap=gap,
-        exact=exact,
-        cache=not no_cache,
-        progress=not quiet,
-        seed=loaded.seed,
-    )
-    result.plan.save(output)
-    summary = result.summary
-    click.echo(render_summary(summary))
-    click.echo(f"saved {output}")
-    if json_path is not None:
-        write_json(json_path, summary)
-    if summary["status"] == "interrupted":
-        raise click.exceptions.Exit(INTERRUPTED)
-    if measure:
-        from monet.measurement import measure_config
+def _check_combination(context: click.Context, request: PlanRequest) -> None:
+    """Refuse options that contradict each other, or that the chosen mode would ignore."""
+    if (request.config is None) == (request.profile is None):
+        raise click.UsageError("give either CONFIG or --profile FILE")
+    if request.minimise is None and request.budget is None:
+        raise click.UsageError("give --budget, or --minimise memory to find the smallest one")
+    if request.minimise is not None:
+        _refuse(context, "--minimise memory", "budget", "max_batch", "prove")
+    if request.max_overhead is not None and request.minimise is None and not request.max_batch:
+        raise click.UsageError("--max-overhead goes with --minimise memory or --max-batch")
+    if (request.minimise is not None or request.max_batch) and request.variant != "all":
+        raise click.UsageError(f"--variant {request.variant} goes with a budget alone")
+    if request.profile is not None:
+        _refuse(context, "--profile", "measure", "output", "reserve", "threads", "no_cache", "exact", "max_batch")
 
-        measured = measure_config(loaded, output)
-        click.echo()
-        click.echo(render_measurement(summary, measured))
-        if json_path is not None:
-            write_json(json_path, summary, measured)
+
+def _refuse(context: click.Context, mode: str, *names: str) -> None:
+    for name in names:
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            option = next(p.opts[0] for p in context.command.params if p.name == name)
+            raise click.UsageError(f"{option} does not go with {mode}")

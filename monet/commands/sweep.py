@@ -121,8 +121,10 @@ def sweep(
     Finished cells are kept in the folder: a second run with the same inputs plans only what is missing.
     """
     from monet.sweep.cells import Options, check_options
+    from monet.sweep.variants import storage_of
 
-    options = Options(window, time_limit, gap, solver.upper(), threads, reserve, exact)
+    storage = () if config is None else storage_of(variants)
+    options = Options(window, time_limit, gap, solver.upper(), threads, reserve, exact, storage)
     source = _source(config, profile)
     check_options(source, options)
     if measure and source.config is None:

@@ -51,7 +51,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How every cell is planned; see ``monet.api.plan_model``. ``threads``: None is PyTorch's own number."""
+    """How every cell is planned; see ``monet.api.prepare`` and ``plan_prepared``.
+
+    ``threads``: None is PyTorch's own number. ``storage``: compressed storages that some variant uses.
+    """
 
     window: int | None = None
     time_limit_s: float = 60.0
@@ -60,6 +63,7 @@ class Options:
     threads: int | None = None
     reserve_bytes: int = 0
     exact: bool = False
+    storage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,7 @@ class _ModelPlanner:
             kwargs,
             reserve_bytes=options.reserve_bytes,
             exact=options.exact,
+            storage=options.storage,
             progress=progress,
             seed=source.config.seed,
         )

@@ -18,10 +18,6 @@ class GapTrace:
         self._reached_s: dict[int, float] = {}
         self._last_s: float | None = None
 
-    def __bool__(self) -> bool:
-        """False: as a planner's ``progress`` it shows nothing."""
-        return False
-
     def __call__(self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float) -> None:
         if self._last_s is not None and elapsed_s < self._last_s:
             self._reached_s.clear()

@@ -7,9 +7,10 @@ so there and in everything a sweep writes the whole program is called ``monet``.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 
 from monet.errors import ConfigError
-from monet.planner.schedules import ABLATION, BASELINES, SCHEDULES
+from monet.planner.schedules import ABLATION, BASELINES, SCHEDULES, STORAGE
 
 MONET = "monet"
 _WHOLE_PROGRAM = "all"
@@ -23,6 +24,11 @@ def label(schedule: str) -> str:
 def schedule_name(variant: str) -> str:
     """The entry of the registry that ``variant`` is; the reverse of :func:`label`."""
     return _WHOLE_PROGRAM if variant == MONET else variant
+
+
+def storage_of(variants: Iterable[str]) -> tuple[str, ...]:
+    """Compressed storages that must be measured for these variants, sorted."""
+    return tuple(sorted(frozenset[str]().union(*(STORAGE.get(name, frozenset()) for name in variants))))
 
 
 def known_variants() -> tuple[str, ...]:

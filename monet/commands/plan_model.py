@@ -1,0 +1,92 @@
+"""``monet plan CONFIG``: capture, measure, plan, save, and if asked run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from monet.commands.exit_status import INTERRUPTED
+from monet.commands.plan_request import PlanRequest, check_target
+from monet.config import Config, load_config
+
+if TYPE_CHECKING:
+    from monet.api import PlanResult
+
+
+def plan_model(request: PlanRequest) -> None:
+    """Prints the summary and writes the plan file, and what else was asked for."""
+    assert request.config is not None
+    loaded = load_config(request.config)
+    output = request.output or Path(f"{Path(request.config).stem}.plan.json")
+    check_target(output, "--output")
+    check_target(request.json_path, "--json")
+    if request.json_path is not None and request.json_path.absolute() == output.absolute():
+        raise click.BadParameter(f"{request.json_path} is the plan file, too", param_hint="--json")
+
+    import torch
+
+    from monet.summary import render_measurement, render_summary, write_json
+
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    planned, result = _plan(loaded, request)
+    result.plan.save(output)
+    summary = result.summary
+    click.echo(render_summary(summary))
+    click.echo(f"saved {output}")
+    if request.json_path is not None:
+        write_json(request.json_path, summary)
+    if summary["status"] == "interrupted":
+        raise click.exceptions.Exit(INTERRUPTED)
+    if request.measure:
+        from monet.measurement import measure_config
+
+        measured = measure_config(planned, output)
+        click.echo()
+        click.echo(render_measurement(summary, measured))
+        if request.json_path is not None:
+            write_json(request.json_path, summary, measured)
+
+
+def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
+    """The plan, and the configuration that it is for: ``--max-batch`` has one of its own."""
+    from monet.api import plan_prepared, plan_smallest, prepare
+    from monet.model_loading import build_model
+    from monet.planner.schedules import STORAGE
+    from monet.sample_inputs import empty_inputs
+
+    shown = not request.quiet
+    solving: dict[str, Any] = {
+        "window": request.window,
+        "time_limit_s": request.time_limit,
+        "gap": request.gap,
+        "solver": request.solver.upper(),
+    }
+    measuring: dict[str, Any] = {
+        "reserve_bytes": request.reserve,
+        "exact": request.exact,
+        "cache": not request.no_cache,
+    }
+    if request.max_batch:
+        from monet.batch_search import largest_batch
+
+        assert request.budget is not None
+        found = largest_batch(
+            config, request.budget, request.max_overhead, **measuring, progress=shown, prove=request.prove, **solving
+        )
+        summary = {**found.result.summary, "batch": found.batch, "batches_tried": dict(found.tried)}
+        return found.config, replace(found.result, summary=summary)
+    args, kwargs = empty_inputs(config)
+    storage = STORAGE.get(request.variant, ())
+    prepared = prepare(
+        build_model(config), args, kwargs, **measuring, storage=storage, progress=shown, seed=config.seed
+    )
+    if request.minimise is not None:
+        return config, plan_smallest(prepared, request.max_overhead, **solving, progress=shown)
+    assert request.budget is not None
+    return config, plan_prepared(
+        prepared, request.budget, variant=request.variant, prove=request.prove, **solving, progress=shown
+    )

@@ -1,0 +1,78 @@
+"""``monet plan --profile``: a schedule from published costs, without a model."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from monet.commands.exit_status import INTERRUPTED
+from monet.commands.plan_request import PlanRequest, check_target
+from monet.planner.problem import Problem
+from monet.planner.published import load_published, published_stages
+from monet.planner.schedules import SCHEDULES, schedule
+from monet.planner.smallest import smallest_plan
+from monet.planner.solution import Solution
+from monet.planner.variants import restrict
+from monet.solving_bar import SolvingBar
+from monet.summary import render_schedule, write_json
+
+
+def plan_profile(request: PlanRequest) -> None:
+    """Prints the summary; with ``--json`` the schedule goes with it, as ``stages``."""
+    assert request.profile is not None
+    check_target(request.json_path, "--json")
+    problem = load_published(request.profile)
+    eager = schedule("pytorch", problem, sys.maxsize)
+    summary = _plan(problem, eager, request)
+    click.echo(render_schedule(summary))
+    if request.json_path is not None:
+        write_json(request.json_path, summary)
+    if summary["status"] == "interrupted":
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "window": request.window,
+        "time_limit_s": request.time_limit,
+        "gap": request.gap,
+        "solver": request.solver.upper(),
+    }
+    shown = not request.quiet
+    if request.minimise is not None:
+        most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
+        with SolvingBar(shown, request.time_limit, unit="bytes") as bar:
+            found = smallest_plan(restrict(problem, "all"), most_s, progress=bar, **options)
+        plan, budget_bytes = found.solution, found.solution.peak_bytes
+        proven = {"bound_s": None, "gap": found.gap, "bound_bytes": found.bound_bytes}
+    else:
+        assert request.budget is not None
+        budget_bytes = request.budget.resolve(eager.peak_bytes)
+        if request.prove and SCHEDULES[request.variant].solves:
+            options["prove"] = True
+        with SolvingBar(shown, request.time_limit) as bar:
+            plan = schedule(request.variant, problem, budget_bytes, progress=bar, **options)
+        unproven = plan.bound_scope == "none"
+        proven = {"bound_s": None if unproven else plan.bound_s, "gap": None if unproven else plan.gap}
+    return {
+        "name": problem.name,
+        "variant": request.variant,
+        "status": plan.status,
+        "budget_bytes": budget_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "fixed_bytes": problem.fixed_bytes,
+        "baseline_s": eager.objective_s,
+        "baseline_peak_bytes": eager.peak_bytes,
+        "objective_s": plan.objective_s,
+        "overhead": plan.objective_s / eager.objective_s - 1.0,
+        **proven,
+        "bound_scope": plan.bound_scope,
+        "columns": plan.columns,
+        "rows": plan.rows,
+        "build_s": plan.build_s,
+        "solve_s": plan.solve_s,
+        "recomputed": sum(len(stage.recompute) for stage in plan.stages),
+        "stages": published_stages(problem, plan),
+    }
