@@ -92,17 +92,18 @@ def plan_problem(
     try:
         scope = scope_of(problem, window)
         _first_plans(best, start, budget_bytes)
+        built_s = clock.elapsed_s()
         if best.cost is not None and best.cost.objective_s <= enough:
             raise GoodEnough
-        program = build(problem, budget_bytes, scope, needed_besides(problem, best.runs, scope))
-        name, built_s = program.scope, clock.elapsed_s()
-        size = (len(program.rows.costs), len(program.rows.lower))
         if scope.everywhere:
             # In the smaller program first: what is easy to find there is hard to find in the larger one.
             plain = Scope(scope.window, frozenset())
             small = build(problem, budget_bytes, plain, needed_besides(problem, best.runs, plain))
             Search(small, solve, best, clock, gap, enough).improve(SMALL_SHARE * time_limit_s)
-            program = build(problem, budget_bytes, scope, needed_besides(problem, best.runs, scope))
+        building = clock.elapsed_s()
+        program = build(problem, budget_bytes, scope, needed_besides(problem, best.runs, scope))
+        built_s += clock.elapsed_s() - building
+        name, size = program.scope, (len(program.rows.costs), len(program.rows.lower))
         search = Search(program, solve, best, clock, gap, enough)
         try:
             search.improve(IMPROVE_SHARE * time_limit_s)
@@ -110,8 +111,8 @@ def plan_problem(
         finally:
             bound_s = search.bound
         if prove and best.runs is not None and status != "interrupted" and program.scope != "full":
-            bound_s, status = _prove(best, solve, budget_bytes, time_limit_s, gap, progress)
-            name = "full"
+            full_s, status = _prove(best, solve, budget_bytes, time_limit_s, gap, progress)
+            bound_s, name = (full_s, "full") if full_s > 0 else (bound_s, name)
     except GoodEnough:
         status = "good_enough"
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ class Solution:
     ``heuristic``: made by a fixed policy, nothing was proven (``bound_s`` 0, ``bound_scope`` ``none``).
     ``bound_s``: no point of the program named by ``bound_scope`` (``full``, ``window N`` or ``window N + K stages``,
     where recomputation is offered in the windows and at K stages besides) is cheaper. ``peak_bytes``: exact peak by
-    replay, fixed bytes included. ``build_s`` and ``solve_s`` are wall seconds. ``columns`` and ``rows``: the size of the
+    replay, fixed bytes included. ``build_s`` and ``solve_s`` are wall seconds. ``columns`` and ``rows``: size of the
     0-1 program, before the solver's presolve; 0 where there was none.
     """
 

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from click.testing import CliRunner
+from sweep_profile import write_profile
+
+from monet.cli import program
 from monet.config import load_config
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -42,3 +46,28 @@ def test_yaml_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("train.yaml")
     assert config.model == "train:make_model" and isinstance(config.inputs, tuple)
     assert config.inputs[0].shape == (32, 128)
+
+
+def _commands() -> list[str]:
+    blocks = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    lines = [line.split("#")[0].strip("$ \n") for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("monet")]
+
+
+def test_there_are_commands() -> None:
+    assert len(_commands()) >= 6
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with the tiny model or a tiny profile, and less time."""
+    monkeypatch.chdir(tmp_path)
+    write_profile(tmp_path / "profile.json")
+    command = re.sub(r"\b(train|resnet50)\.yaml", "tiny.yaml", command)
+    command = command.replace("resnet50.json", "profile.json").replace("40%:90%:10%", "90%").replace("5GiB", "100%")
+    command = command.replace("6GB", "6MB").replace("50%", "85%").replace("monet-", "monet ")
+    words = [*command.split()[1:], "--time-limit", "1", "--quiet"]
+    if words[0] == "sweep":
+        words += ["--variants", "monet,sqrt-n", "--jobs", "1"]
+    done = CliRunner().invoke(program, words)
+    assert done.exit_code == 0, done.output

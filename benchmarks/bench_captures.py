@@ -1,0 +1,79 @@
+"""The planner on real captures: what plans of five models promise, and what their steps measure.
+
+python benchmarks/bench_captures.py [--model resnet50]
+
+Batches are small enough to measure eager and two plans of each model in minutes on two cores. Every step runs in a
+process of its own: bytes are exact, seconds are of one step after a warm-up one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import record
+
+from monet.api import plan_prepared, prepare
+from monet.batch_search import with_batch
+from monet.byte_count import parse_budget
+from monet.config import load_config
+from monet.errors import InfeasibleBudget
+from monet.measurement import measure_config
+from monet.model_loading import build_model
+from monet.sample_inputs import empty_inputs
+
+BATCHES = {"resnet50": 16, "vgg16": 8, "googlenet": 32, "mobilenet_v2": 32, "unet": 1}
+BUDGETS = ("70%", "45%")
+
+
+@click.command()
+@click.option("--model", "models", multiple=True, type=click.Choice(list(BATCHES)), help="Only these; writes no file.")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds to solve.")
+def main(models: tuple[str, ...], time_limit: float) -> None:
+    results: dict[str, Any] = {}
+    for name in models or BATCHES:
+        config = with_batch(load_config(f"{name}.yaml"), BATCHES[name])
+        args, kwargs = empty_inputs(config)
+        prepared = prepare(build_model(config), args, kwargs, progress=True, seed=config.seed)
+        rows: list[dict[str, Any]] = []
+        eager: dict[str, Any] | None = None
+        for budget in BUDGETS:
+            try:
+                result = plan_prepared(
+                    prepared, parse_budget(budget), time_limit_s=time_limit, prove=True, progress=True
+                )
+            except InfeasibleBudget as error:
+                rows.append({"budget": budget, "infeasible": str(error)})
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "plan.json"
+                result.plan.save(path)
+                measured = measure_config(config, path, eager=eager is None)
+            eager = eager or measured["eager"]
+            planned = measured["planned"]
+            wanted = ("objective_s", "bound_s", "gap", "bound_scope", "status", "build_s", "solve_s", "recomputed")
+            row = {key: result.summary[key] for key in wanted} | {
+                "budget": budget,
+                "budget_bytes": result.plan.budget_bytes,
+                "promised_peak_bytes": result.plan.peak_bytes,
+                "measured_peak_bytes": planned["allocator_peak_bytes"],
+                "measured_step_s": planned["step_s"],
+                "operators": len(prepared.problem.forward) + len(prepared.problem.backward),
+            }
+            rows.append(row)
+            click.echo(
+                f"{name} batch {BATCHES[name]} at {budget}: promised {row['promised_peak_bytes']} B, measured "
+                f"{row['measured_peak_bytes']} B; step {row['objective_s']:.3f} s predicted, "
+                f"{row['measured_step_s']:.3f} s measured, eager {eager['step_s']:.3f} s; gap {row['gap']:.2%} to "
+                f"{row['bound_scope']}, {row['solve_s']:.0f} s"
+            )
+        results[name] = {"batch": BATCHES[name], "eager": eager, "predicted_eager_s": prepared.eager.objective_s,
+                         "eager_peak_bytes": prepared.eager.peak_bytes, "plans": rows}  # fmt: skip
+    if not models:
+        click.echo(f"wrote {record.write('captures', results)}")
+
+
+if __name__ == "__main__":
+    main()
