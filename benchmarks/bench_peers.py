@@ -26,6 +26,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -389,9 +390,7 @@ def findings(results: Sequence[Mapping[str, Any]]) -> list[str]:
         steps = [r for r in ran if r["method"] == "memory_budget" and r["peak_bytes"]]
         if len(steps) > 1 and eager:
             rises = [
-                f"{a['asked']:g} to {b['asked']:g}"
-                for a, b in zip(steps, steps[1:], strict=False)
-                if b["peak_bytes"] > a["peak_bytes"]
+                f"{a['asked']:g} to {b['asked']:g}" for a, b in pairwise(steps) if b["peak_bytes"] > a["peak_bytes"]
             ]
             lines.append(f"{name}: memory_budget: the peak rises with a lower budget: {', '.join(rises) or 'no'}")
             over = [f"{r['asked']:g}" for r in steps if r["peak_bytes"] > eager]

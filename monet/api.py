@@ -122,6 +122,7 @@ def prepare(
     reserve_bytes: int = 0,
     exact: bool = False,
     storage: Collection[str] = (),
+    density: float = DENSITY,
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
@@ -130,10 +131,11 @@ def prepare(
 
     ``reserve_bytes``: part of any budget that monet must leave to others (optimiser state). ``exact``:
     only implementations that equal eager's bit by bit. ``storage``: compressed storages to offer besides, see
-    ``planner.schedules.STORAGE``. ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
+    ``planner.schedules.STORAGE``, and ``density``, the share of non-zero values that ``sparse`` has room for.
+    ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
     """
     captured = capture(model, args, kwargs)
-    offers = catalogue(captured.graph, exact=exact, storage=frozenset(storage))
+    offers = catalogue(captured.graph, exact=exact, storage=frozenset(storage), density=density)
     store = ProfileCache() if cache else None
     try:
         profiled = profile(offers, cache=store, progress=progress)
@@ -151,7 +153,7 @@ def prepare(
             "training": [module.training for module in model.modules()],
             "exact": exact,
             "seed": seed,
-            **({"storage": sorted(storage), "density": DENSITY} if storage else {}),
+            **({"storage": sorted(storage), "density": density} if storage else {}),
         },
         environment={
             "torch": torch.__version__,

@@ -137,9 +137,12 @@ def build_program(
 ) -> Program:
     """The program of ``problem``, without its memory rows; ``also`` and ``everywhere`` as for ``windows``.
 
+    With ``window=None`` it is the full program: recomputation of anything at any stage.
+
     ``relaxed``: a relaxation of the full program (see ``relaxation.py``) instead of the windowed one.
     """
-    program = Program(windows(problem, window, also, everywhere), budget_bytes, relaxed)
+    every_stage = relaxed or window is None
+    program = Program(windows(problem, window, also, everywhere, every_stage), budget_bytes, relaxed)
     _keep_columns(program)
     _forward_choice(program)
     _recompute_columns(program)

@@ -14,7 +14,8 @@ At most one of the three holds: whatever a plan does with k before its window, o
 and allows at least as much. Inside the windows everything is as in the full program. So every plan of the
 full program maps to a point of this one that costs no more, and a bound on this one bounds them all.
 
-The full program itself offers recomputation before every backward operator that may read something.
+The full program offers recomputation before every backward operator, whether it reads something or not; so
+does this one inside its windows.
 """
 
 from __future__ import annotations

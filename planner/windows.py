@@ -9,9 +9,11 @@ recomputing shortly before the last use of what it makes, so recomputation exist
     k in memory      |- as kept by forward -|- own decision -|
                                              start(k)    last(k)
 
-``window=None`` is the full program: every stage up to ``last(k)``. Only stages that can be worth it are
-offered: what is recomputed at a stage that reads nothing may as well be recomputed at the next one that is
-offered, unless fewer gradients are in memory now than then.
+``window=None`` allows every stage up to ``last(k)``. Of the stages allowed, only those that are likely to be
+worth it are offered: what is recomputed at a stage that reads nothing may nearly always as well be recomputed at
+the next one that is offered, unless fewer gradients are in memory now than then. Not always: one stage recomputes
+in forward order, two stages in any, and the other order can need less memory. So the full program and its
+relaxation, whose bounds are about every plan, offer every stage (``every_stage``).
 """
 
 from __future__ import annotations
@@ -70,11 +72,13 @@ def windows(
     window: int | None,
     also: Mapping[str, frozenset[int]] | None = None,
     everywhere: frozenset[int] = frozenset(),
+    every_stage: bool = False,
 ) -> Windows:
     """Indexes ``problem`` for a window of so many stages, None for all of them.
 
     Before their windows, the tensors in ``also`` may be made again at the stages given there, and all
-    tensors at the stages in ``everywhere``.
+    tensors at the stages in ``everywhere``. ``every_stage``: recomputation is offered at all stages of a window,
+    instead of those that are likely to be worth it.
     """
     producer = {name: i for i, operator in enumerate(problem.forward) for name in operator.outputs}
     position = {operator.id: i for i, operator in enumerate(problem.forward)}
@@ -95,7 +99,7 @@ def windows(
     last = {name: stage for stage, names in enumerate(reads) for name in names}
     runs_again = _last_uses(problem, consumers, made, pinned, last)
 
-    worth = _worth_recomputing(problem, reads)
+    worth = [True] * len(reads) if every_stage else _worth_recomputing(problem, reads)
     allowed = {
         name: frozenset(range(0 if window is None else max(0, end - window + 1), end + 1))
         | frozenset(stage for stage in everywhere | (also or {}).get(name, frozenset()) if stage <= end)

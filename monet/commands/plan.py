@@ -66,6 +66,13 @@ def _known_variant(context: click.Context, parameter: click.Parameter, value: st
     callback=_known_variant,
     help="Plan by a part of the program or by a baseline; `monet sweep --help` names them.",
 )
+@click.option(
+    "--density",
+    default="75%",
+    show_default=True,
+    callback=amount(parse_percentage),
+    help="With the variant gist: the share of non-zero values that sparse storage has room for.",
+)
 @click.option("--solver", default="HIGHS", show_default=True, help="Solver of the 0-1 program: HIGHS or GUROBI.")
 @click.option(
     "--window",
@@ -122,7 +129,9 @@ def _check_combination(context: click.Context, request: PlanRequest) -> None:
     if (request.minimise is not None or request.max_batch) and request.variant != "all":
         raise click.UsageError(f"--variant {request.variant} goes with a budget alone")
     if request.profile is not None:
-        _refuse(context, "--profile", "measure", "output", "reserve", "threads", "no_cache", "exact", "max_batch")
+        _refuse(
+            context, "--profile", "measure", "output", "reserve", "threads", "no_cache", "exact", "max_batch", "density"
+        )
 
 
 def _refuse(context: click.Context, mode: str, *names: str) -> None:

@@ -82,8 +82,9 @@ def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
     args, kwargs = empty_inputs(config)
     storage = STORAGE.get(request.variant, ())
     prepared = prepare(
-        build_model(config), args, kwargs, **measuring, storage=storage, progress=shown, seed=config.seed
-    )
+        build_model(config), args, kwargs, **measuring, storage=storage, density=request.density, progress=shown,
+        seed=config.seed,
+    )  # fmt: skip
     if request.minimise is not None:
         return config, plan_smallest(prepared, request.max_overhead, **solving, progress=shown)
     assert request.budget is not None

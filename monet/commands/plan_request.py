@@ -26,6 +26,7 @@ class PlanRequest:
     json_path: Path | None
     reserve: int
     variant: str
+    density: float
     solver: str
     window: int | None
     time_limit: float
