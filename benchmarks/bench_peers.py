@@ -38,6 +38,7 @@ from torch import nn
 from torch.nn import functional
 
 from monet import allocator
+from monet.errors import InfeasibleBudget
 
 THREADS = 2
 PAIRS = 5
@@ -45,10 +46,13 @@ WARM_UP_STEPS = 2
 SEED = 7
 PROCESS_LIMIT_S = 240.0
 RATIOS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
-SHARES = (1.0, 0.8, 0.6, 0.5, 0.4)
+SHARES = (1.0, 0.9, 0.8, 0.6, 0.5, 0.4)
 METHODS = ("eager", "checkpoint", "memory_budget", "memory_budget_profile", "monet")
-SAME_GRADIENT = 1e-4
-"""A difference to eager's gradients below this share of the largest one is rounding."""
+SAME_GRADIENT = 1e-2
+"""A difference to eager's gradients below this share of the largest one is rounding, which a deep network with few
+samples amplifies (1e-3 for decomposed batch norms); other dropout masks make several tenths."""
+SAME_STATISTICS = 1e-4
+"""The same for running statistics; an update that is made twice is off by a tenth, and its count by one."""
 RIGHT_SLOPE = 0.02
 """The measured slope of float32 losses is right to a few thousandths."""
 SLOPE_STEP = 0.02
@@ -171,6 +175,7 @@ def _configured(job: Mapping[str, Any], model: nn.Module) -> tuple[nn.Module, di
         functorch.activation_memory_budget = asked
         if method == "memory_budget_profile":
             functorch.activation_memory_budget_runtime_estimator = "profile"
+        _count_inside_graphs()
         compiled: nn.Module = torch.compile(model, backend="aot_eager_decomp_partition")  # type: ignore[assignment]
         return compiled, {"asked_share_of_saved": asked}
     if method == "monet":
@@ -274,24 +279,60 @@ def _times(module: nn.Module, eager: nn.Module, inputs: Sequence[torch.Tensor]) 
     }
 
 
+class _Counting:
+    """Compiled graphs are counted from inside: Dynamo runs eager code wherever a counter is already active."""
+
+    active = False
+    total = 0
+
+
+def _count_inside_graphs() -> None:
+    """Makes the backend's graphs add to ``_Counting.total`` while that is active; otherwise they run as they are."""
+    import torch._dynamo.backends.debugging as backends
+    from torch.utils.flop_counter import FlopCounterMode
+
+    make = backends.get_nop_func()
+
+    def compiler(graph: Any, example: Any) -> Callable[[Any], Any]:
+        inner = make(graph, example)
+
+        def run(args: Any) -> Any:
+            if not _Counting.active:
+                return inner(args)
+            with FlopCounterMode(display=False) as counter:
+                result = inner(args)
+            _Counting.total += counter.get_total_flops()
+            return result
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    backends.get_nop_func = lambda: compiler
+
+
 def _flops(module: nn.Module, eager: nn.Module, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
     """Matrix products and convolutions that a step runs, by eager's; None where PyTorch's counter fails."""
     from torch.utils.flop_counter import FlopCounterMode
 
     counts = []
-    for one in (module, eager):
-        try:
+    try:
+        for one in (module, eager):
+            if isinstance(one, torch._dynamo.eval_frame.OptimizedModule):
+                _Counting.active, _Counting.total = True, 0
+                _step(one, inputs)
+                _Counting.active = False
+                counts.append(_Counting.total)
+                continue
             with FlopCounterMode(display=False) as counter:
                 _step(one, inputs)
             counts.append(counter.get_total_flops())
-        except Exception as error:  # a step that cannot be counted is still a result
-            return {"flops_ratio": None, "flops_error": f"{type(error).__name__}: {error}"[:300]}
-    return {"flops_ratio": counts[0] / counts[1] if counts[1] else None}
+    except Exception as error:  # a step that cannot be counted is still a result
+        return {"flops_ratio": None, "flops_error": f"{type(error).__name__}: {error}"[:300]}
+    return {"flops_ratio": counts[0] / counts[1] if all(counts) else None}
 
 
 def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
     """In its own process: measures a model's step once and plans it for every budget; plans go to ``folder``."""
-    import monet
     from monet.api import plan_prepared, prepare
 
     allocator.available()
@@ -304,7 +345,7 @@ def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
         start = time.perf_counter()
         try:
             result = plan_prepared(prepared, budget_bytes, time_limit_s=job["time_limit_s"])
-        except monet.InfeasibleBudget as error:
+        except InfeasibleBudget as error:
             found["plans"][str(share)] = {"asked_bytes": budget_bytes, "infeasible": str(error)}
             continue
         path = Path(job["folder"]) / f"{job['model']}_{share:g}.json"
@@ -407,7 +448,7 @@ def findings(results: Sequence[Mapping[str, Any]]) -> list[str]:
             wrong = [_at(r) for r in mine if not abs(r["slope"] - 1) <= RIGHT_SLOPE]
             lines.append(f"{name}: {method}: gradients are not those of the loss at: {', '.join(wrong) or 'none'}")
             if any(r["running_statistics_equal"] is not None for r in mine):
-                off = [_at(r) for r in mine if not r["running_statistics_equal"]]
+                off = [_at(r) for r in mine if r["running_statistics_difference"] > SAME_STATISTICS]
                 lines.append(f"{name}: {method}: running statistics are not eager's at: {', '.join(off) or 'none'}")
             above = [_at(r) for r in mine if (r["peak_bytes"] or 0) > r.get("asked_bytes", float("inf"))]
             if method == "monet":
