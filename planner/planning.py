@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FULL_STAGES = 40
 """Up to so many backward operators the full program is planned; above, a windowed one."""
 WINDOW = 16
-SMALL_SHARE, IMPROVE_SHARE = 0.3, 0.45
+SMALL_SHARE, IMPROVE_SHARE = 0.15, 0.25
 """Until which share of the time limit stretches are improved: without the stages after peaks, and with them."""
 PROOF_WINDOW = 16
 """The window inside the relaxation that bounds the full program; wider is tighter and slower."""

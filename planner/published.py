@@ -28,10 +28,9 @@ from monet.planner.problem import (
     Problem,
     Tensor,
 )
+from monet.planner.published_document import check_document
 from monet.planner.replay import replay
 from monet.planner.solution import Run, Solution, Stage
-
-FORMAT = "monet-profile-1"
 
 FORWARD_DEFAULTS = ("plain", "implicit_precomp_gemm")
 BACKWARD_DEFAULTS = ("plain", "algo_1", "input", "output")
@@ -45,14 +44,13 @@ def load_published(path: str | Path, *, relu_reads: str = "output") -> Problem:
     published ablation start from one that reads the ``input``.
 
     Raises:
-        ConfigError: the file is not a ``monet-profile-1`` document.
+        ConfigError: the file is not a ``monet-profile-1`` document; the message says what is wrong, and where.
     """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read a published profile from {path}: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ConfigError(f"{path} is not in the format {FORMAT}")
+    check_document(document, str(path))
     forward = document["forward"]
     return Problem(
         name=f"{document['model']} batch {document['batch']}",

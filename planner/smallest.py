@@ -127,7 +127,7 @@ def _first_plans(
     if limit_s == float("inf"):
         return 0
     low, high, proven = known[0], keep_everything_bytes(problem), 0
-    while clock.left_s() > (1 - DESCENT_SHARE) * clock.time_limit_s and high - low > gap * high:
+    while clock.left_s() > (1 - DESCENT_SHARE) * clock.time_limit_s and high - low > max(1.0, gap * high):
         middle = (low + high) // 2
         try:
             made = plan_problem(

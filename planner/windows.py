@@ -180,8 +180,8 @@ def _last_uses(
             last[name] = max(last.get(name, -1), end)
         for v in made[i]:
             # Recomputation does not replace a pinned output: making v reads the one that survived.
-            for name in pinned.intersection(v.reads):
-                last[name] = max(last.get(name, -1), last.get(v.id, -1))
+            for name in pinned.intersection(v.reads) if v.id in last else ():
+                last[name] = max(last.get(name, -1), last[v.id])
     return runs
 
 

@@ -58,10 +58,20 @@ class FakeApi(types.ModuleType):
         self.answer = answer
         self.call: dict[str, Any] = {}
 
-    def plan_model(
-        self, model: object, args: tuple[Any, ...], kwargs: dict[str, Any], budget: object, **options: Any
-    ) -> object:
-        self.call = {"model": model, "args": args, "kwargs": kwargs, "budget": budget, **options}
+    def prepare(self, model: object, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> object:
+        self.call = {"model": model, "args": args, "kwargs": kwargs, **options}
+        return self
+
+    def plan_prepared(self, prepared: object, budget: object, **options: Any) -> object:
+        assert prepared is self
+        return self._answer(budget=budget, **options)
+
+    def plan_smallest(self, prepared: object, max_overhead: float | None, **options: Any) -> object:
+        assert prepared is self
+        return self._answer(max_overhead=max_overhead, **options)
+
+    def _answer(self, **options: Any) -> object:
+        self.call |= options
         logging.getLogger("monet.api").info("planning")
         return types.SimpleNamespace(plan=FakePlan(), summary=self.answer())
 
@@ -133,7 +143,14 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
         "cache": False,
         "progress": False,
         "seed": 0,
+        "storage": (),
+        "density": 0.75,
+        "variant": "all",
+        "prove": False,
     }
+    assert run("tiny.yaml", "--minimise", "memory", "--max-overhead", "10%").exit_code == 0
+    assert api.call["max_overhead"] == pytest.approx(0.1)
+    assert "budget" not in api.call and "prove" not in api.call
 
 
 def test_defaults_reach_the_planner(api: FakeApi) -> None:
@@ -254,4 +271,4 @@ def test_monet_plan_is_the_plan_command(monkeypatch: pytest.MonkeyPatch, capsys:
     with pytest.raises(SystemExit) as ended:
         plan_main()
     assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("Usage: monet-plan [OPTIONS] CONFIG")
+    assert capsys.readouterr().out.startswith("Usage: monet-plan [OPTIONS] [CONFIG]")
