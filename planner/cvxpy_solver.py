@@ -54,7 +54,7 @@ def solve_cvxpy(name: str, model: Model, limits: Limits, tick: Tick | None = Non
     arrays = model.arrays
     shape = (len(arrays.lower), len(arrays.cost))
     matrix = csr_array((arrays.value, arrays.column_index, arrays.row_start), shape=shape)
-    x = cvxpy.Variable(shape[1], boolean=[(int(c),) for c in np.flatnonzero(arrays.integer)])
+    x = cvxpy.Variable(shape[1], boolean=(np.flatnonzero(arrays.integer),))
     # A binary column needs no rows for its range, and a size-limited licence counts rows.
     shares = np.flatnonzero(~arrays.integer)
     fixed = np.flatnonzero(model.fixed_lower == model.fixed_upper)

@@ -140,7 +140,9 @@ def test_what_is_offered() -> None:
     assert len(readers) == 3
     for saved in offers.intermediates["relu"]:
         count = offers.values["relu"].numel
-        size = {"sign-bits": count // 8, "sparse": count // 8 + 4 * (count // 2), "half": 2 * count + 2}[saved.kind]
+        size = {"sign-bits": count // 8, "sparse": count // 8 + 4 * int(sparse.DENSITY * count), "half": 2 * count + 2}[
+            saved.kind
+        ]
         assert saved.value.storage_bytes == size
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from click.testing import CliRunner
 from sweep_profile import write_profile
 

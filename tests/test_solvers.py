@@ -67,6 +67,19 @@ def test_infeasible(name: str) -> None:
     assert answer.x is None
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_share_may_lie_between(name: str) -> None:
+    rows = Rows()
+    chosen, share = rows.column(1.0), rows.share()
+    rows.costs[share] = 4.0
+    # 10 bytes in 8 at most, less what is chosen away: share of 8 >= 10 - 6 chosen.
+    rows.at_most(Sum(10.0, {chosen: -6.0, share: -8.0}), 0.0)
+    answer = solver(name)(Model(rows.arrays(), np.zeros(2), np.ones(2)), Limits(20.0, 0.0), None)
+    assert answer.status == "optimal" and answer.x is not None
+    assert answer.x == pytest.approx([1.0, 0.5], abs=1e-6)
+    assert answer.objective == pytest.approx(3.0)
+
+
 def test_a_fixed_column_stays() -> None:
     model = knapsack(10, 0)
     upper = np.ones(10)

@@ -40,7 +40,7 @@ _LOOKS = {
     "checkmate-d": Look("#7f6bd6", ">", _BROKEN),
     "checkmate-o": Look("#cf4a5e", "h", _BROKEN),
     "gist": Look("#6b8c1f", "*", _DOTTED),
-    "gist-reduced": Look("#5f6b2a", "p", _BROKEN),
+    "gist-reduced": Look("#8a6d3b", "p", _BROKEN),
 }
 _OTHERS = (Look("#7f8790", "p", _BROKEN), Look("#1f77c9", "d", _DOTTED), Look("#d55e00", "H", _DOTTED))
 
