@@ -24,13 +24,13 @@ from monet.measurement import measure_config
 from monet.model_loading import build_model
 from monet.sample_inputs import empty_inputs
 
-BATCHES = {"resnet50": 16, "vgg16": 8, "googlenet": 32, "mobilenet_v2": 32, "unet": 1}
+BATCHES = {"resnet50": 8, "vgg16": 4, "googlenet": 16, "mobilenet_v2": 16, "unet": 1}
 BUDGETS = ("70%", "45%")
 
 
 @click.command()
 @click.option("--model", "models", multiple=True, type=click.Choice(list(BATCHES)), help="Only these; writes no file.")
-@click.option("--time-limit", default=60.0, show_default=True, help="Seconds to solve.")
+@click.option("--time-limit", default=20.0, show_default=True, help="Seconds to solve.")
 def main(models: tuple[str, ...], time_limit: float) -> None:
     results: dict[str, Any] = {}
     for name in models or BATCHES:
