@@ -312,7 +312,13 @@ def command(folder: Path, *more: str) -> list[str]:
 def stopped(folder: Path, number: signal.Signals) -> tuple[int, str]:
     """A sweep whose second cell takes long, ended by a signal to it alone; exit status and stderr."""
     write_profile(folder / "chain.json", layers=200)
-    done = subprocess.Popen(command(folder, "--time-limit", "60"), stderr=subprocess.PIPE, text=True)
+    done = subprocess.Popen(
+        command(folder, "--time-limit", "60"),
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that starts the tests in the background has Ctrl-C ignored, and children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     end = time.monotonic() + 30
     while not list((folder / "out").glob("cells/pytorch-*.json")):
         assert done.poll() is None and time.monotonic() < end
