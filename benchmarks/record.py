@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from monet.sweep import provenance
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """The processor's name, cores, memory in bytes, and the threads that torch uses."""
+    """As for a sweep, and the threads that torch uses."""
     import torch
 
-    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
-    memory = next((int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "memory_bytes": memory,
-        "threads": torch.get_num_threads(),
-        "system": platform.platform(),
-    }
+    return {**provenance.machine(), "threads": torch.get_num_threads()}
 
 
 def write(name: str, result: Any) -> Path:
@@ -42,10 +35,3 @@ def write(name: str, result: Any) -> Path:
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []

@@ -17,7 +17,6 @@ from monet.api import PlanResult, Prepared, plan_prepared, prepare
 from monet.byte_count import ByteBudget, PeakShare, format_bytes
 from monet.config import Config, InputSpec
 from monet.errors import ConfigError, InfeasibleBudget, SolverError
-from monet.lowering import Lowered
 from monet.model_loading import build_model
 from monet.planner.planning import plan_problem
 from monet.planner.problem import Problem
@@ -90,7 +89,7 @@ def largest_batch(
             break
         above = best.batch if best is not None else 0
         try:
-            guess = _guess(prepared.lowered, batch, above, below, budget_bytes, max_overhead, options)
+            guess = _guess(prepared, batch, above, below, budget_bytes, max_overhead, options)
         except KeyboardInterrupt:
             if best is None:
                 raise
@@ -139,7 +138,7 @@ def _try(
 
 
 def _guess(
-    lowered: Lowered,
+    prepared: Prepared,
     batch: int,
     above: int,
     below: int,
@@ -148,16 +147,14 @@ def _guess(
     options: Mapping[str, Any],
 ) -> int:
     """The largest batch from ``above`` (which does) to under ``below`` that the scaled step promises."""
-    problem = restrict(lowered.problem, "all")
-    per_batch = sum(count for kind, count in lowered.fixed.items() if kind in PER_BATCH)
-    eager_s = sum(o.implementations[0].time_s for o in problem.forward)
-    eager_s += sum(o.implementations[0].time_s for o in problem.backward)
+    problem = restrict(prepared.problem, "all")
+    per_batch = sum(count for kind, count in prepared.lowered.fixed.items() if kind in PER_BATCH)
     low, high = above, below
     step = max(1, batch)
     while high - low > 1:
         middle = (low + high) // 2 if high <= 2 * max(low, step) else max(low, step) * 2
         scaled = scale(problem, per_batch, middle / batch)
-        most_s = None if max_overhead is None else eager_s * (1 + max_overhead) * middle / batch
+        most_s = None if max_overhead is None else prepared.eager.objective_s * (1 + max_overhead) * middle / batch
         try:
             found = plan_problem(
                 scaled,

@@ -8,39 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from monet.byte_count import parse_byte_count
+from monet.commands.amount import amount
 from monet.commands.exit_status import FAILED, reports_errors
-from monet.errors import ConfigError
+from monet.sweep.budgets import parse_budgets
 
 if TYPE_CHECKING:
     from monet.byte_count import ByteBudget
     from monet.sweep.cells import Options, Source
 
 
-def _budgets(context: click.Context, parameter: click.Parameter, value: str) -> tuple[ByteBudget, ...]:
-    from monet.sweep.budgets import parse_budgets
-
-    try:
-        return parse_budgets(value)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _variants(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+def _parse_variants(text: str) -> tuple[str, ...]:
     from monet.sweep.variants import parse_variants
 
-    try:
-        return parse_variants(value)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    from monet.byte_count import parse_byte_count
-
-    try:
-        return parse_byte_count(value)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from error
+    return parse_variants(text)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,7 +34,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> in
 @click.option(
     "--budgets",
     required=True,
-    callback=_budgets,
+    callback=amount(parse_budgets),
     help="FIRST:LAST:STEP with both ends, as 5GB:10GB:1GB, or single ones; commas between them. "
     "50% is half of what keeping everything needs.",
 )
@@ -61,7 +42,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> in
     "--variants",
     default="all",
     show_default=True,
-    callback=_variants,
+    callback=amount(_parse_variants),
     help="all, ablation, baselines, or names with commas between them. MONeT itself is monet.",
 )
 @click.option("--measure", is_flag=True, help="Then run one step of every plan, and eager's, one process at a time.")
@@ -74,7 +55,11 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> in
     help="Folder of everything.  [default: the configuration's name with .sweep]",
 )
 @click.option(
-    "--reserve", default="0", show_default=True, callback=_bytes, help="Part of each budget to leave free: 200MB."
+    "--reserve",
+    default="0",
+    show_default=True,
+    callback=amount(parse_byte_count),
+    help="Part of each budget to leave free: 200MB.",
 )
 @click.option("--solver", default="HIGHS", show_default=True, help="Solver of the 0-1 programs: HIGHS or GUROBI.")
 @click.option(
