@@ -174,17 +174,20 @@ def plan_prepared(
     gap: float = 0.01,
     solver: str = "HIGHS",
     prove: bool = False,
+    cores: int | None = None,
     progress: bool | Progress = False,
 ) -> PlanResult:
     """Plan a prepared step for a budget, lay it out and verify it.
 
     ``variant``: a name of ``planner.schedules.SCHEDULES``: the whole program, a part of it, or a baseline.
     ``window``: stages before its last use in which a tensor may be recomputed (None: by size). ``gap``: relative;
-    solving stops there. ``prove``: bound the full program, not the windowed one. ``progress``: show a line on
-    stderr, or call this as ``plan_problem`` does.
+    solving stops there. ``prove``: bound the full program, not the windowed one. ``cores``: for solving (None:
+    all). ``progress``: show a line on stderr, or call this as ``plan_problem`` does.
     """
     budget_bytes = parse_budget(budget).resolve(prepared.eager.peak_bytes)
-    options: dict[str, Any] = {"window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver}
+    options: dict[str, Any] = {
+        "window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver, "cores": cores,
+    }  # fmt: skip
     if prove and SCHEDULES[variant].solves:
         options["prove"] = True
     laid_out = _solve(prepared.lowered, budget_bytes, variant, progress, options)

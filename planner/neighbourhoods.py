@@ -92,16 +92,18 @@ def improve(
     limits: Limits,
     found: Callable[[Answer], None],
     tick: Tick | None,
+    seed: int = 0,
 ) -> Floats:
     """Improves the feasible point ``x`` until rounds stop helping or time is up; returns the best point.
 
-    ``found`` is told every better answer. A Ctrl-C is raised once ``found`` has the best one.
+    ``limits.nodes`` is that of a round. ``found`` is told every better answer. A Ctrl-C is raised once
+    ``found`` has the best one.
     """
     at = positions(program)
     deadline = time.monotonic() + limits.time_s
     best, objective = x, float(model.arrays.cost @ x)
     width, stale = FIRST_WIDTH, 0
-    for free in _stretches(len(program.problem.forward), np.random.default_rng(0)):
+    for free in _stretches(len(program.problem.forward), np.random.default_rng(seed)):
         left = deadline - time.monotonic()
         if left <= 0 or stale >= STALE_ROUNDS:
             break
@@ -112,7 +114,7 @@ def improve(
             fixed_upper=np.where(freed, model.fixed_upper, best),
             start=best,
         )
-        answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), NODES), tick)
+        answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), limits.nodes), tick)
         stale += 1
         if answer.x is not None and answer.objective < objective - 1e-6 * abs(objective):
             best = np.where(model.arrays.integer, np.round(answer.x), answer.x)

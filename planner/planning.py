@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from monet.errors import InfeasibleBudget, InvalidPlan, SolverError
+from monet.planner.companion import has_room
 from monet.planner.incumbents import construct, smallest_budget
 from monet.planner.memory_rows import add_memory_rows
 from monet.planner.peaks import after_peaks
@@ -21,7 +22,7 @@ from monet.planner.program import Program, build_program
 from monet.planner.readback import Runs, earlier, without_useless
 from monet.planner.search import Best, Clock, GoodEnough, Search
 from monet.planner.solution import Solution
-from monet.planner.solvers import Progress, Solve
+from monet.planner.solvers import Progress
 from monet.planner.solvers import solver as find_solver
 from monet.planner.windows import windows
 
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 FULL_STAGES = 40
 """Up to so many backward operators the full program is planned; above, a windowed one."""
 WINDOW = 16
-SMALL_SHARE, IMPROVE_SHARE = 0.15, 0.25
-"""Until which share of the time limit stretches are improved: without the stages after peaks, and with them."""
+FIRST_SHARE, ALONE_SHARE = 0.08, 0.25
+"""Until which share of the time limit stretches are improved first; ``ALONE`` where there is no companion."""
 PROOF_WINDOW = 16
 """The window inside the relaxation that bounds the full program; wider is tighter and slower."""
 
@@ -66,6 +67,7 @@ def plan_problem(
     start: Solution | None = None,
     prove: bool = False,
     enough_s: float | None = None,
+    cores: int | None = None,
 ) -> Solution:
     """The fastest plan found whose every moment fits in ``budget_bytes``, fixed bytes included.
 
@@ -74,8 +76,9 @@ def plan_problem(
     relative; stop when the plan is proven within it. ``start``: a plan to begin with; ignored if it does not
     fit. ``prove``: afterwards, spend up to ``time_limit_s`` once more to bound the full program.
     ``enough_s``: stop at any plan of so many seconds or less, or once there is proven to be none.
-    ``progress`` is called from this thread, about 20 times a second during solves. Equal inputs give
-    equal plans when no solve, round or phase ends by its time limit.
+    ``cores``: how many may be busy at once; None is all that this process may use. ``progress`` is called from
+    this thread, about 20 times a second during solves. Equal inputs give equal plans when no solve, round or phase
+    ends by its time limit, and the solve of the whole is over before its companion begins.
 
     Ctrl-C returns the best plan so far, with status ``interrupted``, or is raised if there is none.
 
@@ -99,19 +102,20 @@ def plan_problem(
             # In the smaller program first: what is easy to find there is hard to find in the larger one.
             plain = Scope(scope.window, frozenset())
             small = build(problem, budget_bytes, plain, needed_besides(problem, best.runs, plain))
-            Search(small, solve, best, clock, gap, enough).improve(SMALL_SHARE * time_limit_s)
+            Search(small, solve, best, clock, gap, enough).improve(FIRST_SHARE * time_limit_s)
         building = clock.elapsed_s()
         program = build(problem, budget_bytes, scope, needed_besides(problem, best.runs, scope))
         built_s += clock.elapsed_s() - building
         name, size = program.scope, (len(program.rows.costs), len(program.rows.lower))
-        search = Search(program, solve, best, clock, gap, enough)
+        companion = has_room(solver, cores)
+        search = Search(program, solve, best, clock, gap, enough, companion=companion)
         try:
-            search.improve(IMPROVE_SHARE * time_limit_s)
+            search.improve((FIRST_SHARE if companion else ALONE_SHARE) * time_limit_s)
             status = search.run()
         finally:
             bound_s = search.bound
         if prove and best.runs is not None and status != "interrupted" and program.scope != "full":
-            full_s, status = _prove(best, solve, budget_bytes, time_limit_s, gap, progress)
+            full_s, status = bound_full_program(search, budget_bytes, time_limit_s)
             bound_s, name = (full_s, "full") if full_s > 0 else (bound_s, name)
     except GoodEnough:
         status = "good_enough"
@@ -142,15 +146,14 @@ def build(problem: Problem, budget_bytes: int, scope: Scope, also: Mapping[str, 
     return program
 
 
-def _prove(
-    best: Best, solve: Solve, budget_bytes: int, time_limit_s: float, gap: float, progress: Progress | None
-) -> tuple[float, str]:
-    """A bound on the full program from its relaxation, in seconds, and whether it is within the gap."""
-    program = build_program(best.problem, budget_bytes, PROOF_WINDOW, relaxed=True)
+def bound_full_program(planned: Search, budget_bytes: int, time_limit_s: float) -> tuple[float, str]:
+    """A bound on the full program from its relaxation, in seconds; and ``optimal`` where the best plan is within the
+    gap, else ``time_limit`` or ``interrupted``. ``planned``: the search so far; its companion goes on meanwhile."""
+    program = build_program(planned.best.problem, budget_bytes, PROOF_WINDOW, relaxed=True)
     add_memory_rows(program)
-    search = Search(program, solve, best, Clock(time_limit_s, progress), gap)
+    search = replace(planned, program=program, clock=Clock(time_limit_s, planned.clock.progress), bound=0.0)
     try:
-        status = search.bound_only()
+        status = search.bound_only(planned)
     except KeyboardInterrupt:
         status = "interrupted"
     return search.bound, status

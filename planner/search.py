@@ -7,6 +7,7 @@ under a limit of seconds. The program's objective is in the same unit.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,34 +15,37 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from monet.errors import SolverError
-from monet.planner.neighbourhoods import improve
+from monet.planner.companion import Companion
+from monet.planner.neighbourhoods import NODES, improve
 from monet.planner.problem import Problem
 from monet.planner.program import Program
 from monet.planner.readback import Runs, read_point, write_point
 from monet.planner.replay import Replay, replay
 from monet.planner.rows import Floats
-from monet.planner.solvers import Answer, Limits, Model, Progress, Solve
+from monet.planner.solvers import Answer, Limits, Model, Progress, Solve, Tick
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Best:
-    """The best replayed plan so far. ``fits``: whether a plan is within the limit."""
+    """The best replayed plan so far, offered to from any thread. ``fits``: whether a plan is within the limit."""
 
     problem: Problem
     value: Callable[[Replay], float]
     fits: Callable[[Replay], bool]
     runs: Runs | None = None
     cost: Replay | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def offer(self, runs: Runs) -> bool:
         """Takes ``runs`` if they are valid, fit and are better; returns whether they are valid and fit."""
         cost = replay(self.problem, runs.solution())
         if not self.fits(cost):
             return False
-        if self.cost is None or self.value(cost) < self.value(self.cost):
-            self.runs, self.cost = runs, cost
+        with self._lock:
+            if self.cost is None or self.value(cost) < self.value(self.cost):
+                self.runs, self.cost = runs, cost
         return True
 
 
@@ -63,7 +67,8 @@ class Clock:
 @dataclass(slots=True)
 class Search:
     """``bound``: no point of the program has a smaller value; 0 while nothing is proven. ``enough``: a plan of
-    this value or less, or a proof that there is none, ends the search with ``GoodEnough``."""
+    this value or less, or a proof that there is none, ends the search with ``GoodEnough``. ``companion``:
+    improve stretches beside the solve of the whole, on a core of its own."""
 
     program: Program
     solve: Solve
@@ -72,72 +77,83 @@ class Search:
     gap: float
     enough: float = float("-inf")
     bound: float = 0.0
+    companion: bool = False
 
     def improve(self, until_s: float) -> None:
         """Improves stretches of the best plan until that no longer helps, or the clock shows ``until_s``."""
-        model = self._model()
-        x = self._start(model)
+        model = self.model()
+        x = self.point(model)
         if x is not None:
-            limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), self.gap)
+            limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), self.gap, NODES)
             improve(self.program, model, self.solve, x, limits, self._found, self._tick)
 
     def run(self) -> str:
         """Solves the whole program; returns ``optimal`` (within the gap), ``time_limit``, ``interrupted`` or
         ``infeasible``."""
-        model = self._model()
-        x = self._start(model)
-        answer = self.solve(replace(model, start=x), Limits(self.clock.left_s(), self.gap), self._tick_whole)
-        self._take_bound(answer)
+        with Companion(self, self.companion):
+            answer = self._solve(self._tick_beside if self.companion else self._tick_whole)
+        if answer is None:
+            return "optimal"
         self._found(answer)
         if answer.status == "infeasible" and self.best.runs is not None:
             # The window's over-estimates exclude even the plan in hand: nothing is proven about others.
             return "time_limit"
         if answer.x is not None and self.best.runs is None:
             raise SolverError("internal error: the solver's point breaks the limit when it is replayed")
+        if answer.status == "time_limit" and self._gap_now() <= self.gap:
+            return "optimal"
         return answer.status
 
-    def bound_only(self) -> str:
-        """Solves a relaxation, whose points are no plans, for its bound; stops within the gap of the best plan."""
-        model = self._model()
-        x = self._start(model)
+    def bound_only(self, beside: Search) -> str:
+        """Solves a relaxation, whose points are no plans, for its bound; stops within the gap of the best plan.
 
-        def tick(incumbent: float | None, bound: float | None) -> None:
-            self._tick_whole(None, bound)
-            if self._gap() is not None and self._gap_now() <= self.gap:
-                raise _CloseEnough
-
-        try:
-            answer = self.solve(replace(model, start=x), Limits(self.clock.left_s(), self.gap), tick)
-        except _CloseEnough:
-            return "optimal"
-        self._take_bound(answer)
-        if answer.status == "interrupted":
+        ``beside``: the search of a program of plans, whose companion improves the best one meanwhile.
+        """
+        with Companion(beside, beside.companion):
+            answer = self._solve(lambda incumbent, bound: self._tick_beside(None, bound))
+        if answer is not None and answer.status == "interrupted":
             return "interrupted"
         return "optimal" if self._gap_now() <= self.gap else "time_limit"
 
-    def _model(self) -> Model:
+    def model(self) -> Model:
+        """The program with nothing fixed."""
         arrays = self.program.rows.arrays()
         return Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
 
-    def _start(self, model: Model) -> Floats | None:
+    def point(self, model: Model) -> Floats | None:
         """The best plan as a point of the program, if it is one."""
-        if self.best.runs is None or self.best.cost is None:
+        runs, cost = self.best.runs, self.best.cost
+        if runs is None or cost is None:
             return None
-        x = write_point(self.program, self.best.runs)
+        x = write_point(self.program, runs)
         if x is not None and self.program.peak is not None:
-            x[self.program.peak] = min(1.0, self.best.cost.peak_bytes / self.program.budget_bytes)
+            x[self.program.peak] = min(1.0, cost.peak_bytes / self.program.budget_bytes)
         return x if x is not None and model.violation(x) <= 1e-6 else None
 
-    def _found(self, answer: Answer) -> None:
+    def offer(self, answer: Answer) -> None:
         """Replays a solver's point; a point over the limit by the solver's tolerance is dropped."""
         if answer.x is not None and not self.best.offer(read_point(self.program, answer.x)):
             log.warning("a point of the solver exceeds the limit when replayed and is dropped")
-        if self.best.cost is not None and self.best.value(self.best.cost) <= self.enough:
-            raise GoodEnough
 
-    def _take_bound(self, answer: Answer) -> None:
+    def _solve(self, tick: Tick) -> Answer | None:
+        """An answer for the whole program, its bound taken; None where ``tick`` found the best plan close enough."""
+        model = self.model()
+        start = replace(model, start=self.point(model))
+        try:
+            answer = self.solve(start, Limits(self.clock.left_s(), self.gap), tick)
+        except _CloseEnough:
+            return None
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, answer.bound)
+        return answer
+
+    def _found(self, answer: Answer) -> None:
+        self.offer(answer)
+        self._stop_if_enough()
+
+    def _stop_if_enough(self) -> None:
+        if self.best.cost is not None and self.best.value(self.best.cost) <= self.enough:
+            raise GoodEnough
 
     def _tick(self, incumbent: float | None, bound: float | None) -> None:
         """Progress during a round: its bound is not a bound on the whole."""
@@ -149,8 +165,12 @@ class Search:
             raise GoodEnough
         self._report(incumbent)
 
-    def _gap(self) -> float | None:
-        return None if self.best.cost is None or self.bound <= 0 else self._gap_now()
+    def _tick_beside(self, incumbent: float | None, bound: float | None) -> None:
+        """As ``_tick_whole``, where better plans may come from elsewhere than the solve."""
+        self._tick_whole(incumbent, bound)
+        self._stop_if_enough()
+        if self.bound > 0 and self._gap_now() <= self.gap:
+            raise _CloseEnough
 
     def _gap_now(self) -> float:
         if self.best.cost is None:

@@ -6,11 +6,14 @@ minimised. A bound on the plan's time is one row more. The rest of the search is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from monet.errors import InfeasibleBudget, SolverError
+from monet.planner.companion import has_room
 from monet.planner.incumbents import smallest_budget
 from monet.planner.memory_rows import add_memory_rows
 from monet.planner.planning import Scope, needed_besides, plan_problem, scope_of
@@ -23,8 +26,8 @@ from monet.planner.solution import Solution
 from monet.planner.solvers import Progress
 from monet.planner.solvers import solver as find_solver
 
-IMPROVE_SHARE = 0.8
-"""Until which share of the time limit stretches are improved."""
+FIRST_SHARE, ALONE_SHARE = 0.2, 0.8
+"""Until which share of the time limit stretches are improved first; ``ALONE`` where there is no companion."""
 DESCENT_SHARE, DESCENT_STEP = 0.6, 0.12
 """Under a limit of plan time: shares of the time limit for halving budgets, and for each half."""
 
@@ -55,6 +58,7 @@ def smallest_plan(
     solver: str = "HIGHS",
     progress: Progress | None = None,
     start: Solution | None = None,
+    cores: int | None = None,
 ) -> SmallestBudget:
     """The plan of least peak whose time is at most ``most_s`` seconds (None: any time).
 
@@ -71,14 +75,17 @@ def smallest_plan(
     bound, status, name = 0.0, "interrupted", "none"
     built_s, size = clock.elapsed_s(), (0, 0)
     try:
-        bound = float(_first_plans(best, start, limit_s, clock, window, gap, solver))
+        bound = float(
+            _first_plans(best, start, limit_s, clock, {"window": window, "gap": gap, "solver": solver, "cores": cores})
+        )
         scope = scope_of(problem, window)
         program = _build(problem, best, scope, most_s)
         name, built_s = program.scope, clock.elapsed_s()
         size = (len(program.rows.costs), len(program.rows.lower))
-        search = Search(program, solve, best, clock, gap, bound=bound)
+        companion = has_room(solver, cores)
+        search = Search(program, solve, best, clock, gap, bound=bound, companion=companion)
         try:
-            search.improve(IMPROVE_SHARE * time_limit_s)
+            search.improve((FIRST_SHARE if companion else ALONE_SHARE) * time_limit_s)
             status = search.run()
         finally:
             bound = max(bound, search.bound)
@@ -107,9 +114,7 @@ def smallest_plan(
     return SmallestBudget(found, min(least, found.peak_bytes))
 
 
-def _first_plans(
-    best: Best, start: Solution | None, limit_s: float, clock: Clock, window: int | None, gap: float, solver: str
-) -> int:
+def _first_plans(best: Best, start: Solution | None, limit_s: float, clock: Clock, options: Mapping[str, Any]) -> int:
     """Plans to begin with: the caller's and the thriftiest known; under a limit of time, also from budgets halved
     between what is too slow and what is fast enough, since the search for time under a budget finds better plans.
 
@@ -127,13 +132,12 @@ def _first_plans(
     if limit_s == float("inf"):
         return 0
     low, high, proven = known[0], keep_everything_bytes(problem), 0
-    while clock.left_s() > (1 - DESCENT_SHARE) * clock.time_limit_s and high - low > max(1.0, gap * high):
+    while clock.left_s() > (1 - DESCENT_SHARE) * clock.time_limit_s and high - low > max(1.0, options["gap"] * high):
         middle = (low + high) // 2
         try:
             made = plan_problem(
-                problem, middle, window=window, gap=gap, solver=solver, enough_s=limit_s,
-                time_limit_s=clock.time_limit_s * DESCENT_STEP,
-            )  # fmt: skip
+                problem, middle, enough_s=limit_s, time_limit_s=clock.time_limit_s * DESCENT_STEP, **options
+            )
         except (InfeasibleBudget, SolverError):
             low = middle
             continue

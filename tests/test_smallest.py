@@ -147,14 +147,14 @@ def test_interrupting_the_proof_keeps_the_plan() -> None:
             raise KeyboardInterrupt
 
     proving: list[bool] = []
-    prove = planning._prove
+    prove = planning.bound_full_program
 
     def noting(*arguments: object) -> tuple[float, str]:
         proving.append(True)
         return prove(*arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "_prove", noting)
+        patch.setattr(planning, "bound_full_program", noting)
         plan = plan_problem(problem, budget, gap=0.0, time_limit_s=plan_s, prove=True, progress=progress)
     assert proving == [True]
     # Stopped before it was about anything, the proof leaves the bound of the search in its place.

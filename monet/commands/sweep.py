@@ -105,6 +105,7 @@ def sweep(
 
     Finished cells are kept in the folder: a second run with the same inputs plans only what is missing.
     """
+    from monet.planner.companion import usable_cores
     from monet.sweep.cells import Options, check_options
     from monet.sweep.variants import storage_of
 
@@ -116,7 +117,7 @@ def sweep(
         raise click.BadParameter("there is no model to measure in a profile", param_hint="--measure")
     folder = output or Path(f"{source.name}.sweep")
     _check_folder(folder)
-    _run(source, options, folder, variants, budgets, measure, jobs or max(1, (os.cpu_count() or 1) // 2), not quiet)
+    _run(source, options, folder, variants, budgets, measure, jobs or max(1, usable_cores() // 2), not quiet)
 
 
 def _source(config: str | None, profile: Path | None) -> Source:

@@ -39,14 +39,15 @@ class CellPlanner(Protocol):
     def problem(self) -> Problem: ...
 
 
-def open_planner(source: Source, options: Options, progress: bool) -> CellPlanner:
+def open_planner(source: Source, options: Options, progress: bool, cores: int | None = None) -> CellPlanner:
     """Prepares ``source``: reads a profile, or captures and measures a model.
 
-    ``progress``: show the measuring on stderr. Raises ``MonetError``.
+    ``progress``: show the measuring on stderr. ``cores``: for the solves, as for ``plan_problem``. Raises
+    ``MonetError``.
     """
     if source.profile is not None:
-        return _ProfilePlanner(source.profile, options)
-    return _ModelPlanner(source, options, progress)
+        return _ProfilePlanner(source.profile, options, cores)
+    return _ModelPlanner(source, options, progress, cores)
 
 
 def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
@@ -105,18 +106,23 @@ def _step(name: str, problem: Problem, eager: Solution) -> Step:
     )
 
 
-def _limits(options: Options) -> dict[str, Any]:
+def _limits(options: Options, cores: int | None) -> dict[str, Any]:
     """The options of a solve; without a window of the caller's the planner's own holds."""
-    limits: dict[str, Any] = {"time_limit_s": options.time_limit_s, "gap": options.gap, "solver": options.solver}
+    limits: dict[str, Any] = {
+        "time_limit_s": options.time_limit_s,
+        "gap": options.gap,
+        "solver": options.solver,
+        "cores": cores,
+    }
     return limits if options.window is None else {**limits, "window": options.window}
 
 
 class _ProfilePlanner:
     """A published profile: costs and sizes without a model, so there is a solution and no plan file."""
 
-    def __init__(self, path: Path, options: Options) -> None:
+    def __init__(self, path: Path, options: Options, cores: int | None) -> None:
         self._problem = load_published(path)
-        self._limits = _limits(options)
+        self._limits = _limits(options, cores)
         self.step = _step(self._problem.name, self._problem, schedule("pytorch", self._problem, sys.maxsize))
 
     @property
@@ -131,7 +137,7 @@ class _ProfilePlanner:
 class _ModelPlanner:
     """A model on this machine, captured and measured once; each cell leaves a plan file."""
 
-    def __init__(self, source: Source, options: Options, progress: bool) -> None:
+    def __init__(self, source: Source, options: Options, progress: bool, cores: int | None) -> None:
         import torch
 
         from monet.api import prepare
@@ -152,7 +158,7 @@ class _ModelPlanner:
             progress=progress,
             seed=source.config.seed,
         )
-        self._limits = _limits(options)
+        self._limits = _limits(options, cores)
         self.step = _step(self.problem.name, self.problem, self._prepared.eager)
 
     @property

@@ -26,6 +26,7 @@ from typing import Any
 
 from monet import errors
 from monet.errors import ConfigError, MonetError
+from monet.planner.companion import usable_cores
 from monet.sweep.cells import Cell, Options, Outcome, Source, Step
 
 FAILED = 1
@@ -51,10 +52,10 @@ class _Failure:
 class _Worker:
     """One child process and what it is doing: it prepares, is ``ready`` for a cell, or plans ``cell``."""
 
-    def __init__(self, source: Source, options: Options, progress: bool) -> None:
+    def __init__(self, source: Source, options: Options, cores: int, progress: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(end, source, options, progress), daemon=True)
+        self.process = context.Process(target=_serve, args=(end, source, options, cores, progress), daemon=True)
         self.cell: Cell | None = None
         self.ready = False
         with _interrupts_held():
@@ -161,7 +162,7 @@ class Workers:
                     yield done, answer
 
     def _start(self, progress: bool) -> _Worker:
-        worker = _Worker(*self._ask, progress)
+        worker = _Worker(*self._ask, max(1, usable_cores() // self._jobs), progress)
         self._workers.append(worker)
         return worker
 
@@ -181,7 +182,7 @@ class Workers:
         return answer
 
 
-def _serve(end: connection.Connection, source: Source, options: Options, progress: bool) -> None:
+def _serve(end: connection.Connection, source: Source, options: Options, cores: int, progress: bool) -> None:
     """Runs in the child: prepares, says what the step is, then answers cells until the parent hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # An orderly end: what tqdm and others have open is given back.
@@ -193,7 +194,7 @@ def _serve(end: connection.Connection, source: Source, options: Options, progres
     from monet.sweep.planners import open_planner, plan_cell
 
     try:
-        planner = open_planner(source, options, progress)
+        planner = open_planner(source, options, progress, cores)
     except Exception as error:
         end.send(_Failure(type(error).__name__, str(error)))
         return
