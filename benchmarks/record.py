@@ -21,14 +21,22 @@ def machine() -> dict[str, Any]:
     return {**provenance.machine(), "threads": torch.get_num_threads()}
 
 
+def _commit() -> str:
+    found = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+COMMIT = _commit()
+"""When the benchmark began, before it wrote results; ``+`` where the tree had changes."""
+
+
 def write(name: str, result: Any) -> Path:
-    """``results/<name>.json``; the commit carries ``+`` where the tree had changes."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
+    """``results/<name>.json``, with commit, machine and versions."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
         "benchmark": name,
-        "commit": commit.stdout.strip(),
+        "commit": COMMIT,
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in ("torch", "highspy", "numpy")}},
         "result": result,

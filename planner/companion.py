@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from monet.planner.neighbourhoods import NODES, improve
+from monet.planner.rows import Floats
 from monet.planner.solvers import Limits
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 AFTER_S = 5.0
 MOST_NODES = 1000
+RETRY_S = 0.2
+"""Until a first plan is known, and one that is a point of the program."""
 
 
 def usable_cores() -> int:
@@ -47,6 +50,7 @@ class Companion:
         self._search = search
         self._stopping = threading.Event()
         self._error: BaseException | None = None
+        self._value = float("inf")
         self._thread = threading.Thread(target=self._run, name="companion", daemon=True) if wanted else None
 
     def __enter__(self) -> Companion:
@@ -76,18 +80,32 @@ class Companion:
         """Again and again with other stretches and longer rounds: each ends where it no longer helps."""
         search = self._search
         model = search.model()
-        x = search.point(model)
         nodes = NODES
         for seed in itertools.count(1):
-            if x is None:
-                return
+            while (x := search.point(model)) is None:
+                if self._stopping.wait(RETRY_S):
+                    return
+            self._value = search.value()
             limits = Limits(float("inf"), search.gap, nodes)
-            x = improve(search.program, model, search.solve, x, limits, search.offer, self._tick, seed)
+            try:
+                improve(search.program, model, search.solve, x, limits, self._found, self._tick, seed)
+            except _Better:
+                continue
             nodes = min(MOST_NODES, nodes * 2)
 
-    def _tick(self, incumbent: float | None, bound: float | None) -> None:
+    def _found(self, x: Floats) -> None:
+        self._search.offer(x)
+        self._value = self._search.value()
+
+    def _tick(self, x: Floats | None, bound: float | None) -> None:
         if self._stopping.is_set():
             raise _Stopped
+        if self._search.value() < self._value:
+            raise _Better
+
+
+class _Better(Exception):
+    """The solve of the whole has a better plan: ends a round, to begin again from that."""
 
 
 class _Stopped(Exception):

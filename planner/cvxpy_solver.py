@@ -79,7 +79,7 @@ def solve_cvxpy(name: str, model: Model, limits: Limits, tick: Tick | None = Non
         limited = name == "GUROBI" and _gurobi_is_size_limited()
         raise SolverError(_explain(name, error, shape, limited=limited)) from error
     if tick is not None:
-        tick(float(problem.value) if x.value is not None else None, None)
+        tick(x.value, None)
     return _answer(name, problem, x.value, limits)
 
 

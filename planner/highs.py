@@ -31,7 +31,6 @@ class _Watch:
     def __init__(self) -> None:
         self.stop = False
         self.x: Floats | None = None
-        self.incumbent: float | None = None
         self.bound: float | None = None
         self.error: BaseException | None = None
 
@@ -39,7 +38,6 @@ class _Watch:
         names = highspy.cb.HighsCallbackType
         if kind == names.kCallbackMipImprovingSolution:
             self.x = np.array(out.mip_solution)
-            self.incumbent = float(out.objective_function_value)
         if kind in (names.kCallbackMipImprovingSolution, names.kCallbackMipInterrupt, names.kCallbackMipLogging):
             bound = float(out.mip_dual_bound)
             if np.isfinite(bound) and abs(bound) < 1e29:
@@ -101,7 +99,7 @@ def _wait(highs: Any, watch: _Watch, tick: Tick | None) -> BaseException | None:
             if tick is None or watch.stop:
                 continue
             try:
-                tick(watch.incumbent, watch.bound)
+                tick(watch.x, watch.bound)
             except BaseException as error:  # HiGHS must have stopped before it may leave this function
                 raised = error
                 watch.stop = True

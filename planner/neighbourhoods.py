@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from monet.planner.program import Program
 from monet.planner.rows import Floats
-from monet.planner.solvers import Answer, Limits, Model, Solve, Tick
+from monet.planner.solvers import Limits, Model, Solve, Tick
 
 NODES = 10
 ROUND_S = 6.0
@@ -90,13 +90,13 @@ def improve(
     solve: Solve,
     x: Floats,
     limits: Limits,
-    found: Callable[[Answer], None],
+    found: Callable[[Floats], None],
     tick: Tick | None,
     seed: int = 0,
 ) -> Floats:
     """Improves the feasible point ``x`` until rounds stop helping or time is up; returns the best point.
 
-    ``limits.nodes`` is that of a round. ``found`` is told every better answer. A Ctrl-C is raised once
+    ``limits.nodes`` is that of a round. ``found`` is told every better point. A Ctrl-C is raised once
     ``found`` has the best one.
     """
     at = positions(program)
@@ -119,7 +119,7 @@ def improve(
         if answer.x is not None and answer.objective < objective - 1e-6 * abs(objective):
             best = np.where(model.arrays.integer, np.round(answer.x), answer.x)
             objective, stale = answer.objective, 0
-            found(answer)
+            found(answer.x)
         if answer.status == "interrupted":
             raise KeyboardInterrupt
         width = min(MOST_WIDTH, width * 1.15) if answer.status == "optimal" else width * 0.7

@@ -78,6 +78,7 @@ class Search:
     enough: float = float("-inf")
     bound: float = 0.0
     companion: bool = False
+    _seen: Floats | None = None
 
     def improve(self, until_s: float) -> None:
         """Improves stretches of the best plan until that no longer helps, or the clock shows ``until_s``."""
@@ -94,7 +95,7 @@ class Search:
             answer = self._solve(self._tick_beside if self.companion else self._tick_whole)
         if answer is None:
             return "optimal"
-        self._found(answer)
+        self._found(answer.x)
         if answer.status == "infeasible" and self.best.runs is not None:
             # The window's over-estimates exclude even the plan in hand: nothing is proven about others.
             return "time_limit"
@@ -110,7 +111,7 @@ class Search:
         ``beside``: the search of a program of plans, whose companion improves the best one meanwhile.
         """
         with Companion(beside, beside.companion):
-            answer = self._solve(lambda incumbent, bound: self._tick_beside(None, bound))
+            answer = self._solve(lambda x, bound: self._tick_beside(None, bound))
         if answer is not None and answer.status == "interrupted":
             return "interrupted"
         return "optimal" if self._gap_now() <= self.gap else "time_limit"
@@ -130,9 +131,9 @@ class Search:
             x[self.program.peak] = min(1.0, cost.peak_bytes / self.program.budget_bytes)
         return x if x is not None and model.violation(x) <= 1e-6 else None
 
-    def offer(self, answer: Answer) -> None:
+    def offer(self, x: Floats | None) -> None:
         """Replays a solver's point; a point over the limit by the solver's tolerance is dropped."""
-        if answer.x is not None and not self.best.offer(read_point(self.program, answer.x)):
+        if x is not None and not self.best.offer(read_point(self.program, x)):
             log.warning("a point of the solver exceeds the limit when replayed and is dropped")
 
     def _solve(self, tick: Tick) -> Answer | None:
@@ -147,43 +148,49 @@ class Search:
             self.bound = max(self.bound, answer.bound)
         return answer
 
-    def _found(self, answer: Answer) -> None:
-        self.offer(answer)
+    def _found(self, x: Floats | None) -> None:
+        self.offer(x)
         self._stop_if_enough()
 
     def _stop_if_enough(self) -> None:
-        if self.best.cost is not None and self.best.value(self.best.cost) <= self.enough:
+        if self.value() <= self.enough:
             raise GoodEnough
 
-    def _tick(self, incumbent: float | None, bound: float | None) -> None:
+    def _tick(self, x: Floats | None, bound: float | None) -> None:
         """Progress during a round: its bound is not a bound on the whole."""
-        self._report(incumbent)
+        self._report()
 
-    def _tick_whole(self, incumbent: float | None, bound: float | None) -> None:
+    def _tick_whole(self, x: Floats | None, bound: float | None) -> None:
+        """Progress during the solve of the whole: every new point is a plan, and may be the companion's next start."""
         self.bound = max(self.bound, bound or 0.0)
         if self.bound > self.enough > 0:
             raise GoodEnough
-        self._report(incumbent)
-
-    def _tick_beside(self, incumbent: float | None, bound: float | None) -> None:
-        """As ``_tick_whole``, where better plans may come from elsewhere than the solve."""
-        self._tick_whole(incumbent, bound)
+        if x is not None and x is not self._seen:
+            self._seen = x
+            self.offer(x)
         self._stop_if_enough()
+        self._report()
+
+    def _tick_beside(self, x: Floats | None, bound: float | None) -> None:
+        """As ``_tick_whole``, where better plans may come from elsewhere than the solve."""
+        self._tick_whole(x, bound)
         if self.bound > 0 and self._gap_now() <= self.gap:
             raise _CloseEnough
 
+    def value(self) -> float:
+        """Of the best plan; infinity without one."""
+        return float("inf") if self.best.cost is None else self.best.value(self.best.cost)
+
     def _gap_now(self) -> float:
-        if self.best.cost is None:
-            return float("inf")
-        value = self.best.value(self.best.cost)
+        value = self.value()
+        if value == float("inf"):
+            return value
         return max(0.0, (value - self.bound) / value) if value > 0 else 0.0
 
-    def _report(self, incumbent: float | None) -> None:
+    def _report(self) -> None:
         if self.clock.progress is None:
             return
-        known = [] if self.best.cost is None else [self.best.value(self.best.cost)]
-        known += [] if incumbent is None else [incumbent]
-        best = min(known, default=None)
+        best = None if self.best.cost is None else self.value()
         bound = self.bound if self.bound > 0 else None
         gap = None if not best or bound is None else max(0.0, (best - bound) / best)
         self.clock.progress(best, bound, gap, self.clock.elapsed_s())

@@ -66,8 +66,9 @@ class Answer:
     bound: float
 
 
-Tick = Callable[[float | None, float | None], None]
-"""(incumbent, bound) in the model's units; called from the thread that asked for the solve."""
+Tick = Callable[[Floats | None, float | None], None]
+"""(best point so far, bound in the model's units); called from the thread that asked for the solve. The same point
+is the same array; what is raised ends the solve."""
 
 Solve = Callable[[Model, Limits, Tick | None], Answer]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from monet.planner.rows import Rows, Sum
+from monet.planner.rows import Floats, Rows, Sum
 from monet.planner.scaling import LARGEST_ROW, scaled
 from monet.planner.solvers import Answer, Limits, Model, Tick, solver
 
@@ -76,28 +76,31 @@ def test_the_solver_sees_the_same_points_in_other_units() -> None:
 
 def test_bound_objective_and_ticks_come_back_in_seconds() -> None:
     model = model_of(1)
-    told: list[tuple[float | None, float | None]] = []
+    told: list[tuple[Floats | None, float | None]] = []
+    point = np.ones(12)
 
     def answering(given: Model, limits: Limits, tick: Tick | None) -> Answer:
         assert tick is not None
         most, least = float(given.arrays.cost.max()), float(given.arrays.cost.min())
         tick(None, None)
-        tick(most, least)
+        tick(point, least)
         tick(None, least)
-        return Answer("optimal", np.ones(12), most, least)
+        return Answer("optimal", point, most, least)
 
-    answer = scaled(answering)(model, Limits(1.0, 0.0), lambda incumbent, bound: told.append((incumbent, bound)))
+    answer = scaled(answering)(model, Limits(1.0, 0.0), lambda x, bound: told.append((x, bound)))
     most, least = float(model.arrays.cost.max()), float(model.arrays.cost.min())
-    assert told == [(None, None), (most, least), (None, least)]
+    assert told == [(None, None), (point, least), (None, least)]
+    assert told[1][0] is point
     assert (answer.objective, answer.bound) == (most, least)
 
 
 def test_ticks_of_a_real_solve_enclose_its_optimum() -> None:
     model = model_of(2, count=18)
-    told: list[tuple[float | None, float | None]] = []
-    answer = solver("HIGHS")(model, Limits(20.0, 0.0), lambda incumbent, bound: told.append((incumbent, bound)))
+    told: list[tuple[Floats | None, float | None]] = []
+    answer = solver("HIGHS")(model, Limits(20.0, 0.0), lambda x, bound: told.append((x, bound)))
+    assert told
     assert all(bound is None or bound <= answer.objective * (1 + 1e-6) for _, bound in told)
-    assert all(incumbent is None or incumbent >= answer.objective * (1 - 1e-6) for incumbent, _ in told)
+    assert all(x is None or model.arrays.cost @ x >= answer.objective * (1 - 1e-6) for x, _ in told)
 
 
 @pytest.mark.parametrize("cost", [0.0, 1.0, 1023.0, 1024.0, 1e-12, 3e7])
