@@ -105,15 +105,21 @@ class Search:
             return "optimal"
         return answer.status
 
-    def bound_only(self, beside: Search) -> str:
-        """Solves a relaxation, whose points are no plans, for its bound; stops within the gap of the best plan.
+    def bound_beside(self, planned: Search, *, relaxed: bool) -> str:
+        """Solves a larger program for its bound, until that is within the gap of the best plan; returns ``optimal``,
+        ``time_limit`` or ``interrupted``.
 
-        ``beside``: the search of a program of plans, whose companion improves the best one meanwhile.
+        ``planned``: the search of the program whose companion improves the best plan meanwhile. ``relaxed``: points
+        of this program are no plans.
         """
-        with Companion(beside, beside.companion):
-            answer = self._solve(lambda x, bound: self._tick_beside(None, bound))
-        if answer is not None and answer.status == "interrupted":
-            return "interrupted"
+        tick = self._tick_bound if relaxed else self._tick_beside
+        with Companion(planned, planned.companion):
+            answer = self._solve(tick)
+        if answer is not None:
+            if not relaxed:
+                self._found(answer.x)
+            if answer.status == "interrupted":
+                return "interrupted"
         return "optimal" if self._gap_now() <= self.gap else "time_limit"
 
     def model(self) -> Model:
@@ -176,6 +182,10 @@ class Search:
         self._tick_whole(x, bound)
         if self.bound > 0 and self._gap_now() <= self.gap:
             raise _CloseEnough
+
+    def _tick_bound(self, x: Floats | None, bound: float | None) -> None:
+        """As ``_tick_beside`` for a relaxation."""
+        self._tick_beside(None, bound)
 
     def value(self) -> float:
         """Of the best plan; infinity without one."""
