@@ -26,6 +26,9 @@ from monet.planner.solvers import Answer, Limits, Model, Progress, Solve, Tick
 
 log = logging.getLogger(__name__)
 
+ROUNDING = 1e-9
+"""Of a gap: a bound that a solver reports for a sum of seconds is a few bits off."""
+
 
 @dataclass(slots=True)
 class Best:
@@ -101,7 +104,7 @@ class Search:
             return "time_limit"
         if answer.x is not None and self.best.runs is None:
             raise SolverError("internal error: the solver's point breaks the limit when it is replayed")
-        if answer.status == "time_limit" and self._gap_now() <= self.gap:
+        if answer.status == "time_limit" and self._is_close():
             return "optimal"
         return answer.status
 
@@ -120,7 +123,7 @@ class Search:
                 self._found(answer.x)
             if answer.status == "interrupted":
                 return "interrupted"
-        return "optimal" if self._gap_now() <= self.gap else "time_limit"
+        return "optimal" if self._is_close() else "time_limit"
 
     def model(self) -> Model:
         """The program with nothing fixed."""
@@ -180,7 +183,7 @@ class Search:
     def _tick_beside(self, x: Floats | None, bound: float | None) -> None:
         """As ``_tick_whole``, where better plans may come from elsewhere than the solve."""
         self._tick_whole(x, bound)
-        if self.bound > 0 and self._gap_now() <= self.gap:
+        if self.bound > 0 and self._is_close():
             raise _CloseEnough
 
     def _tick_bound(self, x: Floats | None, bound: float | None) -> None:
@@ -190,6 +193,9 @@ class Search:
     def value(self) -> float:
         """Of the best plan; infinity without one."""
         return float("inf") if self.best.cost is None else self.best.value(self.best.cost)
+
+    def _is_close(self) -> bool:
+        return self._gap_now() <= self.gap + ROUNDING
 
     def _gap_now(self) -> float:
         value = self.value()
