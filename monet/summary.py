@@ -74,7 +74,7 @@ def render_schedule(summary: Mapping[str, Any]) -> str:
         ("planned step", _seconds(summary["objective_s"]), f"{_percent(summary['overhead'], '+')} of it"),
         _bound_row(summary),
         ("operators", f"{summary['recomputed']} recomputed", ""),
-        ("program", f"{summary['columns']} columns", f"{summary['rows']} rows"),
+        *([("program", f"{summary['columns']} columns", f"{summary['rows']} rows")] if summary["columns"] else []),
         ("planning", _seconds(summary["solve_s"]), f"to solve, {_seconds(summary['build_s'])} to build"),
     ]
     return "\n".join(_aligned(rows))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
+from monet.busy_machine import warn_if_busy
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
 from monet.ops.measure import Bench, environment, signature
@@ -45,6 +46,8 @@ def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress
     if cache is not None:
         known = {key: found for key in wanted if (found := cache.get(f"{where}|{key}")) is not None}
     missing = {key: i for key, i in wanted.items() if key not in known}
+    if missing:
+        warn_if_busy(torch.get_num_threads(), None if cache is None else cache.path)
     bench = Bench()
     # Biggest tensors first: memory is made resident once, and the estimate of what is left is safe.
     order = sorted(missing, key=lambda k: (-_bytes(missing[k], catalogue), k))

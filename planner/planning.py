@@ -126,7 +126,7 @@ def plan_problem(
             raise
         status = "interrupted"
     if best.runs is None or best.cost is None:
-        raise _infeasible(problem, budget_bytes, status, time_limit_s)
+        raise _infeasible(problem, budget_bytes, status, name, time_limit_s)
     return replace(
         best.runs.solution(),
         objective_s=best.cost.objective_s,
@@ -205,7 +205,7 @@ def needed_besides(problem: Problem, runs: Runs | None, scope: Scope) -> Mapping
 
 
 def _infeasible(
-    problem: Problem, budget_bytes: int, status: str, time_limit_s: float
+    problem: Problem, budget_bytes: int, status: str, scope: str, time_limit_s: float
 ) -> InfeasibleBudget | SolverError:
     known = smallest_budget(problem)
     if known is None:
@@ -215,7 +215,7 @@ def _infeasible(
         )
     smallest = known[0]
     if status == "infeasible":
-        what = f"No plan of {problem.name} fits in {_human(budget_bytes)}."
+        what = f"No plan of {problem.name} fits in {_human(budget_bytes)}: proven for {scope}."
     else:
         what = f"No plan of {problem.name} that fits in {_human(budget_bytes)} was found in {time_limit_s:g} s."
     return InfeasibleBudget(

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from monet.cli import program
+from monet.errors import ExecutionError
 from monet.planfile import Plan
 from monet.planner.verify import verify
 
@@ -70,6 +71,23 @@ def test_plans_are_saved_and_measured_once(config: str, monkeypatch: pytest.Monk
     plans[1].unlink()
     assert "4 cells, 1 of them planned now" in run(*arguments).stdout
     assert calls[2:] in ([], [("pytorch", False)])  # the same plan again need not be measured again
+
+
+def test_a_plan_that_does_not_run_says_so_everywhere(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(loaded: object, plan: Path, *, eager: bool, progress: bool) -> dict[str, dict[str, Any]]:
+        if plan.name.startswith("pytorch"):
+            raise ExecutionError("relu_2 is too dense")
+        found = {"step_s": 0.25, "allocator_peak_bytes": 1, "resident_peak_bytes": None}
+        return {"planned": found, "eager": found}
+
+    monkeypatch.setattr("monet.measurement.measure_config", measure)
+    result = run(config, "--budgets", "100%", "--variants", "monet,pytorch", "--measure")
+    assert result.exit_code == 0 and "pytorch" in result.stderr and "relu_2 is too dense" in result.stderr
+    rows = json.loads(Path("swept.sweep/sweep.json").read_text())["rows"]
+    assert [row["message"] for row in rows] == [None, "planned, but cannot be measured: relu_2 is too dense"]
+    assert rows[1]["status"] == "heuristic" and rows[1]["measured_step_s"] is None
+    page = Path("swept.sweep/report.html").read_text()
+    assert "Cells without a plan or a measurement" in page and "relu_2 is too dense" in page
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from monet.byte_count import parse_byte_count
+from monet.byte_count import parse_byte_count, parse_percentage
 from monet.commands.amount import amount
 from monet.commands.exit_status import FAILED, reports_errors
 from monet.sweep.budgets import parse_budgets
@@ -81,6 +81,13 @@ def _parse_variants(text: str) -> tuple[str, ...]:
     show_default=True,
     help="Stop once a plan is proven to be this close to the best, relative.",
 )
+@click.option(
+    "--density",
+    default="75%",
+    show_default=True,
+    callback=amount(parse_percentage),
+    help="Share of non-zero values that Gist's sparse storage has room for.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads to plan for.  [default: PyTorch's own number]")
 @click.option("--exact", is_flag=True, help="Only implementations whose results equal eager's bit for bit.")
 @reports_errors
@@ -97,6 +104,7 @@ def sweep(
     window: int | None,
     time_limit: float,
     gap: float,
+    density: float,
     threads: int | None,
     exact: bool,
     quiet: bool,
@@ -110,7 +118,7 @@ def sweep(
     from monet.sweep.variants import storage_of
 
     storage = () if config is None else storage_of(variants)
-    options = Options(window, time_limit, gap, solver.upper(), threads, reserve, exact, storage)
+    options = Options(window, time_limit, gap, solver.upper(), threads, reserve, exact, storage, density)
     source = _source(config, profile)
     check_options(source, options)
     if measure and source.config is None:

@@ -53,7 +53,8 @@ class Source:
 class Options:
     """How every cell is planned; see ``monet.api.prepare`` and ``plan_prepared``.
 
-    ``threads``: None is PyTorch's own number. ``storage``: compressed storages that some variant uses.
+    ``threads``: None is PyTorch's own number. ``storage``: compressed storages that some variant uses,
+    with room for a share ``density`` of non-zero values.
     """
 
     window: int | None = None
@@ -64,6 +65,7 @@ class Options:
     reserve_bytes: int = 0
     exact: bool = False
     storage: tuple[str, ...] = ()
+    density: float = 0.75
 
 
 @dataclass(frozen=True, slots=True)

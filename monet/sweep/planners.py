@@ -155,6 +155,7 @@ class _ModelPlanner:
             reserve_bytes=options.reserve_bytes,
             exact=options.exact,
             storage=options.storage,
+            density=options.density,
             progress=progress,
             seed=source.config.seed,
         )

@@ -127,8 +127,8 @@ def _sections(
         ),
         Section("All cells", "Step times are predicted from measured operators.", table=cell_table(rows, unit)),
         Section(
-            "Cells without a plan",
-            "Either it is proven that no plan fits, or none was found in time.",
+            "Cells without a plan or a measurement",
+            "Where no plan fits, either that is proven or none was found in time.",
             table=missing_table(rows, unit),
         ),
         Section(

@@ -62,9 +62,14 @@ class Row:
 
 
 def make_row(
-    step: Step, cell: Cell, outcome: Outcome, planned: Measured | None = None, eager: Measured | None = None
+    step: Step,
+    cell: Cell,
+    outcome: Outcome,
+    planned: Measured | None = None,
+    eager: Measured | None = None,
+    unmeasured: str | None = None,
 ) -> Row:
-    """The row of ``cell``; ``planned`` and ``eager``: what a measurement of both gave."""
+    """The row of ``cell``; ``planned`` and ``eager``: what a measurement of both gave, ``unmeasured`` why none did."""
     planned, eager = planned or {}, eager or {}
     objective_s, peak_bytes = outcome.objective_s, outcome.peak_bytes
     return Row(
@@ -96,7 +101,7 @@ def make_row(
         measured_eager_step_s=eager.get("step_s"),
         measured_eager_allocator_peak_bytes=eager.get("allocator_peak_bytes"),
         measured_eager_resident_peak_bytes=eager.get("resident_peak_bytes"),
-        message=outcome.message,
+        message=outcome.message or unmeasured,
     )
 
 

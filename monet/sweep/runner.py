@@ -89,9 +89,12 @@ class SweepRun:
                     missing = self._missing(cells, step)
                 computed = len(missing)
                 self._plan(workers, missing)
-        measured = self._measure(cells) if measure else {}
+        unmeasured: dict[Cell, str] = {}
+        measured = self._measure(cells, unmeasured) if measure else {}
         eager = measured.get(None)
-        rows = tuple(make_row(step, cell, self.finished[cell], measured.get(cell), eager) for cell in cells)
+        rows = tuple(
+            make_row(step, cell, self.finished[cell], measured.get(cell), eager, unmeasured.get(cell)) for cell in cells
+        )
         return Sweep(step, cells, {cell: self.finished[cell] for cell in cells}, rows, computed)
 
     def _known_step(self) -> Step | None:
@@ -144,8 +147,11 @@ class SweepRun:
                     save_record(self._cell_path(cell), key, outcome_content(outcome))
                 bar.update()
 
-    def _measure(self, cells: Sequence[Cell]) -> dict[Cell | None, Measured]:
-        """Measured steps by cell, eager's under None; one process at a time, nothing else running."""
+    def _measure(self, cells: Sequence[Cell], unmeasured: dict[Cell, str]) -> dict[Cell | None, Measured]:
+        """Measured steps by cell, eager's under None; one process at a time, nothing else running.
+
+        ``unmeasured`` gets the cells whose plans do not run, and why.
+        """
         from monet.measurement import measure_config
 
         config = self.source.config
@@ -169,6 +175,7 @@ class SweepRun:
                 results = measure_config(config, plan, eager=None not in found, progress=False)
             except MonetError as error:  # Gist's sparse storage may not fit what is really in a tensor
                 tqdm.write(f"monet: {cell} cannot be measured: {error}", file=sys.stderr)
+                unmeasured[cell] = f"planned, but cannot be measured: {error}"
                 continue
             found[cell] = results["planned"]
             save_record(path, key, results["planned"])

@@ -125,8 +125,8 @@ def gap_table(rows: Sequence[Row], unit: MemoryUnit) -> Table | None:
 
 
 def missing_table(rows: Sequence[Row], unit: MemoryUnit) -> Table | None:
-    """Infeasible cells and what the planner says about each; None where there is none."""
-    found = [row for row in rows if row.status == "infeasible"]
+    """Infeasible cells, and plans that could not be measured, and why; None where there is none."""
+    found = [row for row in rows if row.status == "infeasible" or row.message]
     if not found:
         return None
     lines = ((row.variant, unit.show_budget(row.budget_bytes), row.message or "–") for row in found)
