@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from monet.native import cache_folder
+from monet.compiling import cache_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Built libraries may come from the user's cache, measurements may not: they must be made anew."""
-    from monet.native import cache_folder
+    from monet.compiling import cache_folder
 
     built = cache_folder() / "native"
     folder = tmp_path_factory.mktemp("monet-cache")
