@@ -1,8 +1,8 @@
 """Two ways to place buffers one after the other: by a given order, and along the skyline.
 
-Both take lifetimes as arrays ``begin`` and ``end`` (half-open ticks) and ``size`` (any integer unit,
-already rounded up to the alignment) and return offsets in the same unit. Two buffers that share a
-tick never share bytes. Neither looks ahead; ``monet.planner.layout`` tries several and keeps the least.
+Both take half-open lifetimes and sizes in any integer unit, already rounded up to the alignment, and return
+offsets in the same unit. Two buffers that share a tick never share bytes. Only ``fit`` knows gaps and pins. Neither
+looks ahead; ``monet.planner.layout`` tries several and keeps the least.
 """
 
 from __future__ import annotations
@@ -13,54 +13,63 @@ from collections.abc import Sequence
 import numpy as np
 
 from monet.planner.load import Integers
+from monet.planner.pieces import Pieces
 
 _WALL = 1 << 63  # the skyline's height outside the horizon
 
 
 def fit(
-    order: Sequence[int] | Integers,
-    begin: Integers,
-    end: Integers,
-    size: Integers,
-    *,
-    smallest_gap: bool,
-    limit: int | None = None,
+    order: Sequence[int] | Integers, pieces: Pieces, *, smallest_gap: bool, limit: int | None = None
 ) -> Integers | None:
     """Place buffers in ``order``, each into a gap between those placed before that share a tick with it.
 
-    ``smallest_gap`` picks the gap that fits tightest (best fit; the lowest of equals), otherwise the
-    lowest gap that is large enough (first fit); above everything when there is none.
+    Pinned buffers come first, where they must lie. ``smallest_gap`` picks the gap that fits tightest (best fit; the
+    lowest of equals), otherwise the lowest gap that is large enough (first fit); above everything when there is none.
     Returns None as soon as a buffer ends above ``limit``. O(n^2) comparisons, all in numpy.
     """
-    count = len(size)
-    offsets = np.zeros(count, np.int64)
-    # The placed buffers in the order of their offsets; rows: begin, end, offset, top.
-    placed = np.empty((4, count), np.int64)
-    accumulate = np.maximum.accumulate
-    for done, buffer in enumerate(order):
-        first, last, need = begin[buffer], end[buffer], size[buffer]
-        begins, ends, lows, tops = placed[:, :done]
-        shares = (begins < last) & (ends > first)
-        low, top = lows[shares], accumulate(tops[shares])
-        offset = 0
-        if len(low):
-            gaps = low.copy()
-            gaps[1:] -= top[:-1]
-            enough = gaps >= need
-            gap = int(enough.argmax())
-            if not enough[gap]:
-                offset = int(top[-1])
-            else:
-                if smallest_gap:
-                    gap = int(np.where(enough, gaps, np.iinfo(np.int64).max).argmin())
-                offset = int(top[gap - 1]) if gap else 0
+    first, begin, end, size = pieces.first, pieces.begin, pieces.end, pieces.size
+    offsets = np.zeros(len(size), np.int64)
+    # The placed pieces in the order of their offsets; rows: begin, end, offset, top.
+    placed = np.empty((4, len(begin)), np.int64)
+    done = 0
+    pinned = np.flatnonzero(pieces.pinned >= 0)
+    free = [buffer for buffer in order if pieces.pinned[buffer] < 0] if len(pinned) else order
+    for buffer in (*pinned, *free):
+        need, own = size[buffer], slice(first[buffer], first[buffer + 1])
+        if pieces.pinned[buffer] >= 0:
+            offset = int(pieces.pinned[buffer])
+        else:
+            begins, ends, lows, tops = placed[:, :done]
+            shares = np.zeros(done, np.bool_)
+            for opens, closes in zip(begin[own], end[own], strict=True):
+                shares |= (begins < closes) & (ends > opens)
+            offset = _gap(lows[shares], tops[shares], int(need), smallest_gap)
         if limit is not None and offset + need > limit:
             return None
         offsets[buffer] = offset
-        at = int(lows.searchsorted(offset))
-        placed[:, at + 1 : done + 1] = placed[:, at:done]
-        placed[:, at] = first, last, offset, offset + need
+        count = own.stop - own.start
+        at = int(placed[2, :done].searchsorted(offset))
+        placed[:, at + count : done + count] = placed[:, at:done]
+        placed[0, at : at + count], placed[1, at : at + count] = begin[own], end[own]
+        placed[2, at : at + count], placed[3, at : at + count] = offset, offset + need
+        done += count
     return offsets
+
+
+def _gap(lows: Integers, tops: Integers, need: int, smallest: bool) -> int:
+    """The offset of the first or the smallest gap of ``need`` units between [low, top)s in the order of ``lows``."""
+    if not len(lows):
+        return 0
+    top = np.maximum.accumulate(tops)
+    gaps = lows.copy()
+    gaps[1:] -= top[:-1]
+    enough = gaps >= need
+    gap = int(enough.argmax())
+    if not enough[gap]:
+        return int(top[-1])
+    if smallest:
+        gap = int(np.where(enough, gaps, np.iinfo(np.int64).max).argmin())
+    return int(top[gap - 1]) if gap else 0
 
 
 def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, size: Integers) -> Integers:

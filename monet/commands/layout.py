@@ -1,0 +1,57 @@
+"""``monet layout``: the layout stage alone, on buffers from a file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from monet.commands.exit_status import FAILED, reports_errors
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("path", metavar="FILE.csv", type=click.Path(path_type=Path))
+@click.option("--time-limit", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds.")
+@click.option("--capacity", type=click.IntRange(min=0), help="Bytes that are enough; status 1 where it does not fit.")
+@click.option("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Of offsets, in bytes.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result here.")
+@reports_errors
+def layout(
+    path: Path, time_limit: float, capacity: int | None, alignment: int, json_path: Path | None, quiet: bool
+) -> None:
+    """Give the buffers in FILE.csv (columns id,lower,upper,size) offsets in an arena that is as small as possible.
+
+    A buffer of size bytes is alive from tick lower up to, not including, tick upper.
+    """
+    from monet.byte_count import format_bytes
+    from monet.commands.plan_request import check_target
+    from monet.planner.layout import layout as lay_out
+    from monet.planner.layout_document import load_lifetimes
+    from monet.summary import write_json
+
+    check_target(json_path, "--json")
+    begun = time.monotonic()
+    lifetimes = load_lifetimes(path)
+    found = lay_out(lifetimes, alignment=alignment, capacity_bytes=capacity, time_limit_s=time_limit)
+    seconds = time.monotonic() - begun
+    excess = found.arena_bytes / found.bound_bytes - 1 if found.bound_bytes else 0.0
+    click.echo(
+        f"{len(lifetimes)} buffers in {format_bytes(found.arena_bytes)} ({found.arena_bytes} bytes), {excess:.2%} "
+        f"above the bound of {found.bound_bytes} bytes; {found.method}, {seconds:.1f} s"
+    )
+    if json_path is not None:
+        offsets = {str(life.id): offset for life, offset in zip(lifetimes, found.offsets, strict=True)}
+        write_json(
+            json_path,
+            {
+                "offsets": offsets,
+                "peak_bytes": found.arena_bytes,
+                "bound_bytes": found.bound_bytes,
+                "method": found.method,
+                "seconds": seconds,
+            },
+        )
+    if capacity is not None and found.arena_bytes > capacity:
+        click.echo(f"monet: error: {found.arena_bytes - capacity} bytes more than the capacity", err=True)
+        raise click.exceptions.Exit(FAILED)

@@ -1,0 +1,60 @@
+"""Buffers as arrays: the stretches of time in which each is alive, its size, and where it must lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from monet.planner.load import Integers, load_profile
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Buffer b is alive in the pieces ``first[b]`` to ``first[b + 1]``: half-open ticks ``begin`` to ``end``, in
+    order of time and apart. Without gaps there is one piece a buffer.
+
+    ``size``: a buffer, in any integer unit. ``pinned``: its offset in the same unit, or −1 where it may lie anywhere.
+    """
+
+    first: Integers
+    begin: Integers
+    end: Integers
+    size: Integers
+    pinned: Integers
+
+    @property
+    def whole(self) -> bool:
+        """No gaps and nothing pinned: plain lifetimes."""
+        return len(self.begin) == len(self.size) and not (self.pinned >= 0).any()
+
+    @property
+    def owner(self) -> Integers:
+        """The buffer of each piece."""
+        return np.repeat(np.arange(len(self.size)), np.diff(self.first))
+
+    def per_buffer(self, combine: np.ufunc, of_pieces: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """``combine`` over the pieces of each buffer."""
+        return np.asarray(combine.reduceat(of_pieces, self.first[:-1]))
+
+    def bound(self) -> int:
+        """No layout is lower: the largest load of a tick, and the top of what is pinned."""
+        load = int(load_profile(self.begin, self.end, self.size[self.owner])[1].max(initial=0))
+        fixed = self.pinned >= 0
+        return max(load, int((self.pinned + self.size)[fixed].max(initial=0)))
+
+    def crowd(self) -> Integers:
+        """For each buffer, the largest load while it is alive."""
+        ticks, load = load_profile(self.begin, self.end, self.size[self.owner])
+        low, high = np.searchsorted(ticks, self.begin), np.searchsorted(ticks, self.end)
+        most = np.array([load[a:b].max() for a, b in zip(low, high, strict=True)], np.int64)
+        return self.per_buffer(np.maximum, most)
+
+    def sections(self) -> tuple[npt.NDArray[np.intc], npt.NDArray[np.intc], int]:
+        """(first range of each buffer, ranges as pairs of sections, sections). A section lies between two ticks at
+        which some lifetime begins or ends, with none in between."""
+        ticks = np.unique(np.concatenate((self.begin, self.end)))
+        ranges = np.stack((np.searchsorted(ticks, self.begin), np.searchsorted(ticks, self.end)), axis=1)
+        return self.first.astype(np.intc), np.ascontiguousarray(ranges, np.intc), max(0, len(ticks) - 1)
