@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from monet.commands.layout import layout
+from monet.commands.order import order
 from monet.commands.plan import plan
 from monet.commands.sweep import sweep
 
@@ -19,6 +21,8 @@ def program() -> None:
 
 program.add_command(plan)
 program.add_command(sweep)
+program.add_command(order)
+program.add_command(layout)
 
 
 def main() -> None:

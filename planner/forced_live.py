@@ -1,0 +1,59 @@
+"""Forced-live bound: bytes that are in memory while an operator runs, in every order.
+
+While v runs, storage t is there if its producer is v or an ancestor of v, and v is, or is an ancestor of, one of
+its users; outputs are there once they are made. Ancestors are rows of bits, so the closure of a graph of 10,000
+nodes takes 12 MB and well under a second.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from monet.planner.order_graph import OrderGraph
+
+Bits = npt.NDArray[np.uint8]
+
+
+class Closure:
+    """Ancestors and descendants of the working nodes, each row including the node itself.
+
+    Rows and bits are places in ``graph.working``, in little bit order.
+    """
+
+    def __init__(self, graph: OrderGraph) -> None:
+        self.graph = graph
+        self.place = {n: k for k, n in enumerate(graph.working)}
+        self.count = len(graph.working)
+        width = -(-self.count // 8)
+        self.ancestors: Bits = np.zeros((self.count, width), np.uint8)
+        self.descendants: Bits = np.zeros((self.count, width), np.uint8)
+        for rows, order in ((self.ancestors, range(self.count)), (self.descendants, reversed(range(self.count)))):
+            neighbours = graph.predecessors if rows is self.ancestors else graph.successors
+            for k in order:
+                row = rows[k]
+                row[k >> 3] |= 1 << (k & 7)
+                for m in neighbours[graph.working[k]]:
+                    if m in self.place:
+                        row |= rows[self.place[m]]
+
+    def where(self, bits: Bits) -> npt.NDArray[np.bool_]:
+        """One flag a working node."""
+        return np.unpackbits(bits, count=self.count, bitorder="little").astype(np.bool_)
+
+
+def forced_live(graph: OrderGraph, closure: Closure | None = None) -> npt.NDArray[np.int64]:
+    """For every working node a bound on ``memory_along`` while it runs, whatever the order, in bytes."""
+    closure = closure or Closure(graph)
+    place = closure.place
+    load = np.array([graph.nodes[n].workspace_bytes for n in graph.working], np.int64)
+    for name, n in graph.producer.items():
+        after = closure.descendants[place[n]]
+        if name in graph.outputs:
+            forced = after
+        else:
+            users = [closure.ancestors[place[m]] for m in graph.consumers[name]]
+            users.append(closure.ancestors[place[n]])
+            forced = after & np.bitwise_or.reduce(users, axis=0)
+        load[closure.where(forced)] += graph.bytes[name]
+    return load

@@ -1,0 +1,109 @@
+"""The least peak of a small graph, exactly: minimax shortest path over the sets of nodes that have run.
+
+What is in memory after a set of nodes has run does not depend on their order, so an order is a path through sets, and
+its peak the largest need on the way. Sets are taken in the order of the peak that reaches them. A node that fits
+under that peak and leaves no more than was there is taken at once, without an alternative: with more nodes run,
+it could only free more (what is alive is submodular in the set), so taking it later is never better.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from monet.planner.order_graph import OrderGraph
+from monet.planner.orders import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """``order``: of the working nodes, or None where none was found. ``bound_bytes``: no order has a smaller peak."""
+
+    order: Order | None
+    bound_bytes: int
+
+
+def search(graph: OrderGraph, below_bytes: int, states: int) -> Searched:
+    """An order of least peak, if that is less than ``below_bytes`` and at most ``states`` sets need to be reached.
+
+    Without an order, ``bound_bytes`` says why: it is ``below_bytes`` where there is none, less where the states
+    ran out.
+    """
+    sets = _Sets(graph)
+    begin, live, peak, first = sets.settle(0, 0, 0)
+    best = {begin: peak}
+    came = {begin: (-1, first)}
+    # (peak on the way, −nodes run, set, what is alive): fuller sets first among equals.
+    heap = [(peak, -begin.bit_count(), begin, live)]
+    while heap:
+        peak, _, state, live = heapq.heappop(heap)
+        if peak > best[state]:
+            continue
+        if peak >= below_bytes:
+            break
+        if state == sets.all:
+            return Searched([graph.working[k] for k in _walk(came, state)], peak)
+        if len(best) > states:
+            return Searched(None, peak)
+        for k in sets.ready(state):
+            top = max(peak, live + sets.needs[k])
+            if top >= below_bytes:
+                continue
+            then, after, top, taken = sets.settle(state | (1 << k), live + sets.change(k, state), top)
+            if top < best.get(then, below_bytes):
+                best[then] = top
+                came[then] = (state, [k, *taken])
+                heapq.heappush(heap, (top, -then.bit_count(), then, after))
+    return Searched(None, below_bytes)
+
+
+def _walk(came: dict[int, tuple[int, list[int]]], state: int) -> list[int]:
+    found: list[int] = []
+    while state != -1:
+        state, taken = came[state]
+        found[:0] = taken
+    return found
+
+
+class _Sets:
+    """Sets of nodes as bits; node k is the k-th of ``graph.working``."""
+
+    def __init__(self, graph: OrderGraph) -> None:
+        place = {n: k for k, n in enumerate(graph.working)}
+        self.all = (1 << len(place)) - 1
+        self.before = [sum(1 << place[m] for m in graph.predecessors[n] if m in place) for n in graph.working]
+        self.needs: list[int] = []
+        self._made: list[int] = []
+        self._uses: list[list[tuple[int, int]]] = []
+        users = {name: sum(1 << place[m] for m in nodes) for name, nodes in graph.consumers.items()}
+        for n in graph.working:
+            node = graph.nodes[n]
+            made = sum(graph.bytes[name] for name in node.makes)
+            unused = sum(graph.bytes[x] for x in node.makes if not users[x] and x not in graph.outputs)
+            self.needs.append(made + node.workspace_bytes)
+            self._made.append(made - unused)
+            freed = [name for name in graph.counted[n] if name not in node.makes and name not in graph.outputs]
+            self._uses.append([(users[name], graph.bytes[name]) for name in freed])
+
+    def ready(self, state: int) -> list[int]:
+        return [k for k, before in enumerate(self.before) if not state >> k & 1 and before & ~state == 0]
+
+    def change(self, k: int, state: int) -> int:
+        """Bytes that running k after ``state`` adds to what is alive; negative when it frees more."""
+        then = state | (1 << k)
+        return self._made[k] - sum(size for users, size in self._uses[k] if users & ~then == 0)
+
+    def settle(self, state: int, live: int, peak: int) -> tuple[int, int, int, list[int]]:
+        """(state, live, peak, nodes taken) once nothing is left that costs nothing to take."""
+        taken: list[int] = []
+        again = True
+        while again:
+            again = False
+            for k in self.ready(state):
+                change = self.change(k, state)
+                if change <= 0 and live + self.needs[k] <= peak:
+                    state |= 1 << k
+                    live += change
+                    taken.append(k)
+                    again = True
+        return state, live, peak, taken
