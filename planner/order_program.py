@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from monet.errors import SolverError
 from monet.planner.forced_live import Closure
 from monet.planner.order_graph import OrderGraph, memory_along, peak_bytes
 from monet.planner.orders import Order
@@ -28,6 +29,8 @@ from monet.planner.solvers import Limits, Model
 from monet.planner.solvers import solver as find_solver
 
 GAP = 1e-6
+MOST_RUNS = 200_000
+"""Of columns ``run``; with those of what is kept, more take minutes to build and are not solved in hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,10 @@ class OrderBound:
 def solve_order(graph: OrderGraph, start: Order, *, multi: bool, deadline: float, solver: str = "HIGHS") -> OrderBound:
     """The program's best order by ``time.monotonic() == deadline``, or ``start`` where it finds no better one.
 
-    Raises ``SolverError``. The program has nodes × slots columns: this is for graphs of hundreds of nodes.
+    The program has nodes × slots columns: this is for graphs of hundreds of nodes.
+
+    Raises:
+        SolverError: the program is too large, or the solver is missing or fails.
     """
     program = _OrderProgram(graph, multi, max(1, peak_bytes(graph, start)))
     arrays = program.rows.arrays()
@@ -63,6 +69,12 @@ class _OrderProgram:
         self.slots = len(graph.working)
         self.most_bytes = most_bytes
         self.spans = _spans(graph, multi)
+        runs = sum(last - first + 1 for first, last in self.spans.values())
+        if runs > MOST_RUNS:
+            raise SolverError(
+                f"MODeL's program for {self.slots} operators has {runs} places to run them at, more than the "
+                f"{MOST_RUNS} that are tried; use the default order, which is proven in another way"
+            )
         self.run: dict[tuple[int, int], int] = {}
         self.kept: dict[tuple[int, int], int] = {}
         for n in graph.working:

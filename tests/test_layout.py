@@ -200,6 +200,15 @@ def test_hard_instances_fit_their_capacity(name: str) -> None:
     assert found.arena_bytes <= 1 << 20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["E", "H"])
+def test_the_hardest_instances_fit_their_capacity(name: str) -> None:
+    lifetimes = read_instance(f"{name}.1048576.csv")
+    found = layout(lifetimes, capacity_bytes=1 << 20, time_limit_s=300)
+    check(lifetimes, found)
+    assert found.arena_bytes <= 1 << 20
+
+
 def test_a_trace_is_laid_out_at_its_bound() -> None:
     lifetimes = read_instance("somas_resnet50.csv")
     found = layout(lifetimes)

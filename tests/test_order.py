@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from order_problems import every_order, graphs, least_peak, peak, random_graph
 
 from monet.cli import program
-from monet.errors import ConfigError
+from monet.errors import ConfigError, SolverError
 from monet.planner.forced_live import forced_live
 from monet.planner.order import METHODS, Ordered, best_order
 from monet.planner.order_document import load_graph
@@ -94,6 +94,13 @@ def test_the_integer_program_finds_the_least_peak(graph: OrderGraph, multi: bool
     found = solve_order(graph, worst, multi=multi, deadline=time.monotonic() + 60)
     assert peak(graph, found.order) == least
     assert least - 1e-3 * least - 1 <= found.bound_bytes <= least
+
+
+def test_a_program_that_is_too_large_is_refused() -> None:
+    independent = tuple(Node(f"n{k}", (), (k,)) for k in range(500))
+    graph = OrderGraph(independent, {k: 1 for k in range(500)}, frozenset(), frozenset())
+    with pytest.raises(SolverError, match=r"500 operators has 250000 places .* use the default order"):
+        best_order(graph, method="model-ss")
 
 
 @settings(options, max_examples=15)
