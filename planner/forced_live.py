@@ -22,7 +22,6 @@ class Closure:
     """
 
     def __init__(self, graph: OrderGraph) -> None:
-        self.graph = graph
         self.place = {n: k for k, n in enumerate(graph.working)}
         self.count = len(graph.working)
         width = -(-self.count // 8)
@@ -42,9 +41,9 @@ class Closure:
         return np.unpackbits(bits, count=self.count, bitorder="little").astype(np.bool_)
 
 
-def forced_live(graph: OrderGraph, closure: Closure | None = None) -> npt.NDArray[np.int64]:
+def forced_live(graph: OrderGraph) -> npt.NDArray[np.int64]:
     """For every working node a bound on ``memory_along`` while it runs, whatever the order, in bytes."""
-    closure = closure or Closure(graph)
+    closure = Closure(graph)
     place = closure.place
     load = np.array([graph.nodes[n].workspace_bytes for n in graph.working], np.int64)
     for name, n in graph.producer.items():

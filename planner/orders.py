@@ -32,19 +32,18 @@ def lescea(graph: OrderGraph) -> Order:
 
 def breadth_first(graph: OrderGraph) -> Order:
     """First ready, first run."""
-    return _ready_order(graph, {n: 0 for n in graph.working}, latest=False)
+    return _scheduled(graph, lambda n, done: done)
 
 
 def depth_first(graph: OrderGraph) -> Order:
     """Last ready, first run: one branch to its end before the next begins."""
-    return _ready_order(graph, {n: 0 for n in graph.working}, latest=True)
+    return _scheduled(graph, lambda n, done: -done)
 
 
 def updates_early(graph: OrderGraph) -> Order:
     """Program order, but what only serves an update of the graph's inputs runs as soon as it can."""
     updates = update_nodes(graph)
-    keys = {n: (-1 if n in updates else n) for n in graph.working}
-    return _by_key(graph, keys)
+    return _scheduled(graph, lambda n, done: -1 if n in updates else n)
 
 
 def updates_delayed(graph: OrderGraph) -> Order:
@@ -77,35 +76,18 @@ def update_nodes(graph: OrderGraph) -> frozenset[int]:
     return updates | {n for n in serving if within(n)}
 
 
-def _by_key(graph: OrderGraph, keys: Mapping[int, int]) -> Order:
-    """The ready node of the smallest key, program order among equals."""
+def _scheduled(graph: OrderGraph, key: Callable[[int, int], int]) -> Order:
+    """The ready node of the smallest key, program order among equals. ``key``: of a node, and of how many had run
+    when it became ready."""
     waiting = _waiting(graph)
-    ready = [(keys[n], n) for n, count in waiting.items() if count == 0]
+    ready = [(key(n, 0), n) for n, count in waiting.items() if count == 0]
     heapq.heapify(ready)
-    found = []
+    found: Order = []
     while ready:
         n = heapq.heappop(ready)[1]
         found.append(n)
         for m in _released(graph, n, waiting):
-            heapq.heappush(ready, (keys[m], m))
-    return found
-
-
-def _ready_order(graph: OrderGraph, keys: Mapping[int, int], *, latest: bool) -> Order:
-    """The node that has been ready longest, or shortest."""
-    waiting = _waiting(graph)
-    clock = 0
-    ready: list[tuple[int, int]] = []
-    for n, count in waiting.items():
-        if count == 0:
-            heapq.heappush(ready, (clock, n))
-    found = []
-    while ready:
-        n = heapq.heappop(ready)[1]
-        found.append(n)
-        clock += -1 if latest else 1
-        for m in _released(graph, n, waiting):
-            heapq.heappush(ready, (clock, m))
+            heapq.heappush(ready, (key(m, len(found)), m))
     return found
 
 

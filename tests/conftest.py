@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,3 +35,11 @@ def instances() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no published instances at {folder} (set MONET_INSTANCES)")
     return folder
+
+
+@pytest.fixture
+def default_interrupts() -> Iterator[None]:
+    """A shell that starts the tests in the background has Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

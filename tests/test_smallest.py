@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import _thread
 import math
-import signal
 import threading
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -190,14 +188,6 @@ def test_interrupting_the_proof_keeps_the_plan() -> None:
     assert plan.status == "interrupted" and plan.bound_scope != "none"
     assert replay(problem, plan).peak_bytes == plan.peak_bytes <= budget
     assert plan.bound_s <= plan.objective_s <= first.objective_s * 1.05
-
-
-@pytest.fixture
-def default_interrupts() -> Iterator[None]:
-    """A shell that starts the tests in the background has Ctrl-C ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("default_interrupts")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import _thread
-import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -113,14 +111,6 @@ def test_interrupt_from_progress_returns_the_best_plan() -> None:
     assert len(calls) == 5
     assert plan.status == "interrupted"
     assert replay(problem, plan).peak_bytes == plan.peak_bytes <= known[0] + 40
-
-
-@pytest.fixture
-def default_interrupts() -> Iterator[None]:
-    """A shell that starts the tests in the background has Ctrl-C ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("default_interrupts")
