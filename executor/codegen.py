@@ -59,8 +59,8 @@ def implementation_of(step: PlanStep, catalogue: Catalogue) -> Implementation:
             if saved.implementation.name != step.implementation:
                 break
             return saved.implementation
-    groups = {"forward": catalogue.forward, "recompute": catalogue.recompute, "backward": catalogue.backward}
-    found = groups[step.kind].get(step.node, {}).get(step.implementation)
+    groups = {"forward": catalogue.forward, "recompute": catalogue.recompute}
+    found = groups.get(step.kind, catalogue.backward).get(step.node, {}).get(step.implementation)
     if found is None:
         raise PlanMismatch(
             f"the plan runs {step.kind} {step.node} by {step.implementation!r}, which this model does not offer "
@@ -178,7 +178,9 @@ def generate(plan: Plan, catalogue: Catalogue) -> Generated:
     graph = catalogue.graph
     views = {name: op for op in (*graph.forward, *graph.backward) if op.view for name in op.outputs if name is not None}
     steps = [(i, step, implementation_of(step, catalogue)) for i, step in enumerate(plan.steps)]
-    border = next((i for i, step, _ in steps if step.kind != "forward"), len(steps))
+    border = len(steps)
+    if any(graph.tangents):  # else the loss and the updates are inside, and one function is the whole step
+        border = next((i for i, step, _ in steps if step.kind != "forward"), len(steps))
     dying: dict[int, set[str]] = {}  # step → storages whose buffer is not used after it
     content: dict[int, str] = {}
     by_id = {buffer.id: buffer for buffer in plan.buffers}

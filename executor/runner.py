@@ -75,6 +75,13 @@ class Runner:
                 self._leave()
         return outputs, activations, self.generation
 
+    def whole(self, sources: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The outputs of a step that has its own loss and updates. Called where autograd records nothing."""
+        outputs, _, _ = self.forward(sources)
+        if not self._reported:
+            self._check_service(outputs)
+        return outputs
+
     def backward(
         self,
         generation: int,
@@ -129,13 +136,13 @@ class Runner:
                     f"divided by it, which needs at least {least:g}; plan again with --exact (exact=True)"
                 )
 
-    def _check_service(self, gradients: Sequence[torch.Tensor]) -> None:
+    def _check_service(self, leaving: Sequence[torch.Tensor]) -> None:
         """After the first whole step: every request was as planned, and nothing that leaves lies in the arena."""
         self._reported = True
         if self.arena is None:
             return
-        if any(self.arena.contains(g.data_ptr()) for g in gradients):
-            raise ExecutionError("internal: a gradient lies in the arena, where the next step would overwrite it")
+        if any(self.arena.contains(tensor.data_ptr()) for tensor in leaving):
+            raise ExecutionError("internal: a result lies in the arena, where the next step would overwrite it")
         statistics = self.arena.statistics()
         if statistics.misses:
             step, number, asked, planned = statistics.first_miss

@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monet.api import plan as plan
     from monet.executor.module import MonetModule as MonetModule
+    from monet.executor.trainer import Trainer as Trainer
+    from monet.optimization import optimize as optimize
     from monet.planfile import Plan as Plan
 
 # Loaded on first use: ``monet.planner`` must be importable without torch.
-_HOMES = {"plan": "monet.api", "MonetModule": "monet.executor.module", "Plan": "monet.planfile"}
+_HOMES = {
+    "plan": "monet.api",
+    "optimize": "monet.optimization",
+    "MonetModule": "monet.executor.module",
+    "Trainer": "monet.executor.trainer",
+    "Plan": "monet.planfile",
+}
 
 
 def __getattr__(name: str) -> Any:

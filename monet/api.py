@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from monet.errors import InfeasibleBudget
 from monet.executor.inputs import describe_inputs
 from monet.graph import Operator
 from monet.lowering import ALIGNMENT, Lowered, lower
-from monet.ops.catalogue import catalogue
+from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.profiling import profile
 from monet.ops.sparse import DENSITY
 from monet.planfile import Plan
@@ -30,13 +30,18 @@ from monet.planner.solvers import Progress
 from monet.planner.variants import restrict
 from monet.planner.verify import verify
 from monet.profile import ProfileCache
+from monet.reorder import reorder
 from monet.solving_bar import SolvingBar
-from monet.unroll import Unrolled, place, unroll
+from monet.unroll import Unrolled, calls, place, unroll
+from monet.updates import updates_last
+from monet.whole_step import WholeStep
 
 logger = logging.getLogger(__name__)
 
 # A layout may be a little larger than the program's peak; then the program gets that much less, so often.
 TRIES = 4
+# Seconds for the order, where it is not proven best at once.
+ORDER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -134,34 +139,66 @@ def prepare(
     ``planner.schedules.STORAGE``, and ``density``, the share of non-zero values that ``sparse`` has room for.
     ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
     """
-    captured = capture(model, args, kwargs)
-    offers = catalogue(captured.graph, exact=exact, storage=frozenset(storage), density=density)
+    graph = capture(model, args, kwargs).graph
+    offers = catalogue(graph, exact=exact, storage=frozenset(storage), density=density)
+    lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
+    described = {
+        "name": type(model).__name__,
+        "fingerprint": graph.fingerprint(),
+        "inputs": describe_inputs(args, kwargs),
+        "training": [module.training for module in model.modules()],
+        "exact": exact,
+        "seed": seed,
+        **({"storage": sorted(storage), "density": density} if storage else {}),
+    }
+    return Prepared(lowered, baseline(lowered.problem), described, _environment(lowered))
+
+
+def prepare_whole(
+    step: WholeStep,
+    *,
+    reserve_bytes: int = 0,
+    exact: bool = False,
+    cache: bool = True,
+    progress: bool = False,
+    seed: int = 0,
+) -> Prepared:
+    """Measure a step that has its own loss and updates; see ``prepare``. Eager is the same step with all updates last."""
+    graph = step.captured.graph
+    offers = catalogue(graph, exact=exact)
+    name = type(step.module.model).__name__
+    lowered = _measured(offers, name, reserve_bytes, cache=cache, progress=progress)
+    as_eager = lower(
+        replace(offers, graph=updates_last(graph)), lowered.profile, name=name, reserve_bytes=reserve_bytes
+    )
+    described = {
+        "name": name,
+        "fingerprint": graph.fingerprint(),
+        "inputs": describe_inputs(step.args, {}),
+        "training": [module.training for module in step.module.modules()],
+        "exact": exact,
+        "seed": seed,
+    }
+    return Prepared(lowered, baseline(as_eager.problem), described, _environment(lowered))
+
+
+def _measured(offers: Catalogue, name: str, reserve_bytes: int, *, cache: bool, progress: bool) -> Lowered:
     store = ProfileCache() if cache else None
     try:
         profiled = profile(offers, cache=store, progress=progress)
     finally:
         if store is not None:
             store.close()
-    lowered = lower(offers, profiled, name=type(model).__name__, reserve_bytes=reserve_bytes)
-    return Prepared(
-        lowered=lowered,
-        eager=baseline(lowered.problem),
-        model={
-            "name": type(model).__name__,
-            "fingerprint": captured.graph.fingerprint(),
-            "inputs": describe_inputs(args, kwargs),
-            "training": [module.training for module in model.modules()],
-            "exact": exact,
-            "seed": seed,
-            **({"storage": sorted(storage), "density": density} if storage else {}),
-        },
-        environment={
-            "torch": torch.__version__,
-            "profile": profiled.environment,
-            "threads": torch.get_num_threads(),
-            "device": str(next(iter(captured.graph.values.values())).device),
-        },
-    )
+    return lower(offers, profiled, name=name, reserve_bytes=reserve_bytes)
+
+
+def _environment(lowered: Lowered) -> dict[str, Any]:
+    return {
+        "torch": torch.__version__,
+        "profile": lowered.profile.environment,
+        "threads": torch.get_num_threads(),
+        "device": str(next(iter(lowered.catalogue.graph.values.values())).device),
+    }
 
 
 def plan_prepared(
@@ -273,8 +310,9 @@ def baseline(problem: Problem) -> Solution:
 
 
 def _lay_out(solution: Solution, lowered: Lowered, budget_bytes: int) -> tuple[Unrolled, Layout]:
-    """A place for every buffer; the search for a better one ends when they fit in what the fixed bytes leave."""
-    unrolled = unroll(solution, lowered)
+    """An order of small peak and a place for every buffer; both searches end when what the fixed bytes leave is enough."""
+    schedule, _ = reorder(calls(solution, lowered), lowered, time_limit_s=ORDER_S)
+    unrolled = unroll(schedule, lowered)
     lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
     capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
     return unrolled, layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes)

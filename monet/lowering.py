@@ -81,7 +81,7 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0) -> dict[str, int]:
 
     of_kind = {
         kind: total([s.value for s in graph.sources if s.kind == kind])
-        for kind in ("parameter", "buffer", "constant", "input")
+        for kind in ("parameter", "buffer", "constant", "input", "state")
     }
     tangents = {n for n in graph.tangents if n is not None}
     gradients = [n for n in graph.gradients.values() if graph.storage(n) not in tangents]
@@ -92,6 +92,7 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0) -> dict[str, int]:
         "outputs": total(graph.outputs),
         "output_gradients": total(graph.tangents),
         "gradients": total(gradients),
+        **({"optimizer_state": of_kind["state"]} if of_kind["state"] else {}),
         "reserve": reserve_bytes,
     }
 

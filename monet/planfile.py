@@ -44,7 +44,7 @@ class Buffer:
 class PlanStep:
     """One operator run.
 
-    ``kind``: ``forward``, ``recompute`` or ``backward``. ``reads`` maps each arena value it reads
+    ``kind``: ``forward``, ``recompute``, ``backward`` or ``update``. ``reads`` maps each arena value it reads
     to the buffer that holds it; ``writes`` each value it makes, likewise (an in-place step writes a
     buffer that it reads). ``requests``: for each memory request that the implementation makes, in
     order, the buffer that serves it, or None where PyTorch's own allocator does (values that

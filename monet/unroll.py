@@ -6,13 +6,14 @@ run again gets a new buffer; an in-place step hands its input's buffer on to its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from monet.errors import SolverError
 from monet.lowering import Lowered
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
+from monet.ops.update import ParameterUpdate
 from monet.planfile import Buffer, PlanStep
 from monet.planner.solution import Run, Solution
 from monet.profile import Measurement
@@ -110,19 +111,24 @@ class _Builder:
         return Unrolled(tuple(self.steps), buffers)
 
 
-def unroll(solution: Solution, lowered: Lowered) -> Unrolled:
-    """The steps of a solution, in program order: forward, then stage by stage recomputation and backward."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operator run of a schedule, before it has a place in memory; ``kind`` and ``node`` as in ``PlanStep``."""
+
+    kind: str
+    node: str
+    implementation: Implementation
+    measured: Measurement
+
+
+def calls(solution: Solution, lowered: Lowered) -> tuple[Call, ...]:
+    """The runs of a solution in program order: forward, then stage by stage recomputation and backward."""
     catalogue, profile = lowered.catalogue, lowered.profile
-    problem = lowered.problem
-    placed = {t.id for t in problem.tensors} | {i.id for i in problem.intermediates}
     graph = catalogue.graph
-    outside = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values(), *graph.tangents) if n is not None}
-    outside |= {graph.storage(source.value) for source in graph.sources}
-    placed |= {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
-    builder = _Builder(catalogue, frozenset(placed - outside))
+    found: list[Call] = []
 
     def add(kind: str, node: str, implementation: Implementation) -> None:
-        builder.add(kind, node, implementation, profile.of(implementation, catalogue))
+        found.append(Call(kind, node, implementation, profile.of(implementation, catalogue)))
 
     def run(kind: str, chosen: Run, named: Mapping[str, Implementation], name: str) -> None:
         add(kind, chosen.operator, named[name])
@@ -134,11 +140,31 @@ def unroll(solution: Solution, lowered: Lowered) -> Unrolled:
     for op in graph.forward:
         if not op.view:
             run("forward", chosen[op.name], catalogue.forward[op.name], chosen[op.name].implementation)
+    updates = {op.name for op in graph.backward if isinstance(op.target, ParameterUpdate)}
     for stage in solution.stages:
         for again in stage.recompute:
             name = lowered.recompute_name[again.operator][again.implementation]
             run("recompute", again, catalogue.recompute[again.operator], name)
-        add("backward", stage.backward, catalogue.backward[stage.backward][stage.implementation])
+        kind = "update" if stage.backward in updates else "backward"
+        add(kind, stage.backward, catalogue.backward[stage.backward][stage.implementation])
+    return tuple(found)
+
+
+def placed_storages(lowered: Lowered) -> frozenset[str]:
+    """Storages that live in the arena: those that the step makes, and that neither enter nor leave it."""
+    problem, graph = lowered.problem, lowered.catalogue.graph
+    placed = {t.id for t in problem.tensors} | {i.id for i in problem.intermediates}
+    outside = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values(), *graph.tangents) if n is not None}
+    outside |= {graph.storage(source.value) for source in graph.sources}
+    placed |= {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
+    return frozenset(placed - outside)
+
+
+def unroll(schedule: Sequence[Call], lowered: Lowered) -> Unrolled:
+    """The steps of a schedule in its order, and the lifetimes of the buffers that they need."""
+    builder = _Builder(lowered.catalogue, placed_storages(lowered))
+    for call in schedule:
+        builder.add(call.kind, call.node, call.implementation, call.measured)
     return builder.finish()
 
 

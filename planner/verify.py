@@ -16,7 +16,7 @@ from monet.errors import InvalidPlan
 from monet.planfile import Buffer, Plan
 
 ALIGNMENT = 64  # bytes
-KINDS = ("forward", "recompute", "backward")
+KINDS = ("forward", "recompute", "backward", "update")
 
 
 def verify(plan: Plan) -> None:
@@ -58,12 +58,13 @@ def _check_buffers(plan: Plan) -> dict[int, Buffer]:
 
 
 def _check_steps(plan: Plan) -> None:
-    """Kinds are known and in order, and begin ticks do not decrease."""
+    """Kinds are known, and in order unless the step is whole (it has updates); begin ticks do not decrease."""
+    whole = any(step.kind == "update" for step in plan.steps)
     forward_is_over, tick = False, 0
     for k, step in enumerate(plan.steps):
         if step.kind not in KINDS:
             raise InvalidPlan(f"{_name(plan, k)}: kind {step.kind!r} is none of {', '.join(KINDS)}")
-        if step.kind == "forward" and forward_is_over:
+        if step.kind == "forward" and forward_is_over and not whole:
             raise InvalidPlan(f"{_name(plan, k)}: a forward step after the first recompute or backward step")
         forward_is_over = forward_is_over or step.kind != "forward"
         if step.begin < tick:

@@ -1,0 +1,130 @@
+"""What a plan needs to run a model: its runner, where its sources are, and the checks of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from monet.capture import Captured
+from monet.errors import PlanMismatch
+from monet.executor.inputs import InputCheck
+from monet.executor.runner import Runner
+from monet.graph import Graph, Source
+from monet.ops.catalogue import Catalogue, catalogue
+from monet.ops.measure import environment
+from monet.ops.sparse import DENSITY
+from monet.planfile import Plan
+
+Locate = Callable[[], torch.Tensor]
+
+
+def planned_catalogue(graph: Graph, plan: Plan) -> Catalogue:
+    """What a plan's steps may name: the storages it was made with are part of it (``model.storage``: a list of
+    names, ``model.density``); a plan without these has none."""
+    return catalogue(graph, storage=plan.model.get("storage", ()), density=plan.model.get("density", DENSITY))
+
+
+class PlannedStep:
+    """A captured model, its runner, and what a call must look like."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plan: Plan,
+        captured: Captured,
+        state: Callable[[Source], Locate] | None = None,
+    ) -> None:
+        """``captured``: of ``model``, in the modes it was planned in. ``state``: where an optimiser's state is found.
+
+        Raises ``PlanMismatch`` where the plan is not this model's, or not this machine's.
+        """
+        self.model, self.plan, self.captured = model, plan, captured
+        self.graph = captured.graph
+        self._check_environment()
+        self.runner = Runner(plan, planned_catalogue(self.graph, plan))
+        self._modes = list(zip(model.modules(), plan.model["training"], strict=True))
+        self._inputs = InputCheck(captured)
+        self._owners = [self._locate(source, state) for source in self.graph.sources]
+        self._children = [(m._modules, name, child) for m in model.modules() for name, child in m._modules.items()]
+
+    def _check_environment(self) -> None:
+        expected = self.plan.model.get("fingerprint")
+        if self.graph.fingerprint() != expected:
+            raise PlanMismatch(
+                "the plan was made for another model: the captured operators, shapes or dtypes differ "
+                f"(plan {str(expected)[:12]}, model {self.graph.fingerprint()[:12]}); plan again for this model"
+            )
+        device = next(iter(self.graph.values.values())).device
+        here, there = environment(device), self.plan.environment.get("profile")
+        if here != there:
+            raise PlanMismatch(f"the plan was made for [{there}], and this is [{here}]; plan again here")
+
+    def _check_modules(self) -> None:
+        """The modules whose parameters are used must still be the model's."""
+        for children, name, child in self._children:
+            if children.get(name) is not child:
+                raise PlanMismatch(
+                    f"submodule {name!r} was replaced after planning; make a new MonetModule, or plan again"
+                )
+
+    def _check_modes(self) -> None:
+        """Every submodule must be in the mode it was captured in: a frozen batch norm is another operator."""
+        for module, training in self._modes:
+            if module.training != training:
+                name = next(n for n, m in self.model.named_modules() if m is module)
+                mode = "training" if module.training else "evaluation"
+                raise PlanMismatch(
+                    f"submodule {name!r} is in {mode} mode, and the plan was "
+                    "made with it in the other one; set the mode as it was when planning, or plan again"
+                )
+
+    def _locate(
+        self, source: Source, state: Callable[[Source], Locate] | None
+    ) -> tuple[dict[str, Any], str] | torch.Tensor | int | Locate:
+        """Where a source is found at a call: in a module's dictionary, a constant, a flat input, or by asking."""
+        if source.kind == "input":
+            return int(source.target)
+        if source.kind == "constant":
+            return self.captured.constants[source.target]
+        if source.kind == "state":
+            if state is None:
+                raise PlanMismatch("the plan updates weights; use it with monet.optimize, not with MonetModule")
+            return state(source)
+        path, _, name = source.target.rpartition(".")
+        owner = self.model.get_submodule(path)
+        return (owner._parameters if source.kind == "parameter" else owner._buffers, name)
+
+    def sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that the step is run on. Raises ``PlanMismatch`` where the call is not as planned."""
+        if torch.get_num_threads() != self.plan.environment["threads"]:
+            raise PlanMismatch(
+                f"the plan was made for {self.plan.environment['threads']} threads and torch now has "
+                f"{torch.get_num_threads()}; memory requests depend on it. Set torch.set_num_threads, or plan again"
+            )
+        self._check_modules()
+        self._check_modes()
+        leaves = self._inputs.leaves(args, kwargs)
+        found: list[torch.Tensor] = []
+        for where in self._owners:
+            if isinstance(where, int):
+                found.append(leaves[where])
+            elif isinstance(where, torch.Tensor):
+                found.append(where)
+            elif isinstance(where, tuple):
+                found.append(where[0][where[1]])
+            else:
+                found.append(where())
+        self._inputs.check_sources(found)
+        return found
+
+    def results(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """What the model returns, from the runner's outputs."""
+        named = dict(zip(self.runner.code.outputs, outputs, strict=True))
+        flat = [
+            self.captured.output_literals.get(i) if name is None else named[name]
+            for i, name in enumerate(self.graph.outputs)
+        ]
+        return pytree.tree_unflatten(flat, self.captured.out_spec)

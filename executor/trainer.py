@@ -1,0 +1,80 @@
+"""``Trainer``: runs whole training steps, weight updates included, by a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from monet.capture import Captured
+from monet.errors import ExecutionError
+from monet.executor.planned_step import PlannedStep
+from monet.graph import Source
+from monet.ops.update import LiveUpdate
+from monet.planfile import Plan
+
+
+class Trainer:
+    """``loss, outputs = trainer(inputs, targets)`` does what forward, ``loss_fn``, ``backward`` and
+    ``optimizer.step()`` do, and leaves no gradients: ``zero_grad`` is not needed, and ``.grad`` stays None.
+
+    The model and the optimiser are the user's own and stay as usable as before: ``state_dict`` and
+    ``load_state_dict`` of both, learning-rate schedulers, evaluation between steps. ``loss`` and ``outputs`` are
+    detached. Made by ``monet.optimize``.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        plan: Plan,
+        captured: Captured,
+        updates: Mapping[str, LiveUpdate],
+        optimizer: torch.optim.Optimizer,
+        plain: Callable[[Any], Any],
+    ) -> None:
+        self.optimizer = optimizer
+        self._updates = updates
+        self._plain = plain
+        self._step = PlannedStep(module, plan, captured, self._state)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that each step follows; ``plan.save`` keeps it."""
+        return self._step.plan
+
+    def __call__(self, inputs: Any, targets: Any = None) -> tuple[torch.Tensor, Any]:
+        """One step. ``inputs`` and ``targets`` must be of the sample's structure and geometry.
+
+        Returns the loss and the model's outputs (None with ``return_outputs=False``). Raises ``PlanMismatch`` where
+        the call, the model or the optimiser is not as planned: then nothing has changed. An error inside a step leaves
+        the parameters that were updated by then updated.
+        """
+        self._check_optimizer()
+        with torch.no_grad():
+            sources = self._step.sources((self._plain(inputs), targets), {})
+            results = self._step.results(self._step.runner.whole(sources))
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what learning-rate schedulers look for
+        loss: torch.Tensor = results[0]
+        return loss, results[1] if len(results) > 1 else None
+
+    def _check_optimizer(self) -> None:
+        """Nothing is planned that the optimiser would do besides, and the state is there."""
+        if self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks:
+            raise ExecutionError(
+                "the optimizer has step hooks, and a planned step has no moment at which to call them; remove them, or "
+                "plan the module alone (monet.plan, MonetModule)"
+            )
+        for name, live in self._updates.items():
+            if live.parameter.grad is not None:
+                raise ExecutionError(
+                    f"{name} has a gradient from outside the planned step, which would not be used: a planned step makes, "
+                    "uses and frees its own gradients. Set it to None (optimizer.zero_grad()); to accumulate gradients "
+                    "over several batches, plan the module alone (monet.plan, MonetModule)"
+                )
+            live.prepare()
+
+    def _state(self, source: Source) -> Callable[[], torch.Tensor]:
+        name, _, key = source.target.rpartition(".")
+        live = self._updates[name]
+        return lambda: live.optimizer.state[live.parameter][key]
