@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monet.capture import Captured
-from monet.errors import ExecutionError
+from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.planned_step import PlannedStep
 from monet.graph import Source
 from monet.ops.update import LiveUpdate
@@ -37,6 +37,8 @@ class Trainer:
         self._updates = updates
         self._plain = plain
         self._step = PlannedStep(module, plan, captured, self._state)
+        self._groups = self._parameters()
+        self._owners = {name: _owner(module, name) for name in updates}
 
     @property
     def plan(self) -> Plan:
@@ -59,22 +61,35 @@ class Trainer:
         return loss, results[1] if len(results) > 1 else None
 
     def _check_optimizer(self) -> None:
-        """Nothing is planned that the optimiser would do besides, and the state is there."""
+        """The optimiser would do nothing besides what is planned, and its state is there."""
         if self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks:
             raise ExecutionError(
                 "the optimizer has step hooks, and a planned step has no moment at which to call them; remove them, or "
                 "plan the module alone (monet.plan, MonetModule)"
             )
+        if self._parameters() != self._groups:
+            raise PlanMismatch("the optimizer's parameters have changed since planning; plan again")
         for name, live in self._updates.items():
+            owner, key = self._owners[name]
+            if owner[key] is not live.parameter:
+                raise PlanMismatch(f"{name} was replaced after planning; the optimizer has another parameter")
             if live.parameter.grad is not None:
                 raise ExecutionError(
-                    f"{name} has a gradient from outside the planned step, which would not be used: a planned step makes, "
-                    "uses and frees its own gradients. Set it to None (optimizer.zero_grad()); to accumulate gradients "
-                    "over several batches, plan the module alone (monet.plan, MonetModule)"
+                    f"{name} has a gradient from outside the planned step, which would not be used: a planned step "
+                    "makes, uses and frees its own gradients. Set it to None (optimizer.zero_grad()); to accumulate "
+                    "gradients over several batches, plan the module alone (monet.plan, MonetModule)"
                 )
             live.prepare()
+
+    def _parameters(self) -> list[list[int]]:
+        return [[id(parameter) for parameter in group["params"]] for group in self.optimizer.param_groups]
 
     def _state(self, source: Source) -> Callable[[], torch.Tensor]:
         name, _, key = source.target.rpartition(".")
         live = self._updates[name]
         return lambda: live.optimizer.state[live.parameter][key]
+
+
+def _owner(module: torch.nn.Module, name: str) -> tuple[dict[str, torch.nn.Parameter | None], str]:
+    path, _, key = name.rpartition(".")
+    return module.get_submodule(path)._parameters, key

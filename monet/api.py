@@ -163,7 +163,7 @@ def prepare_whole(
     progress: bool = False,
     seed: int = 0,
 ) -> Prepared:
-    """Measure a step that has its own loss and updates; see ``prepare``. Eager is the same step with all updates last."""
+    """Measure a step that has its own loss and updates; see ``prepare``. Eager's is the same with all updates last."""
     graph = step.captured.graph
     offers = catalogue(graph, exact=exact)
     name = type(step.module.model).__name__
@@ -310,7 +310,8 @@ def baseline(problem: Problem) -> Solution:
 
 
 def _lay_out(solution: Solution, lowered: Lowered, budget_bytes: int) -> tuple[Unrolled, Layout]:
-    """An order of small peak and a place for every buffer; both searches end when what the fixed bytes leave is enough."""
+    """An order of small peak, and a place for every buffer; the search for a better one ends when they fit in what the
+    fixed bytes leave."""
     schedule, _ = reorder(calls(solution, lowered), lowered, time_limit_s=ORDER_S)
     unrolled = unroll(schedule, lowered)
     lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]

@@ -36,7 +36,7 @@ def optimize(
     ``loss_fn(outputs, targets)`` returns a scalar; a ``torch.nn.Module`` with parameters of its own is trained, too.
     ``optimizer``: ``torch.optim.SGD``, ``Adam`` or ``AdamW`` with every parameter that requires a gradient.
     ``budget``: bytes, or text as ``"6GB"``, ``"50%"`` (of eager's peak); it counts parameters, optimiser state, the
-    batch, outputs, gradients, activations and temporaries. ``plan``: one that an earlier call made, instead of a budget.
+    batch, outputs, gradients, activations and temporaries. ``plan``: what an earlier call made, instead of a budget.
     ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
     bit. Other options as for ``monet.plan``.

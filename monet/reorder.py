@@ -48,7 +48,7 @@ def order_graph(schedule: Sequence[Call], lowered: Lowered) -> tuple[OrderGraph,
 
 
 class _Writer:
-    """Numbers storages. Those of one making are counted; what is only there for its order is an input, without bytes."""
+    """Numbers storages: each making is one of its own, with its bytes; what is for the order alone is an input."""
 
     def __init__(self, schedule: Sequence[Call], lowered: Lowered) -> None:
         self.catalogue = lowered.catalogue

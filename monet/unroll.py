@@ -45,6 +45,7 @@ class _Builder:
     steps: list[PlanStep] = field(default_factory=list)
     buffers: list[_Buffer] = field(default_factory=list)
     holder: dict[str, _Buffer] = field(default_factory=dict)  # storage → the buffer that has it now
+    updated: set[str] = field(default_factory=set)  # parameters and states that have their new contents
     tick: int = 0
 
     def add(self, kind: str, node: str, implementation: Implementation, measured: Measurement) -> None:
@@ -53,12 +54,17 @@ class _Builder:
         reads: dict[str, int] = {}
         for name in implementation.inputs():
             storage = self.catalogue.storage(name)
+            if storage in self.updated:
+                raise SolverError(f"internal: step {position} ({kind} {node}) reads {storage} after its update")
             if storage not in self.placed:
                 continue
             if storage not in self.holder:
                 raise SolverError(f"internal: step {position} ({kind} {node}) reads {storage}, which is not in memory")
             self.holder[storage].last = position
             reads[storage] = self.holder[storage].id
+        if kind == "update":
+            inputs = {self.catalogue.storage(name) for name in implementation.inputs()}
+            self.updated |= inputs - self.placed
         writes: dict[str, int] = {}
         requests: list[int | None] = []
         results = implementation.outputs

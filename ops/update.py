@@ -162,9 +162,12 @@ class LiveUpdate:
             changed = [f"{k} {v!r} instead of {dict(self.update.structure)[k]!r}" for k, v in now.structure
                        if dict(self.update.structure)[k] != v]  # fmt: skip
             raise PlanMismatch(f"parameter group {self.index} has changed: {', '.join(changed)}; plan again")
-        state = self.optimizer.state[self.parameter]
         self.first = False
-        for key, value in self.empty_state().items():
+        wanted = self.empty_state()
+        if not wanted:
+            return
+        state = self.optimizer.state[self.parameter]
+        for key, value in wanted.items():
             if state.get(key) is not None:
                 continue
             self.first = True

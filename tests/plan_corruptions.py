@@ -114,7 +114,7 @@ def plan_buffers_one_unused(plan: Plan, rng: random.Random) -> Plan | None:
 
 @corrupts
 def step_kind_unknown(plan: Plan, rng: random.Random) -> Plan | None:
-    return with_step(plan, rng.randrange(len(plan.steps)), kind=rng.choice(("", "update", "Forward")))
+    return with_step(plan, rng.randrange(len(plan.steps)), kind=rng.choice(("", "optimizer", "Forward")))
 
 
 @corrupts

@@ -32,7 +32,7 @@ from monet.planner.layout import Lifetime, layout
 from monet.planner.replay import replay
 from monet.planner.solution import Run, Solution, Stage
 from monet.planner.verify import verify
-from monet.unroll import place, unroll
+from monet.unroll import calls, place, unroll
 
 BOTH = frozenset({"sparse", "half"})
 
@@ -279,7 +279,7 @@ def _plan(
     lowered = _lowered(model, args, storage, density)
     solution = _solution(lowered, prefer, again)
     replay(lowered.problem, solution)  # raises where the solution reads what is not there
-    unrolled = unroll(solution, lowered)
+    unrolled = unroll(calls(solution, lowered), lowered)
     placed = layout([Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers], alignment=ALIGNMENT)
     graph = lowered.catalogue.graph
     plan = Plan(

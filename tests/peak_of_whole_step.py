@@ -1,0 +1,35 @@
+"""Run by a test in a process of its own: measured and promised peak of one whole step, in bytes."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import torch
+from test_trainer import OPTIMIZERS, _images, _model, _optimize
+
+from monet import allocator
+
+
+def main(optimizer: str) -> None:
+    assert allocator.available()
+    model = _model("residual")
+    trainer = _optimize("residual", model, OPTIMIZERS[optimizer])
+    gc.collect()
+    # What the step counts and is there already. The optimiser's state is not: the first step makes it.
+    held = [*model.parameters(), *model.buffers(), *trainer._step.captured.constants.values()]
+    other = allocator.live_bytes() - sum(t.untyped_storage().nbytes() for t in held)
+    peaks = []
+    for seed in range(2):
+        inputs, targets = _images(seed)
+        allocator.reset_peak()
+        results = trainer(inputs, targets)
+        peaks.append(allocator.peak_bytes() - other)
+        del inputs, targets, results
+    assert peaks[0] == peaks[1], peaks
+    print(peaks[1], trainer.plan.peak_bytes)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main(sys.argv[1])

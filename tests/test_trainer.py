@@ -1,0 +1,424 @@
+"""The whole step against eager: weights, state, loss and peak; what a trainer refuses, and that it changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import Inverted, Residual, Transformer
+from torch import nn
+
+import monet
+from monet.errors import CaptureError, ConfigError, ExecutionError, InfeasibleBudget, MonetError, PlanMismatch
+from monet.ops.catalogue import catalogue
+from monet.updates import UPDATE
+from monet.whole_step import capture_whole_step
+
+Batch = tuple[Any, torch.Tensor]
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def _images(seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(6, 3, 16, 16, generator=generator), torch.randint(0, 5, (6,), generator=generator)
+
+
+def _maps(seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(6, 4, 8, 8, generator=generator),), torch.randint(0, 3, (6,), generator=generator)
+
+
+def _tokens(seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return {"tokens": torch.randint(0, 50, (3, 9), generator=generator)}, torch.randint(
+        0, 50, (3, 9), generator=generator
+    )
+
+
+def _tied() -> nn.Module:
+    model = Transformer()
+    model.head.weight = model.embed.weight
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
+    "residual": (Residual, _images),
+    "inverted": (Inverted, _maps),
+    "transformer": (_tied, _tokens),
+}
+BUDGETS = {"residual": "92%", "inverted": "85%", "transformer": "85%"}
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "sgd, momentum, decay": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, dampening=0.1, weight_decay=1e-3),
+    "sgd, nesterov": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, maximize=True),
+    "sgd, foreach nesterov": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, foreach=True),
+    "sgd, fused": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-3, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, 1e-2, weight_decay=1e-3),
+    "adam, foreach": lambda p: torch.optim.Adam(p, 1e-2, foreach=True),
+    "adam, amsgrad": lambda p: torch.optim.Adam(p, 1e-2, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-2),
+    "adamw, fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    "adamw, groups": lambda p: torch.optim.AdamW(
+        [{"params": p[:3], "lr": 1e-3, "weight_decay": 0.0}, {"params": p[3:], "betas": (0.8, 0.9)}], 1e-2
+    ),
+}
+
+
+def _loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def _model(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    return MODELS[name][0]()
+
+
+class _Eager:
+    """A copy of the model that PyTorch itself trains."""
+
+    def __init__(self, model: nn.Module, make: Optimizer) -> None:
+        self.model = copy.deepcopy(model)
+        self.optimizer = make(list(self.model.parameters()))
+
+    def step(self, inputs: Any, targets: torch.Tensor, *, clip: float | None = None) -> tuple[torch.Tensor, Any]:
+        self.optimizer.zero_grad()
+        if isinstance(inputs, dict):
+            outputs = self.model(**inputs)
+        else:
+            outputs = self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
+        loss = _loss(outputs, targets)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        self.optimizer.step()
+        return loss.detach(), outputs.detach()
+
+
+def _assert_same(a: Any, b: Any, what: str) -> None:
+    """Bit by bit; the types that occur in state dictionaries."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), f"{what}: {(a.double() - b.double()).abs().max()}"
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), what
+        for key in a:
+            _assert_same(a[key], b[key], f"{what}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), what
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            _assert_same(x, y, f"{what}[{i}]")
+    else:
+        assert a == b, what
+
+
+def _both_step(trainer: monet.Trainer, eager: _Eager, batch: Batch, seed: int, *, clip: float | None = None) -> None:
+    torch.manual_seed(seed)
+    expected = eager.step(*batch, clip=clip)
+    random_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    _assert_same(trainer(*batch), expected, f"loss and outputs of step {seed}")
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def _optimize(name: str, model: nn.Module, make: Optimizer, **options: Any) -> monet.Trainer:
+    inputs, targets = MODELS[name][1](0)
+    options = {"budget": BUDGETS[name], "exact": True, "time_limit_s": 10, "loss_fn": _loss, **options}
+    return monet.optimize(model, inputs, targets, optimizer=make(list(model.parameters())), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("residual", optimizer) for optimizer in OPTIMIZERS]
+    + [("inverted", "sgd, momentum, decay"), ("transformer", "adamw")],
+)
+def test_twenty_steps_equal_eager_bit_by_bit(name: str, optimizer: str) -> None:
+    """Learning rates change on the way; loss, outputs, weights, buffers and the optimiser's state stay eager's."""
+    model, make = _model(name), OPTIMIZERS[optimizer]
+    eager = _Eager(model, make)
+    trainer = _optimize(name, model, make)
+    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 15) for o in (trainer.optimizer, eager.optimizer)]
+    for seed in range(20):
+        _both_step(trainer, eager, MODELS[name][1](seed), seed)
+        for scheduler in schedulers:
+            scheduler.step()
+    _assert_same(model.state_dict(), eager.model.state_dict(), "model")
+    _assert_same(trainer.optimizer.state_dict(), eager.optimizer.state_dict(), "optimizer")
+    assert all(p.grad is None for p in model.parameters())
+    assert sum(step.kind == "recompute" for step in trainer.plan.steps) > 0
+    assert sum(step.kind == "update" for step in trainer.plan.steps) == len(list(model.parameters()))
+    arena = trainer._step.runner.arena
+    assert arena is not None and arena.statistics().misses == 0, arena and arena.statistics()
+
+
+def test_gradients_die_as_soon_as_they_are_used() -> None:
+    """Fewer bytes than the same step with all updates at the end, as eager has it, before anything is recomputed."""
+    trainer = _optimize("residual", _model("residual"), OPTIMIZERS["sgd"], budget="100%")
+    plan = trainer.plan
+    assert plan.peak_bytes < plan.solver["baseline_peak_bytes"]
+    first = next(i for i, step in enumerate(plan.steps) if step.kind == "update")
+    assert any(step.kind == "backward" for step in plan.steps[first:])
+    assert plan.fixed["gradients"] == 0
+
+
+def test_state_dicts_work_before_between_and_after_steps() -> None:
+    model, make = _model("residual"), OPTIMIZERS["sgd, momentum, decay"]
+    eager = _Eager(model, make)
+    trainer = _optimize("residual", model, make)
+    assert trainer.optimizer.state_dict()["state"] == {}
+    for seed in range(2):
+        _both_step(trainer, eager, _images(seed), seed)
+    saved = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": trainer.optimizer.state_dict()}, saved)
+    _both_step(trainer, eager, _images(2), 2)
+    after = copy.deepcopy(model.state_dict())
+    loaded = torch.load(io.BytesIO(saved.getvalue()))
+    model.load_state_dict(loaded["model"])
+    trainer.optimizer.load_state_dict(loaded["optimizer"])
+    torch.manual_seed(2)
+    trainer(*_images(2))
+    _assert_same(model.state_dict(), after, "the step after loading")
+
+    # A new process: another model object, its optimiser's state loaded before the first step.
+    loaded = torch.load(io.BytesIO(saved.getvalue()))  # an optimiser goes on with the very tensors it loads
+    other = _model("residual")
+    fresh = _optimize("residual", other, make)
+    other.load_state_dict(loaded["model"])
+    fresh.optimizer.load_state_dict(loaded["optimizer"])
+    torch.manual_seed(2)
+    fresh(*_images(2))
+    _assert_same(other.state_dict(), after, "the step of another trainer")
+
+
+def test_eager_and_planned_steps_mix() -> None:
+    """Evaluation and eager steps between planned ones see and change the same model and optimiser."""
+    model, make = _model("inverted"), OPTIMIZERS["adam"]
+    eager = _Eager(model, make)
+    trainer = _optimize("inverted", model, make)
+    _both_step(trainer, eager, _maps(0), 0)
+    model.eval()
+    eager.model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(*_maps(1)[0]), eager.model(*_maps(1)[0]))
+    with pytest.raises(PlanMismatch, match="evaluation mode"):
+        trainer(*_maps(1))
+    model.train()
+    eager.model.train()
+    torch.manual_seed(1)
+    inputs, targets = _maps(1)
+    _loss(model(*inputs), targets).backward()
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    torch.manual_seed(1)
+    eager.step(inputs, targets)
+    _both_step(trainer, eager, _maps(2), 2)
+    _assert_same(model.state_dict(), eager.model.state_dict(), "model")
+
+
+@pytest.mark.parametrize("most", [0.05, 1e6])
+def test_gradients_are_clipped_as_by_clip_grad_norm(most: float) -> None:
+    model, make = _model("residual"), OPTIMIZERS["adamw"]
+    eager = _Eager(model, make)
+    trainer = _optimize("residual", model, make, clip_grad_norm=most)
+    for seed in range(4):
+        _both_step(trainer, eager, _images(seed), seed, clip=most)
+    _assert_same(model.state_dict(), eager.model.state_dict(), "model")
+
+
+class _Scaled(nn.Module):
+    """A loss with a parameter and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("weight", torch.linspace(0.5, 1.5, 5))
+        self.weight: torch.Tensor
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs / self.temperature, targets, self.weight)
+
+
+def test_a_loss_may_be_a_module_with_parameters() -> None:
+    model, loss = _model("residual"), _Scaled()
+    twin, twin_loss = copy.deepcopy(model), copy.deepcopy(loss)
+    optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], 1e-2)
+    twin_optimizer = torch.optim.Adam([*twin.parameters(), *twin_loss.parameters()], 1e-2)
+    trainer = monet.optimize(
+        model, *_images(0), loss_fn=loss, optimizer=optimizer, budget="90%", exact=True, return_outputs=False
+    )
+    for seed in range(3):
+        inputs, targets = _images(seed)
+        value, outputs = trainer(inputs, targets)
+        assert outputs is None
+        twin_optimizer.zero_grad()
+        expected = twin_loss(twin(inputs), targets)
+        expected.backward()
+        twin_optimizer.step()
+        assert torch.equal(value, expected)
+    assert torch.equal(loss.temperature, twin_loss.temperature) and loss.temperature.item() != 1.5
+    _assert_same(model.state_dict(), twin.state_dict(), "model")
+
+
+def test_parameters_without_a_gradient_stay() -> None:
+    """Frozen ones, and those that the loss does not reach, are not updated, not even by weight decay."""
+
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.frozen = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(4, 4)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.used(self.frozen(x))
+            return out
+
+    torch.manual_seed(0)
+    model = Partly()
+    before = copy.deepcopy(model.state_dict())
+    x, y = torch.randn(8, 4), torch.randint(0, 5, (8,))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
+    trainer = monet.optimize(model, x, y, loss_fn=_loss, optimizer=optimizer, budget="200%")
+    trainer(x, y)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == (not name.startswith("used")), name
+
+
+def test_the_peak_is_the_promise_to_the_byte() -> None:
+    """In a process of its own, since the meter counts all of torch's memory; the first step makes the state."""
+    script = Path(__file__).with_name("peak_of_whole_step.py")
+    for optimizer in ("sgd, momentum, decay", "adamw"):
+        done = subprocess.run(
+            [sys.executable, str(script), optimizer], capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        measured, promised = map(int, done.stdout.split())
+        assert measured == promised, optimizer
+
+
+def test_no_update_comes_before_a_reader_of_its_parameter() -> None:
+    """Nor before what could be made again from it: recomputation with new weights would be another step."""
+    model = _model("transformer")
+    inputs, targets = _tokens(0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = capture_whole_step(model, inputs, targets, loss_fn=_loss, optimizer=optimizer)
+    graph = step.captured.graph
+    updated: dict[str, int] = {}
+    for position, op in enumerate(graph.backward):
+        if op.name.startswith(UPDATE):
+            updated[graph.storage(op.args[1].name)] = position
+    assert len(updated) == len(list(model.parameters()))
+    stale = dict(updated)  # storage → the first position at which it cannot be made again as it was
+    for op in graph.forward:
+        from_inputs = [stale[graph.storage(n)] for n in _inputs(op) if graph.storage(n) in stale]
+        for name in op.outputs:
+            if name is not None and from_inputs:
+                stale[graph.storage(name)] = min([*from_inputs, stale.get(graph.storage(name), len(graph.backward))])
+    offers = catalogue(graph)
+    for position, op in enumerate(graph.backward):
+        for implementation in offers.backward.get(op.name, {}).values():
+            for name in implementation.inputs():
+                storage = offers.storage(name)
+                if storage in stale and not op.name.startswith(UPDATE):
+                    assert position < stale[storage], (op.name, name)
+
+
+def _inputs(op: Any) -> tuple[str, ...]:
+    from monet.graph import operator_inputs
+
+    return operator_inputs(op)
+
+
+def test_a_plan_can_be_kept(tmp_path: Path) -> None:
+    model, make = _model("residual"), OPTIMIZERS["adam"]
+    eager = _Eager(model, make)
+    _optimize("residual", _model("residual"), make).plan.save(tmp_path / "step.plan.json")
+    trainer = _optimize("residual", model, make, budget=None, plan=monet.Plan.load(tmp_path / "step.plan.json"))
+    _both_step(trainer, eager, _images(4), 4)
+    _assert_same(model.state_dict(), eager.model.state_dict(), "model")
+    with pytest.raises(PlanMismatch, match="another model"):
+        _optimize("residual", _model("residual"), OPTIMIZERS["sgd"], budget=None, plan=trainer.plan)
+    with pytest.raises(MonetError):
+        monet.MonetModule(_model("residual"), trainer.plan)
+
+
+# What is refused before planning.
+
+
+def _refused(match: str, error: type[Exception] = ConfigError, **change: Any) -> None:
+    model = _model("residual")
+    arguments: dict[str, Any] = {
+        "loss_fn": _loss,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "budget": "90%",
+    }
+    arguments.update({name: made(model) if name == "optimizer" else made for name, made in change.items()})
+    inputs, targets = _images(0)
+    with pytest.raises(error, match=match):
+        monet.optimize(model, inputs, targets, **arguments)
+
+
+def test_optimisers_that_cannot_be_planned_are_named() -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    _refused("RMSprop", optimizer=lambda m: torch.optim.RMSprop(m.parameters()))
+    _refused("Own", optimizer=lambda m: Own(m.parameters(), 0.1))
+    _refused("differentiable", optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, differentiable=True))
+    _refused("a float", optimizer=lambda m: torch.optim.Adam(m.parameters(), torch.tensor(0.1)))
+    _refused(
+        r"model\.head\.weight", optimizer=lambda m: torch.optim.SGD([*m.stem.parameters(), *m.body.parameters()], 0.1)
+    )
+    _refused("another copy", optimizer=lambda m: torch.optim.SGD(copy.deepcopy(m).parameters(), 0.1))
+
+
+def test_losses_that_are_no_scalar_are_refused() -> None:
+    _refused(r"shape \(6, 5\)", loss_fn=lambda o, t: o * 2)
+    _refused("does not depend", loss_fn=lambda o, t: (o.detach() * 2).sum())
+    _refused("returned a float", loss_fn=lambda o, t: 2.0, error=CaptureError)
+
+
+def test_budgets_and_bounds_are_checked() -> None:
+    _refused("clip_grad_norm", clip_grad_norm=0.0)
+    _refused("exactly one", budget=None, error=TypeError)
+    _refused("No plan", budget="1KB", error=InfeasibleBudget)
+
+
+# What is refused at a call: nothing has changed then.
+
+
+def test_misuse_is_refused_and_changes_nothing() -> None:
+    model = _model("residual")
+    trainer = _optimize("residual", model, OPTIMIZERS["sgd, momentum, decay"])
+    inputs, targets = _images(0)
+    before = copy.deepcopy(model.state_dict())
+
+    def refuse(match: str, error: type[Exception], inputs: Any = inputs, targets: Any = targets) -> None:
+        with pytest.raises(error, match=match):
+            trainer(inputs, targets)
+        _assert_same(model.state_dict(), before, match)
+
+    refuse("shape", PlanMismatch, inputs[:5], targets[:5])
+    refuse("planned for inputs", PlanMismatch, {"x": inputs})
+    next(model.parameters()).grad = torch.zeros_like(next(model.parameters()))
+    refuse("accumulate", ExecutionError)
+    trainer.optimizer.zero_grad()
+    handle = trainer.optimizer.register_step_post_hook(lambda *_: None)
+    refuse("hooks", ExecutionError)
+    handle.remove()
+    group = trainer.optimizer.param_groups[0]
+    group["momentum"] = 0.0
+    refuse("momentum False instead of True", PlanMismatch)
+    group["momentum"] = 0.9
+    group["params"].append(nn.Parameter(torch.zeros(1)))
+    refuse("have changed", PlanMismatch)
+    group["params"].pop()
+    kept, model.head.bias = model.head.bias, nn.Parameter(torch.zeros(5))
+    with pytest.raises(PlanMismatch, match="replaced"):
+        trainer(inputs, targets)
+    model.head.bias = kept
+    trainer(inputs, targets)
