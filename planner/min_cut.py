@@ -70,7 +70,12 @@ class _Cuts:
         self.place = self.closure.place
         self.before = [[self.place[m] for m in graph.predecessors[n] if m in self.place] for n in graph.working]
         self.storages = [
-            (graph.bytes[name], self.place[maker], [self.place[m] for m in graph.consumers[name]], name in graph.outputs)
+            (
+                graph.bytes[name],
+                self.place[maker],
+                [self.place[m] for m in graph.consumers[name]],
+                name in graph.outputs,
+            )
             for name, maker in graph.producer.items()
             if graph.bytes[name] > 0
         ]

@@ -35,10 +35,11 @@ MOST_RUNS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class OrderBound:
-    """An order of the working nodes, and bytes that no order can stay below."""
+    """An order of the working nodes, and bytes that no order can stay below. ``interrupted``: by Ctrl-C."""
 
     order: Order
     bound_bytes: int
+    interrupted: bool = False
 
 
 def solve_order(graph: OrderGraph, start: Order, *, multi: bool, deadline: float, solver: str = "HIGHS") -> OrderBound:
@@ -59,7 +60,7 @@ def solve_order(graph: OrderGraph, start: Order, *, multi: bool, deadline: float
     order = start if answer.x is None else program.read(answer.x)
     if peak_bytes(graph, order) > peak_bytes(graph, start):
         order = start
-    return OrderBound(order, min(bound, peak_bytes(graph, order)))
+    return OrderBound(order, min(bound, peak_bytes(graph, order)), answer.status == "interrupted")
 
 
 class _OrderProgram:

@@ -9,6 +9,7 @@ it could only free more (what is alive is submodular in the set), so taking it l
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from monet.planner.order_graph import OrderGraph
@@ -23,11 +24,12 @@ class Searched:
     bound_bytes: int
 
 
-def search(graph: OrderGraph, below_bytes: int, states: int) -> Searched:
-    """An order of least peak, if that is less than ``below_bytes`` and at most ``states`` sets need to be reached.
+def search(graph: OrderGraph, below_bytes: int, states: int, stop: Callable[[], bool] = lambda: False) -> Searched:
+    """An order of least peak, if that is less than ``below_bytes`` and at most ``states`` sets need to be reached
+    before ``stop()``.
 
     Without an order, ``bound_bytes`` says why: it is ``below_bytes`` where there is none, less where the states
-    ran out.
+    or the time ran out.
     """
     sets = _Sets(graph)
     begin, live, peak, first = sets.settle(0, 0, 0)
@@ -43,7 +45,7 @@ def search(graph: OrderGraph, below_bytes: int, states: int) -> Searched:
             break
         if state == sets.all:
             return Searched([graph.working[k] for k in _walk(came, state)], peak)
-        if len(best) > states:
+        if len(best) > states or stop():
             return Searched(None, peak)
         for k in sets.ready(state):
             top = max(peak, live + sets.needs[k])
