@@ -16,7 +16,7 @@ from monet.planner.order_graph import OrderGraph, with_views
 from monet.planner.order_program import solve_order
 from monet.planner.order_race import Race
 from monet.planner.order_segments import climb
-from monet.planner.order_whole import MANY_STATES, exact, start
+from monet.planner.order_whole import MANY_STATES, bound, exact, start
 from monet.planner.orders import ORDERS, updates_delayed
 from monet.planner.solvers import Progress
 
@@ -87,13 +87,20 @@ def _run(race: Race, method: str, solver: str, workers: int) -> bool:
         race.offer(ORDERS[method](graph), method)
         return False
     if method == "roam":
-        race.prove(int(forced_live(graph).max(initial=0)))
         race.offer(updates_delayed(graph), "delayed-update")
+        bound(race, [race.best.order])
         climb(race, workers)
         return False
     start(race)
     if method in PROGRAMS:
-        program = solve_order(graph, race.best.order, multi=PROGRAMS[method], deadline=race.deadline, solver=solver)
+        program = solve_order(
+            graph,
+            race.best.order,
+            multi=PROGRAMS[method],
+            deadline=race.deadline,
+            solver=solver,
+            tick=lambda x, bound: race.tell(),
+        )
         race.prove(program.bound_bytes)
         race.offer(program.order, method)
         return program.interrupted

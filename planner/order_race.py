@@ -65,19 +65,22 @@ class Race:
         peak = peak_bytes(self.graph, order)
         if self.found is None or peak < self.found.peak_bytes:
             self.found = Best(order, peak, method)
-            self.stop()
+            self.tell()
         return peak
 
     def prove(self, bound_bytes: int) -> None:
         """No order needs less than ``bound_bytes``."""
         if bound_bytes > self.bound_bytes:
             self.bound_bytes = bound_bytes
-            self.stop()
+            self.tell()
 
     def stop(self) -> bool:
         """Whether the time is over. It is asked often, and so is where progress is told."""
-        now = time.monotonic()
+        self.tell()
+        return time.monotonic() >= self.deadline or (self._halt is not None and self._halt())
+
+    def tell(self) -> None:
         if self._progress is not None and self.found is not None:
             peak, bound = self.found.peak_bytes, self.bound_bytes
-            self._progress(peak, bound, 1 - bound / peak if peak else 0.0, now - self.deadline + self._limit_s)
-        return now >= self.deadline or (self._halt is not None and self._halt())
+            elapsed_s = time.monotonic() - self.deadline + self._limit_s
+            self._progress(peak, bound, 1 - bound / peak if peak else 0.0, elapsed_s)

@@ -124,7 +124,7 @@ def with_recomputation(rng: random.Random, length: int) -> OrderGraph:
     """
     nodes: list[Node] = []
     sizes: dict[int, int] = {}
-    weights = list(range(100, 100 + length))
+    weights = list(range(10_000, 10_000 + length))
 
     def add(name: str, reads: tuple[int, ...], overwrites: tuple[int, ...] = ()) -> int:
         storage = len(sizes)
