@@ -22,12 +22,17 @@ def improve(race: Race, states: int) -> None:
     reaches at most ``states`` sets."""
     nodes = FIRST_NODES
     order, method = race.best.order, race.best.method + STRETCHES
+    tried: set[tuple[int, int]] = set()
     while nodes <= 2 * MOST_NODES and race.open:
         at = memory_along(race.graph, order).index(race.best.peak_bytes)
         better = None
         for share in (0.5, 0.25, 0.75):
             begin = max(0, at - round(nodes * share))
-            better = reordered(race, order, begin, min(len(order), begin + nodes), states)
+            end = min(len(order), begin + nodes)
+            if (begin, end) in tried:
+                continue
+            tried.add((begin, end))
+            better = reordered(race, order, begin, end, states)
             if better is not None or race.stop():
                 break
         if better is None:
@@ -35,6 +40,7 @@ def improve(race: Race, states: int) -> None:
         else:
             # The same peak may be elsewhere, too: then the order is better, but not yet the race's best.
             order = better
+            tried.clear()
             race.offer(order, method)
 
 

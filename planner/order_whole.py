@@ -18,7 +18,7 @@ from monet.planner.orders import ORDERS, Order
 
 log = logging.getLogger(__name__)
 
-FEW_STATES, MANY_STATES = 2_000, 20_000
+FEW_STATES, MANY_STATES = 2_000, 50_000
 CUTS_SHARE = 0.25
 """Of the time left, for the min-cut bound."""
 
