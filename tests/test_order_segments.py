@@ -110,6 +110,20 @@ def test_cuts_are_where_all_orders_have_run_the_same(graph: OrderGraph) -> None:
 
 
 @settings(options, max_examples=60)
+@given(graph=graphs() | recomputed(), ends=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_a_stretch_has_the_peaks_that_the_whole_order_has_there(graph: OrderGraph, ends: tuple[float, float]) -> None:
+    order = worst(graph)
+    begin, end = sorted(round(share * len(order)) for share in ends)
+    part, base = stretch(graph, order, begin, end)
+    for inside in every_order(part):
+        assert inside[0] == 0
+        whole = [*order[:begin], *(order[begin + k - 1] for k in inside[1:]), *order[end:]]
+        along = memory_along(graph, whole)
+        assert [base + bytes_ for bytes_ in memory_along(part, inside)[1:]] == along[begin:end]
+        assert base + memory_along(part, inside)[0] <= (along[begin - 1] if begin else 0)
+
+
+@settings(options, max_examples=60)
 @given(graph=joined() | recomputed())
 def test_segments_by_themselves_are_exact(graph: OrderGraph) -> None:
     assume(len(cuts(graph)) > 2)
