@@ -12,13 +12,13 @@ REFRESH_S = 0.25
 class SolvingBar:
     """A progress line with incumbent, bound and gap; the bar is the time limit."""
 
-    def __init__(self, shown: bool, time_limit_s: float, unit: str = "s") -> None:
-        """``unit``: of what is minimised, ``s`` or ``bytes``."""
+    def __init__(self, shown: bool, time_limit_s: float, unit: str = "s", task: str = "solving") -> None:
+        """``unit``: of what is minimised, ``s`` or ``bytes``. ``task``: what the line says is being done."""
         self._text = _bytes if unit == "bytes" else _seconds
         self._limit_s = time_limit_s
         self._shown_s = -REFRESH_S
         self._bar = tqdm(
-            total=round(time_limit_s), desc="solving", disable=not shown, leave=False,
+            total=round(time_limit_s), desc=task, disable=not shown, leave=False,
             bar_format="{desc}: |{bar}| {n:.0f}/{total} s{postfix}",
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ from monet.planner.forced_live import Closure
 from monet.planner.order_graph import OrderGraph, memory_along, peak_bytes
 from monet.planner.orders import Order
 from monet.planner.rows import Floats, Rows, Sum
-from monet.planner.solvers import Limits, Model
+from monet.planner.solvers import Limits, Model, Tick
 from monet.planner.solvers import solver as find_solver
 
 GAP = 1e-6
@@ -35,13 +35,16 @@ MOST_RUNS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class OrderBound:
-    """An order of the working nodes, and bytes that no order can stay below."""
+    """An order of the working nodes, and bytes that no order can stay below. ``interrupted``: by Ctrl-C."""
 
     order: Order
     bound_bytes: int
+    interrupted: bool = False
 
 
-def solve_order(graph: OrderGraph, start: Order, *, multi: bool, deadline: float, solver: str = "HIGHS") -> OrderBound:
+def solve_order(
+    graph: OrderGraph, start: Order, *, multi: bool, deadline: float, solver: str = "HIGHS", tick: Tick | None = None
+) -> OrderBound:
     """The program's best order by ``time.monotonic() == deadline``, or ``start`` where it finds no better one.
 
     The program has nodes × slots columns: this is for graphs of hundreds of nodes.
@@ -54,12 +57,12 @@ def solve_order(graph: OrderGraph, start: Order, *, multi: bool, deadline: float
     model = Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
     x = program.point(start)
     limits = Limits(max(0.0, deadline - time.monotonic()), GAP)
-    answer = find_solver(solver)(replace(model, start=x if model.violation(x) <= 1e-6 else None), limits, None)
+    answer = find_solver(solver)(replace(model, start=x if model.violation(x) <= 1e-6 else None), limits, tick)
     bound = 0 if not np.isfinite(answer.bound) else int(np.ceil(answer.bound - 0.5))
     order = start if answer.x is None else program.read(answer.x)
     if peak_bytes(graph, order) > peak_bytes(graph, start):
         order = start
-    return OrderBound(order, min(bound, peak_bytes(graph, order)))
+    return OrderBound(order, min(bound, peak_bytes(graph, order)), answer.status == "interrupted")
 
 
 class _OrderProgram:

@@ -9,6 +9,7 @@ it could only free more (what is alive is submodular in the set), so taking it l
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from monet.planner.order_graph import OrderGraph
@@ -23,37 +24,41 @@ class Searched:
     bound_bytes: int
 
 
-def search(graph: OrderGraph, below_bytes: int, states: int) -> Searched:
-    """An order of least peak, if that is less than ``below_bytes`` and at most ``states`` sets need to be reached.
+def search(graph: OrderGraph, below_bytes: int, states: int, stop: Callable[[], bool] = lambda: False) -> Searched:
+    """An order of least peak, if that is less than ``below_bytes`` and at most ``states`` sets need to be reached
+    before ``stop()``.
 
     Without an order, ``bound_bytes`` says why: it is ``below_bytes`` where there is none, less where the states
-    ran out.
+    or the time ran out.
     """
     sets = _Sets(graph)
-    begin, live, peak, first = sets.settle(0, 0, 0)
+    begin, live, peak, ready, first = sets.settle(0, 0, 0, [k for k, before in enumerate(sets.before) if not before])
     best = {begin: peak}
     came = {begin: (-1, first)}
-    # (peak on the way, −nodes run, set, what is alive): fuller sets first among equals.
-    heap = [(peak, -begin.bit_count(), begin, live)]
+    # (peak on the way, −nodes run, set, what is alive, nodes that may run): fuller sets first among equals.
+    heap = [(peak, -begin.bit_count(), begin, live, ready)]
     while heap:
-        peak, _, state, live = heapq.heappop(heap)
+        peak, _, state, live, ready = heapq.heappop(heap)
         if peak > best[state]:
             continue
         if peak >= below_bytes:
             break
         if state == sets.all:
             return Searched([graph.working[k] for k in _walk(came, state)], peak)
-        if len(best) > states:
+        if len(best) > states or stop():
             return Searched(None, peak)
-        for k in sets.ready(state):
+        for k in ready:
             top = max(peak, live + sets.needs[k])
             if top >= below_bytes:
                 continue
-            then, after, top, taken = sets.settle(state | (1 << k), live + sets.change(k, state), top)
+            next_ready = sets.released(k, state, ready)
+            then, after, top, then_ready, taken = sets.settle(
+                state | (1 << k), live + sets.change(k, state), top, next_ready
+            )
             if top < best.get(then, below_bytes):
                 best[then] = top
                 came[then] = (state, [k, *taken])
-                heapq.heappush(heap, (top, -then.bit_count(), then, after))
+                heapq.heappush(heap, (top, -then.bit_count(), then, after, then_ready))
     return Searched(None, below_bytes)
 
 
@@ -72,6 +77,7 @@ class _Sets:
         place = {n: k for k, n in enumerate(graph.working)}
         self.all = (1 << len(place)) - 1
         self.before = [sum(1 << place[m] for m in graph.predecessors[n] if m in place) for n in graph.working]
+        self.after = [[place[m] for m in graph.successors[n] if m in place] for n in graph.working]
         self.needs: list[int] = []
         self._made: list[int] = []
         self._uses: list[list[tuple[int, int]]] = []
@@ -85,25 +91,28 @@ class _Sets:
             freed = [name for name in graph.counted[n] if name not in node.makes and name not in graph.outputs]
             self._uses.append([(users[name], graph.bytes[name]) for name in freed])
 
-    def ready(self, state: int) -> list[int]:
-        return [k for k, before in enumerate(self.before) if not state >> k & 1 and before & ~state == 0]
+    def released(self, k: int, state: int, ready: list[int]) -> list[int]:
+        """``ready`` once k has run after ``state``."""
+        missing = ~(state | (1 << k))
+        return [m for m in ready if m != k] + [m for m in self.after[k] if self.before[m] & missing == 0]
 
     def change(self, k: int, state: int) -> int:
         """Bytes that running k after ``state`` adds to what is alive; negative when it frees more."""
         then = state | (1 << k)
         return self._made[k] - sum(size for users, size in self._uses[k] if users & ~then == 0)
 
-    def settle(self, state: int, live: int, peak: int) -> tuple[int, int, int, list[int]]:
-        """(state, live, peak, nodes taken) once nothing is left that costs nothing to take."""
+    def settle(self, state: int, live: int, peak: int, ready: list[int]) -> tuple[int, int, int, list[int], list[int]]:
+        """(state, live, peak, ready, nodes taken) once nothing is left that costs nothing to take."""
         taken: list[int] = []
         again = True
         while again:
             again = False
-            for k in self.ready(state):
-                change = self.change(k, state)
-                if change <= 0 and live + self.needs[k] <= peak:
+            for k in ready:
+                if live + self.needs[k] <= peak and (change := self.change(k, state)) <= 0:
+                    ready = self.released(k, state, ready)
                     state |= 1 << k
                     live += change
                     taken.append(k)
                     again = True
-        return state, live, peak, taken
+                    break
+        return state, live, peak, ready, taken

@@ -6,52 +6,64 @@ bound, and the stretch grows until its search gets too large.
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 
-from monet.planner.order_graph import Node, OrderGraph, memory_along, peak_bytes
+from monet.planner.order_graph import Node, OrderGraph, memory_along
+from monet.planner.order_race import Race
 from monet.planner.order_search import search
 from monet.planner.orders import Order
 
 FIRST_NODES, MOST_NODES = 8, 256
-STATES = 20_000
+STRETCHES = " + exact stretches"
 
 
-def improve(graph: OrderGraph, order: Order, bound_bytes: int, deadline: float) -> Order:
-    """``order`` or one with a smaller peak; stops at ``bound_bytes`` or when ``time.monotonic()`` is ``deadline``."""
+def improve(race: Race, states: int) -> None:
+    """Reorders around the peak of ``race``'s best order as long as that helps and the race is open; each search
+    reaches at most ``states`` sets."""
     nodes = FIRST_NODES
-    while nodes <= 2 * MOST_NODES and time.monotonic() < deadline:
-        along = memory_along(graph, order)
-        peak = max(along, default=0)
-        if peak <= bound_bytes:
-            break
+    order, method = race.best.order, race.best.method + STRETCHES
+    tried: set[tuple[int, int]] = set()
+    while nodes <= 2 * MOST_NODES and race.open:
+        at = memory_along(race.graph, order).index(race.best.peak_bytes)
         better = None
-        at = along.index(peak)
         for share in (0.5, 0.25, 0.75):
             begin = max(0, at - round(nodes * share))
-            better = _reordered(graph, order, begin, min(len(order), begin + nodes), peak)
-            if better is not None:
+            end = min(len(order), begin + nodes)
+            if (begin, end) in tried:
+                continue
+            tried.add((begin, end))
+            better = reordered(race, order, begin, end, states)
+            if better is not None or race.stop():
                 break
         if better is None:
             nodes *= 2
         else:
+            # The same peak may be elsewhere, too: then the order is better, but not yet the race's best.
             order = better
-    return order
+            tried.clear()
+            race.offer(order, method)
 
 
-def _reordered(graph: OrderGraph, order: Order, begin: int, end: int, peak: int) -> Order | None:
-    """``order`` with [begin, end) in the order of its least peak, if that makes the peak there smaller."""
-    part, base = stretch(graph, order, begin, end)
-    found = search(part, peak - base, STATES)
-    if found.order is None:
-        return None
-    inside = [order[begin + k - 1] for k in found.order if k > 0]
-    tried = [*order[:begin], *inside, *order[end:]]
-    return tried if peak_bytes(graph, tried) <= peak else None
+def reordered(race: Race, order: Order, begin: int, end: int, states: int) -> Order | None:
+    """``order`` with [begin, end) in the order of its own least peak, if that is below the peak of ``race``'s best."""
+    part, base = stretch(race.graph, order, begin, end)
+    found = search(part, race.best.peak_bytes - base, states, race.stop)
+    return None if found.order is None else spliced(order, begin, end, found.order)
+
+
+def spliced(order: Order, begin: int, end: int, inside: Order) -> Order:
+    """``order`` with [begin, end) as ``inside``, which is an order of what ``stretch`` made of it."""
+    return [*order[:begin], *(order[begin + k - 1] for k in inside if k > 0), *order[end:]]
 
 
 def stretch(graph: OrderGraph, order: Order, begin: int, end: int) -> tuple[OrderGraph, int]:
     """The nodes order[begin:end] as a graph of their own, after one node that makes what they find; and the bytes
-    that are alive all through without being used there."""
+    that are alive all through without being used there.
+
+    Node k of the graph is order[begin + k - 1]. All of them read something of node 0, if only a storage of no bytes:
+    none can run before what is there is there. Any order of the part continues what is before it, so its peak
+    and the bytes are the peak that the whole order has there.
+    """
     inside = set(order[begin:end])
     earlier, later = set(order[:begin]), set(order[end:])
     found: dict[int, None] = {}
@@ -68,5 +80,9 @@ def stretch(graph: OrderGraph, order: Order, begin: int, end: int) -> tuple[Orde
                 base += graph.bytes[name]
         if used_here and needed_later:
             outputs.add(name)
-    nodes = (Node("what is there", (), tuple(found)), *(graph.nodes[n] for n in order[begin:end]))
-    return OrderGraph(nodes, graph.bytes, graph.inputs, frozenset(outputs)), base
+    mark = max((*graph.bytes, *graph.inputs), default=0) + 1
+    nodes = [Node("what is there", (), (*found, mark))]
+    for n in order[begin:end]:
+        node = graph.nodes[n]
+        nodes.append(node if found.keys() & {*node.reads} else replace(node, reads=(*node.reads, mark)))
+    return OrderGraph(tuple(nodes), {**graph.bytes, mark: 0}, graph.inputs, frozenset(outputs)), base

@@ -8,7 +8,7 @@ ROAM (Shu et al., 2023, arXiv:2310.19295), which also describes the delayed upda
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from monet.planner.order_graph import OrderGraph
 
@@ -51,8 +51,16 @@ def updates_delayed(graph: OrderGraph) -> Order:
 
     The order without them sets the peak; an update runs as soon as it can at that peak, and at the end otherwise.
     """
-    updates = update_nodes(graph)
-    return _Greedy(graph).run(lambda greedy: greedy.update_or_next(updates))
+    return delayed(graph, update_nodes(graph), graph.working)
+
+
+def delayed(graph: OrderGraph, side: frozenset[int], order: Sequence[int]) -> Order:
+    """``order``, with each node of ``side`` as soon as it does not raise the peak so far, and at the end otherwise.
+
+    No other node needs one of ``side``; ``order`` may leave these out.
+    """
+    rank = {n: k for k, n in enumerate(order)}
+    return _Greedy(graph).run(lambda greedy: greedy.side_or_next(side, rank))
 
 
 def update_nodes(graph: OrderGraph) -> frozenset[int]:
@@ -157,13 +165,13 @@ class _Greedy:
             heapq.heappop(self.by_change)
         return self.by_change[0][1]
 
-    def update_or_next(self, updates: frozenset[int]) -> int:
-        """An update that fits under the peak so far, else the next node in program order, else any update."""
+    def side_or_next(self, side: frozenset[int], rank: Mapping[int, int]) -> int:
+        """One of ``side`` that fits under the peak so far, else the next by ``rank``, else the first of ``side``."""
         room = self.peak - self.live
-        fitting = [n for n in self.ready if n in updates and (self.needs[n] <= room or self.change[n] < 0)]
+        fitting = [n for n in self.ready if n in side and (self.needs[n] <= room or self.change[n] < 0)]
         if fitting:
             return min(fitting, key=lambda n: (self.change[n], n))
-        return min(self.ready, key=lambda n: (n in updates, n))
+        return min(self.ready, key=lambda n: (n in side, rank.get(n, n)))
 
     def _least_need(self) -> int:
         while True:

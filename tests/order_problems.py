@@ -83,3 +83,75 @@ def peak(graph: OrderGraph, order: list[int]) -> int:
 def least_peak(graph: OrderGraph) -> int:
     """By trying every order."""
     return min(peak(graph, order) for order in every_order(graph))
+
+
+def joined_graph(rng: random.Random, segments: int, width: int) -> OrderGraph:
+    """``segments`` random graphs of up to ``width`` nodes one after the other, and between two of them one node, or two
+    beside each other, that wait for all before and that all after wait for. Storages of earlier segments are read
+    by later ones, so some stay in memory all through a segment that does not read them."""
+    nodes: list[Node] = []
+    sizes: dict[int, int] = {}
+    entry: list[int] = []
+    old: list[int] = []
+
+    def add(kind: str, reads: set[int], overwrites: tuple[int, ...] = ()) -> int:
+        name = len(sizes)
+        sizes[name] = rng.randint(0, 9)
+        workspace = rng.choice((0, 0, rng.randint(1, 6)))
+        nodes.append(Node(f"{kind}{name}", tuple(sorted(reads)), (name,), overwrites, workspace))
+        return name
+
+    for _ in range(segments):
+        inside: list[int] = []
+        for _ in range(rng.randint(1, width)):
+            reads = {*entry, *_some(rng, inside, 2), *_some(rng, old, 1)}
+            inside.append(add("node", reads, tuple(_some(rng, inside, 1)) if rng.random() < 0.3 else ()))
+        entry = [add("cut", set(inside)) for _ in range(rng.choice((1, 1, 2)))]
+        old += inside
+    return OrderGraph(tuple(nodes), sizes, frozenset(), frozenset(_some(rng, list(sizes), 2)))
+
+
+def _some(rng: random.Random, names: list[int], most: int) -> list[int]:
+    return rng.sample(names, min(len(names), rng.randint(0, most)))
+
+
+def with_recomputation(rng: random.Random, length: int) -> OrderGraph:
+    """A chain of ``length`` layers forward and backward, of which some activations are not kept but made again.
+
+    Of each layer the backward pass makes the gradient of its input and, of some, one of its weights, which is an
+    output or updates the weight in place. A layer that runs again makes a storage of its own, from the nearest
+    activation that was kept or has been made again; the backward pass reads that copy. Copies may run at any time.
+    """
+    nodes: list[Node] = []
+    sizes: dict[int, int] = {}
+    weights = list(range(10_000, 10_000 + length))
+
+    def add(name: str, reads: tuple[int, ...], overwrites: tuple[int, ...] = ()) -> int:
+        storage = len(sizes)
+        if not overwrites:
+            sizes[storage] = rng.randint(1, 9)
+        makes = () if overwrites else (storage,)
+        nodes.append(Node(name, reads, makes, overwrites, rng.choice((0, 0, rng.randint(1, 6)))))
+        return storage
+
+    kept = [0]
+    sizes[0] = rng.randint(1, 9)
+    nodes.append(Node("batch", (), (0,)))
+    for k in range(length):
+        kept.append(add(f"forward{k}", (kept[-1], weights[k])))
+    there = {k: storage for k, storage in enumerate(kept) if k in (0, length) or rng.random() < 0.5}
+    gradient = kept[-1]
+    outputs = set()
+    for k in reversed(range(length)):
+        if k not in there:
+            first = max(j for j in there if j < k)
+            for j in range(first, k):
+                there[j + 1] = add(f"again{j}", (there[j], weights[j]))
+        if rng.random() < 0.6:
+            made = add(f"weight{k}", (gradient, there[k]))
+            if rng.random() < 0.5:
+                add(f"update{k}", (made, weights[k]), (weights[k],))
+            else:
+                outputs.add(made)
+        gradient = add(f"backward{k}", (gradient, there[k], weights[k]))
+    return OrderGraph(tuple(nodes), sizes, frozenset(weights), frozenset(outputs))

@@ -21,6 +21,7 @@ from monet.planner.order import METHODS, Ordered, best_order
 from monet.planner.order_document import load_graph
 from monet.planner.order_graph import InvalidGraph, Node, OrderGraph, memory_along, peak_bytes, with_views
 from monet.planner.order_program import solve_order
+from monet.planner.order_race import Race
 from monet.planner.order_search import search
 from monet.planner.order_stretch import improve
 from monet.planner.orders import ORDERS, program_order, update_nodes
@@ -107,11 +108,11 @@ def test_a_program_that_is_too_large_is_refused() -> None:
 @given(seed=st.integers(0, 10**9))
 def test_stretches_only_get_better(seed: int) -> None:
     graph = random_graph(random.Random(seed), 30)
-    start = program_order(graph)
-    before = peak_bytes(graph, start)
-    bound = int(forced_live(graph).max(initial=0))
-    better = improve(graph, start, bound, time.monotonic() + 0.2)
-    assert bound <= peak(graph, better) <= before
+    race = Race(graph, 60)
+    before = race.offer(program_order(graph), "program")
+    race.prove(int(forced_live(graph).max(initial=0)))
+    improve(race, 100)
+    assert race.bound_bytes <= peak(graph, race.best.order) == race.best.peak_bytes <= before
 
 
 def test_views_follow_what_they_read() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 import click
 
-from monet.commands.exit_status import reports_errors
+from monet.commands.exit_status import INTERRUPTED, reports_errors
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,8 +18,8 @@ from monet.commands.exit_status import reports_errors
     "method",
     default="auto",
     show_default=True,
-    help="auto, program, lpmf, depth-first, breadth-first, lescea, early-update, delayed-update, exact, model-ss or "
-    "model-ms.",
+    help="auto, program, lpmf, depth-first, breadth-first, lescea, early-update, delayed-update, exact, roam, "
+    "model-ss or model-ms.",
 )
 @click.option("--time-limit", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds.")
 @click.option("--solver", default="HIGHS", show_default=True, help="Solver of model-ss and model-ms.")
@@ -27,19 +28,26 @@ from monet.commands.exit_status import reports_errors
 def order(path: Path, method: str, time_limit: float, solver: str, json_path: Path | None, quiet: bool) -> None:
     """Put the operators of GRAPH.json in an order of small peak memory, and prove how small it can be.
 
-    What the graph is given (parameters, optimiser state, the batch) is not counted.
+    What the graph is given (parameters, optimiser state, the batch) is not counted. Ctrl-C ends the search: the best
+    order so far is printed and written, and the exit status is 130.
     """
     from monet.byte_count import format_bytes
     from monet.commands.plan_request import check_target
+    from monet.planner.companion import usable_cores
     from monet.planner.order import best_order
     from monet.planner.order_document import load_graph
     from monet.planner.order_graph import peak_bytes
+    from monet.solving_bar import SolvingBar
     from monet.summary import write_json
 
     check_target(json_path, "--json")
     begun = time.monotonic()
     graph = load_graph(path)
-    found = best_order(graph, method=method, time_limit_s=time_limit, solver=solver)
+    shown = not quiet and sys.stderr.isatty()
+    with SolvingBar(shown, time_limit, unit="bytes", task="ordering") as bar:
+        found = best_order(
+            graph, method=method, time_limit_s=time_limit, solver=solver, workers=usable_cores(), progress=bar
+        )
     seconds = time.monotonic() - begun
     program = peak_bytes(graph, range(len(graph.nodes)))
     excess = found.peak_bytes / found.bound_bytes - 1 if found.bound_bytes else 0.0
@@ -58,5 +66,9 @@ def order(path: Path, method: str, time_limit: float, solver: str, json_path: Pa
                 "program_order_peak_bytes": program,
                 "method": found.method,
                 "seconds": seconds,
+                "interrupted": found.interrupted,
             },
         )
+    if found.interrupted:
+        click.echo("monet: interrupted; this is the best order found by then", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)

@@ -1,0 +1,62 @@
+"""One graph as it is, without taking it apart: bounds, orders in linear time, and exact search.
+
+Forced-live bound, orders until one meets it, min-cut bound; then exact search, around the peak and of the whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from monet.planner.forced_live import forced_live
+from monet.planner.min_cut import min_cut
+from monet.planner.order_race import Race
+from monet.planner.order_search import search
+from monet.planner.order_stretch import MOST_NODES, improve
+from monet.planner.orders import ORDERS, Order
+
+log = logging.getLogger(__name__)
+
+FEW_STATES, MANY_STATES = 2_000, 50_000
+CUTS_SHARE = 0.25
+"""Of the time left, for the min-cut bound."""
+
+
+def start(race: Race) -> None:
+    """Bounds, and the linear-time orders; those that follow one that meets the forced-live bound are not made."""
+    race.prove(int(forced_live(race.graph).max(initial=0)))
+    orders = []
+    for method, make in ORDERS.items():
+        orders.append(make(race.graph))
+        peak = race.offer(orders[-1], method)
+        log.debug("order: %s: %d bytes, bound %d", method, peak, race.bound_bytes)
+        if race.proven:
+            return
+    bound(race, orders)
+
+
+def bound(race: Race, orders: Sequence[Order]) -> None:
+    """The min-cut bound, in a share of the time left. ``orders``: all that are known."""
+    until = time.monotonic() + CUTS_SHARE * race.left_s()
+    race.prove(min_cut(race.graph, orders, lambda: race.stop() or time.monotonic() >= until))
+
+
+def search_whole(race: Race, states: int) -> None:
+    """Exact search of the whole graph and of stretches around the peak, of at most ``states`` sets each."""
+    before = None
+    if len(race.graph.working) <= MOST_NODES:
+        exact(race, states)
+        before = race.found
+    if race.open:
+        improve(race, states)
+    if race.open and race.found is not before:
+        exact(race, states)  # the smaller the peak to stay below, the fewer sets there are
+
+
+def exact(race: Race, states: int) -> None:
+    """Exact search of the whole graph."""
+    whole = search(race.graph, race.best.peak_bytes, states, race.stop)
+    race.prove(whole.bound_bytes)
+    if whole.order is not None:
+        race.offer(whole.order, "exact")
