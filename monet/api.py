@@ -15,12 +15,12 @@ from monet.capture import capture
 from monet.errors import InfeasibleBudget
 from monet.executor.inputs import describe_inputs
 from monet.graph import Operator
-from monet.lowering import ALIGNMENT, Lowered, lower
+from monet.lowering import Lowered, lower
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.profiling import profile
 from monet.ops.sparse import DENSITY
+from monet.placement import Placement, placement
 from monet.planfile import Plan
-from monet.planner.layout import Layout, Lifetime, layout
 from monet.planner.problem import Problem
 from monet.planner.replay import replay
 from monet.planner.schedules import SCHEDULES, STORAGE, schedule
@@ -30,9 +30,7 @@ from monet.planner.solvers import Progress
 from monet.planner.variants import restrict
 from monet.planner.verify import verify
 from monet.profile import ProfileCache
-from monet.reorder import reorder
 from monet.solving_bar import SolvingBar
-from monet.unroll import Unrolled, calls, place, unroll
 from monet.updates import updates_last
 from monet.whole_step import WholeStep
 
@@ -40,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 # A layout may be a little larger than the program's peak; then the program gets that much less, so often.
 TRIES = 4
-# Seconds for the order, where it is not proven best at once.
-ORDER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -227,8 +223,7 @@ def plan_prepared(
     }  # fmt: skip
     if prove and SCHEDULES[variant].solves:
         options["prove"] = True
-    laid_out = _solve(prepared.lowered, budget_bytes, variant, progress, options)
-    return _result(prepared, budget_bytes, *laid_out)
+    return _result(prepared, budget_bytes, *_solve(prepared.lowered, budget_bytes, variant, progress, options))
 
 
 def plan_smallest(
@@ -252,27 +247,25 @@ def plan_smallest(
         found = smallest_plan(
             problem, most_s, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar
         )
-    unrolled, placed = _lay_out(found.solution, prepared.lowered, found.solution.peak_bytes)
-    budget_bytes = problem.fixed_bytes + placed.arena_bytes
-    result = _result(prepared, budget_bytes, found.solution, unrolled, placed)
-    # A step of several requests is laid out as they come, so an arena can be below the program's peak.
+    placed = placement(found.solution, prepared.lowered, found.solution.peak_bytes)
+    budget_bytes = problem.fixed_bytes + placed.layout.arena_bytes
+    result = _result(prepared, budget_bytes, found.solution, placed)
+    # Another order, or a step of several requests, which are laid out as they come, can need less than the program.
     bound_bytes = min(found.bound_bytes, budget_bytes)
     gap_bytes = (budget_bytes - bound_bytes) / budget_bytes
     summary = {**result.summary, "bound_s": None, "gap": gap_bytes, "bound_bytes": bound_bytes}
     return PlanResult(result.plan, summary, result.solution)
 
 
-def _result(
-    prepared: Prepared, budget_bytes: int, solution: Solution, unrolled: Unrolled, placed: Layout
-) -> PlanResult:
+def _result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: Placement) -> PlanResult:
     made = Plan(
         budget_bytes=budget_bytes,
-        arena_bytes=placed.arena_bytes,
-        arena_bound_bytes=placed.bound_bytes,
+        arena_bytes=placed.layout.arena_bytes,
+        arena_bound_bytes=placed.layout.bound_bytes,
         fixed_bytes=prepared.problem.fixed_bytes,
         fixed=prepared.lowered.fixed,
-        steps=unrolled.steps,
-        buffers=place(unrolled, placed.offsets),
+        steps=placed.unrolled.steps,
+        buffers=placed.buffers,
         model=prepared.model,
         environment=prepared.environment,
         solver={
@@ -283,7 +276,10 @@ def _result(
             "bound_scope": solution.bound_scope,
             "baseline_s": prepared.eager.objective_s,
             "baseline_peak_bytes": prepared.eager.peak_bytes,
-            "layout": placed.method,
+            "order": placed.ordered.method,
+            "order_peak_bytes": placed.ordered.peak_bytes,
+            "order_bound_bytes": placed.ordered.bound_bytes,
+            "layout": placed.layout.method,
         },
     )
     verify(made)
@@ -309,20 +305,10 @@ def baseline(problem: Problem) -> Solution:
     )
 
 
-def _lay_out(solution: Solution, lowered: Lowered, budget_bytes: int) -> tuple[Unrolled, Layout]:
-    """An order of small peak, and a place for every buffer; the search for a better one ends when they fit in what the
-    fixed bytes leave."""
-    schedule, _ = reorder(calls(solution, lowered), lowered, time_limit_s=ORDER_S)
-    unrolled = unroll(schedule, lowered)
-    lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
-    capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
-    return unrolled, layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes)
-
-
 def _solve(
     lowered: Lowered, budget_bytes: int, variant: str, progress: bool | Progress, options: Mapping[str, Any]
-) -> tuple[Solution, Unrolled, Layout]:
-    """Solve, unroll and lay out until the arena fits beside the fixed bytes."""
+) -> tuple[Solution, Placement]:
+    """Solve, order and lay out until the arena fits beside the fixed bytes."""
     problem = lowered.problem
     target, excess = budget_bytes, 0
     for _ in range(TRIES):
@@ -334,10 +320,10 @@ def _solve(
             if excess == 0:
                 raise
             break
-        unrolled, placed = _lay_out(solution, lowered, budget_bytes)
-        excess = problem.fixed_bytes + placed.arena_bytes - budget_bytes
+        placed = placement(solution, lowered, budget_bytes)
+        excess = problem.fixed_bytes + placed.layout.arena_bytes - budget_bytes
         if excess <= 0:
-            return solution, unrolled, placed
+            return solution, placed
         logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
         target -= excess
     raise InfeasibleBudget(
@@ -374,6 +360,11 @@ def _summary(made: Plan, solution: Solution, lowered: Lowered) -> dict[str, Any]
         "bound_s": solution.bound_s,
         "gap": solution.gap,
         "bound_scope": solution.bound_scope,
+        "order": {
+            "method": made.solver["order"],
+            "peak_bytes": made.solver["order_peak_bytes"],
+            "bound_bytes": made.solver["order_bound_bytes"],
+        },
         "build_s": solution.build_s,
         "solve_s": solution.solve_s,
         "kept": len(solution.forward) - len(again),

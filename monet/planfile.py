@@ -69,7 +69,8 @@ class Plan:
     ``fixed``: breakdown of ``fixed_bytes`` (parameters, buffers, gradients, inputs, outputs, reserve).
     ``model``: fingerprint and description of the captured graph and its inputs.
     ``environment``: what the plan depends on (torch version, device, dtype, threads, native library).
-    ``solver``: objective_s, bound_s, gap, bound_scope, status, baseline_s, baseline_peak_bytes.
+    ``solver``: objective_s, bound_s, gap, bound_scope, status, baseline_s, baseline_peak_bytes; order, layout: methods;
+    order_peak_bytes, order_bound_bytes: the order's certificate, in whole runs.
     Nothing in a plan is a wall-clock time of planning, so equal inputs give equal files.
     """
 

@@ -8,7 +8,8 @@ where there is no bound; ``bound_bytes`` where the smallest budget was looked fo
 ``batch`` and ``batches_tried`` (batch -> whether it fits) with ``--max-batch``; ``choices``, operator
 family -> implementation -> how often; ``kept`` and ``recomputed``, numbers of operators; ``build_s`` and
 ``solve_s``. A planned profile has no ``choices`` and no ``kept``, but ``variant``, ``columns`` and ``rows``
-of the 0-1 program, and ``stages``, the schedule.
+of the 0-1 program, and ``stages``, the schedule. ``order``: ``method``, and ``peak_bytes`` of the arena that it needs,
+counted by whole runs, with ``bound_bytes``, what every order of the same runs needs.
 
 A measurement has ``eager`` and ``planned``, each with ``step_s``, ``allocator_peak_bytes`` and
 ``resident_peak_bytes``, None where it could not be taken.
@@ -49,6 +50,7 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         ),
         _bound_row(summary),
         ("operators", f"{summary['kept']} kept", f"{summary['recomputed']} recomputed"),
+        ("order", summary["order"]["method"], _order_note(summary["order"])),
         ("planning", _seconds(summary["solve_s"]), f"to solve, {_seconds(summary['build_s'])} to build"),
     ]
     lines = _aligned(rows)
@@ -59,6 +61,14 @@ def render_summary(summary: Mapping[str, Any]) -> str:
             for family, counts in summary["choices"].items()
         )
     return "\n".join([*lines, "", _OUTSIDE_THE_PROMISE])
+
+
+def _order_note(order: Mapping[str, Any]) -> str:
+    """Whether another order of the same runs could need less."""
+    peak, bound = order["peak_bytes"], order["bound_bytes"]
+    return (
+        "no other order of these runs needs less" if peak <= bound else f"{_percent(peak / bound - 1)} above its bound"
+    )
 
 
 def render_schedule(summary: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ SUMMARY: dict[str, Any] = {
     "bound_s": 10.3,
     "gap": 0.0097,
     "bound_scope": "window 16",
+    "order": {"method": "lpmf", "peak_bytes": 1 << 20, "bound_bytes": 1 << 20},
     "choices": {"convolution": {"onednn": 13, "onednn_channels_last": 40}, "relu": {"from_mask": 49}},
     "kept": 70,
     "recomputed": 104,

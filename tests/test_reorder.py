@@ -1,0 +1,141 @@
+"""Any order that a schedule's graph allows is the same step: checked by running random ones."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from eager_reference import compare_steps
+from test_step import CASES
+from test_step import _model as _step_model
+from test_trainer import MODELS, OPTIMIZERS, _both_step, _Eager, _loss, _model
+
+from monet.api import Prepared, _result, baseline, plan_prepared, prepare, prepare_whole
+from monet.errors import InfeasibleBudget
+from monet.executor.trainer import Trainer
+from monet.lowering import ALIGNMENT
+from monet.placement import Placement
+from monet.planfile import Plan
+from monet.planner.forced_live import forced_live
+from monet.planner.layout import Lifetime, layout
+from monet.planner.order import Ordered
+from monet.planner.order_graph import OrderGraph, memory_along, peak_bytes
+from monet.planner.solution import Solution
+from monet.reorder import order_graph, reorder
+from monet.unroll import Call, calls, unroll
+from monet.whole_step import capture_whole_step, plain_inputs
+
+
+def _tight(prepared: Prepared) -> Solution:
+    """A solution that recomputes: for the smallest budget that is known to work."""
+    with pytest.raises(InfeasibleBudget) as raised:
+        plan_prepared(prepared, 1, time_limit_s=10)
+    assert raised.value.smallest_bytes is not None
+    solution = plan_prepared(prepared, raised.value.smallest_bytes, time_limit_s=10).solution
+    assert any(stage.recompute for stage in solution.stages)
+    return solution
+
+
+def _random_order(graph: OrderGraph, rng: random.Random) -> list[int]:
+    left = {n: len(before) for n, before in enumerate(graph.predecessors)}
+    ready, order = [n for n, count in left.items() if count == 0], list[int]()
+    while ready:
+        order.append(ready.pop(rng.randrange(len(ready))))
+        for m in graph.successors[order[-1]]:
+            left[m] -= 1
+            if left[m] == 0:
+                ready.append(m)
+    return order
+
+
+def _plan(prepared: Prepared, solution: Solution, schedule: list[Call]) -> Plan:
+    """As ``plan_prepared`` makes it, verified, with this order and whatever arena it needs."""
+    unrolled = unroll(schedule, prepared.lowered)
+    lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
+    placed = Placement(unrolled, Ordered((), 0, 0, "random"), layout(lifetimes, alignment=ALIGNMENT, time_limit_s=0))
+    return _result(prepared, prepared.problem.fixed_bytes + placed.layout.arena_bytes, solution, placed).plan
+
+
+def _shuffled(prepared: Prepared, solution: Solution, seed: int) -> Plan:
+    graph, called = order_graph(calls(solution, prepared.lowered), prepared.lowered)
+    order = _random_order(graph, random.Random(seed))
+    assert order != sorted(order)
+    return _plan(prepared, solution, [call for n in order if (call := called[n]) is not None])
+
+
+@pytest.mark.parametrize("case", ["residual", "transformer", "awkward", "running"])
+def test_a_module_runs_in_any_order_that_its_graph_allows(case: str) -> None:
+    model, make = _step_model(case), CASES[case][1]
+    prepared = prepare(model, *make(0))
+    solutions = [prepared.eager]
+    if case in ("residual", "transformer"):
+        solutions.append(_tight(prepared))
+    for solution in solutions:
+        for seed in range(3):
+            compare_steps(model, _shuffled(prepared, solution, seed), make, steps=2)
+
+
+@pytest.mark.parametrize("name", ["residual", "transformer"])
+def test_a_whole_step_runs_in_any_order_that_its_graph_allows(name: str) -> None:
+    make = OPTIMIZERS["sgd, momentum, decay"]
+    inputs, targets = MODELS[name][1](0)
+
+    def capture(model: torch.nn.Module) -> Any:
+        optimizer = make(list(model.parameters()))
+        return capture_whole_step(model, inputs, targets, loss_fn=_loss, optimizer=optimizer), optimizer
+
+    prepared = prepare_whole(capture(_model(name))[0], exact=True)
+    solution = _tight(prepared)
+    for seed in range(3):
+        model = _model(name)
+        eager = _Eager(model, make)
+        step, optimizer = capture(model)
+        plan = _shuffled(prepared, solution, seed)
+        trainer = Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs)
+        for batch in range(2):
+            _both_step(trainer, eager, MODELS[name][1](batch), batch)
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(model.state_dict().values(), eager.model.state_dict().values(), strict=True)
+        )
+
+
+def test_bytes_along_a_schedule_are_those_of_its_buffers() -> None:
+    """The graph counts whole runs; the buffers' ticks are finer, so their load is at most that, and equal wherever a
+    run asks for no more than its results."""
+    model, (args, kwargs) = _step_model("residual"), CASES["residual"][1](0)
+    prepared = prepare(model, args, kwargs)
+    for solution in (prepared.eager, _tight(prepared)):
+        schedule = calls(solution, prepared.lowered)
+        graph, called = order_graph(schedule, prepared.lowered)
+        unrolled = unroll(schedule, prepared.lowered)
+        along = [b for b, call in zip(memory_along(graph, range(len(graph.nodes))), called, strict=True) if call]
+        ends = [*(step.begin for step in unrolled.steps[1:]), max(b.end for b in unrolled.buffers)]
+        for step, end, bound in zip(unrolled.steps, ends, along, strict=True):
+            load = max(
+                sum(-(-b.bytes // ALIGNMENT) * ALIGNMENT for b in unrolled.buffers if b.begin <= tick < b.end)
+                for tick in range(step.begin, end)
+            )
+            assert load <= bound, step.node
+            if len(step.requests) <= 1:
+                assert load == bound, step.node
+
+
+def test_reordering_lowers_the_peak_to_what_it_proves() -> None:
+    """On a step whose captured order is not the best one; the plan that is made has that peak."""
+    torch.manual_seed(0)
+    inputs, targets = MODELS["transformer"][1](0)
+    model = _model("transformer")
+    optimizer = torch.optim.Adam(model.parameters())
+    step = capture_whole_step(model, inputs, targets, loss_fn=_loss, optimizer=optimizer)
+    prepared = prepare_whole(step)
+    schedule = calls(baseline(prepared.problem), prepared.lowered)
+    graph, _ = order_graph(schedule, prepared.lowered)
+    ordered, found = reorder(schedule, prepared.lowered, time_limit_s=10)
+    assert sorted(map(id, ordered)) == sorted(map(id, schedule))
+    assert int(forced_live(graph).max()) <= found.bound_bytes == found.peak_bytes
+    assert found.peak_bytes < peak_bytes(graph, range(len(graph.nodes)))
+    again, _ = order_graph(ordered, prepared.lowered)
+    assert peak_bytes(again, range(len(again.nodes))) == found.peak_bytes
