@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 # A layout may be a little larger than the program's peak; then the program gets that much less, so often.
 TRIES = 4
+# Solving again pays where another order saves this share of the budget; and where no plan fits in the captured order,
+# one that is at most this much too large may fit in another.
+WORTH_SHARE, REORDERED_SHARE = 0.005, 0.15
 
 
 @dataclass(frozen=True)
@@ -308,24 +312,54 @@ def baseline(problem: Problem) -> Solution:
 def _solve(
     lowered: Lowered, budget_bytes: int, variant: str, progress: bool | Progress, options: Mapping[str, Any]
 ) -> tuple[Solution, Placement]:
-    """Solve, order and lay out until the arena fits beside the fixed bytes."""
-    problem = lowered.problem
-    target, excess = budget_bytes, 0
+    """Solve, order and lay out until the arena fits beside the fixed bytes and makes use of the budget.
+
+    The program counts the captured order. Where the arena needs more than that (fragmentation), it gets less than the
+    budget; where another order needs less, it gets that much more, in what is left of the time limit.
+    """
+    problem, limit_s = lowered.problem, float(options["time_limit_s"])
+    target, left_s, excess = budget_bytes, limit_s, 0
+    best: tuple[Solution, Placement] | None = None
+    refused: InfeasibleBudget | None = None
     for _ in range(TRIES):
+        begun = time.monotonic()
         try:
-            with SolvingBar(progress is True, options["time_limit_s"]) as bar:
+            with SolvingBar(progress is True, left_s) as bar:
                 told = progress if callable(progress) else bar
-                solution = schedule(variant, problem, target, progress=told, **options)
-        except InfeasibleBudget:
-            if excess == 0:
+                solution = schedule(variant, problem, target, progress=told, **{**options, "time_limit_s": left_s})
+        except InfeasibleBudget as error:
+            least = error.smallest_bytes
+            if best is None and excess == 0 and least is not None and least <= budget_bytes * (1 + REORDERED_SHARE):
+                refused, target = error, least
+                continue
+            if best is None and excess == 0:
                 raise
             break
+        left_s -= time.monotonic() - begun
         placed = placement(solution, lowered, budget_bytes)
-        excess = problem.fixed_bytes + placed.layout.arena_bytes - budget_bytes
-        if excess <= 0:
-            return solution, placed
-        logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
-        target -= excess
+        needed = problem.fixed_bytes + placed.layout.arena_bytes
+        excess = needed - budget_bytes
+        if excess > 0:
+            if best is not None or refused is not None:
+                break
+            logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
+            target -= excess
+            left_s = limit_s
+            continue
+        if best is None or solution.objective_s < best[0].objective_s:
+            best = solution, placed
+        saved = solution.peak_bytes - needed
+        binding = solution.peak_bytes >= target * (1 - WORTH_SHARE) and SCHEDULES[variant].solves
+        if saved < budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
+            break
+        if budget_bytes + saved <= target or left_s < limit_s / 4:
+            break
+        logger.info("the order needs %d bytes less than the program counts; solving again with that much more", saved)
+        target = budget_bytes + saved
+    if best is not None:
+        return best
+    if refused is not None:
+        raise refused
     raise InfeasibleBudget(
         f"a plan for {format_bytes(budget_bytes)} exists only without fragmentation: the best arena found is {excess} "
         f"bytes too large; raise the budget by that much, to {budget_bytes + excess} bytes",
