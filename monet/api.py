@@ -277,7 +277,10 @@ def _lay_out(solution: Solution, lowered: Lowered, budget_bytes: int) -> tuple[U
     unrolled = unroll(solution, lowered)
     lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
     capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
-    return unrolled, layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes)
+    placed = layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes)
+    if placed.interrupted:  # there is no plan that fits yet
+        raise KeyboardInterrupt
+    return unrolled, placed
 
 
 def _solve(

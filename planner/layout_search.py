@@ -11,7 +11,7 @@ import ctypes
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -89,11 +89,13 @@ class CanonicalSearch:
     """One problem, asked for one height after another; units are those of ``pieces``.
 
     ``nodes_left``: together; ``deadline``: of ``time.monotonic()``, infinite where answers must not depend on time.
+    ``tick`` is called about every ``POLL_S`` seconds by the thread that asks; what it raises stops the search.
     """
 
     pieces: Pieces
     nodes_left: float
     deadline: float = float("inf")
+    tick: Callable[[], None] | None = None
     rankings: Rankings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,13 +148,16 @@ class CanonicalSearch:
             )  # fmt: skip
 
         thread = threading.Thread(target=work, name="layout search", daemon=True)
-        thread.start()
         try:
+            thread.start()
             while thread.is_alive():
                 thread.join(POLL_S)
+                if self.tick is not None:
+                    self.tick()
         except BaseException:
             stop.value = 1
-            thread.join()
+            if thread.ident is not None:  # Ctrl-C may come before it has begun
+                thread.join()
             raise
         return result[0], offsets if result[0] == FOUND else None
 

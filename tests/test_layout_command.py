@@ -30,8 +30,9 @@ def test_offsets_by_id(path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "3 buffers" in result.stdout and "(150 bytes), 0.00% above the bound of 150 bytes" in result.stdout
     found = json.loads(out.read_text())
-    assert set(found) == {"offsets", "peak_bytes", "bound_bytes", "method", "seconds"}
+    assert set(found) == {"offsets", "peak_bytes", "bound_bytes", "method", "seconds", "interrupted"}
     assert found["peak_bytes"] == found["bound_bytes"] == 150
+    assert found["interrupted"] is False
     assert found["offsets"]["7"] == found["offsets"]["5"] and set(found["offsets"]) == {"3", "5", "7"}
 
 
