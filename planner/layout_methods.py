@@ -18,6 +18,7 @@ from monet.planner.layout_program import locate
 from monet.planner.load import Integers
 from monet.planner.pieces import Pieces
 from monet.planner.reinsertion import improve
+from monet.planner.solvers import solver as find_solver
 
 # Local improvement: so many tries, or so many placements of one buffer (about 3 s), whichever is less.
 _TRIES = 1000
@@ -116,6 +117,7 @@ def program(task: Task) -> Iterator[Attempt]:
 
     Raises SolverError where it has too many pairs of buffers, or the solver is missing or fails.
     """
+    find_solver(task.solver)  # an unknown one is said so whatever the heuristics find
     best: Integers | None = None
     least = 0
     for attempt in _placements(task.pieces, _orders(task.pieces), {}):

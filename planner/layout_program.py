@@ -38,8 +38,11 @@ MOST_PAIRS = 50_000
 NODES = 10_000
 """Where there is no time limit, so that the answer does not depend on the clock."""
 LONGEST_S = 1e6
-TOLERANCE = 1e-6
-"""Of HiGHS, on integers and rows: as a share of the height, so far may one row of a chain of buffers be off."""
+TOLERANCE = 1e-9
+"""Asked of HiGHS: rows with a large coefficient turn an integer that is off by 1e-6 into many bytes."""
+SLACK = {"HIGHS": 1e-6}
+OTHER_SLACK = 1e-5
+"""How far one row of a chain of buffers may be off, as a share of the height; other solvers are left their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +75,14 @@ def locate(
     height = int((start + pieces.size).max())
     if height <= least:
         return Located(None, min(least, height), False)
-    program = LocationProgram(pieces, height, least)
+    program = LocationProgram(pieces, height, least, SLACK.get(solver.upper(), OTHER_SLACK))
     arrays = program.rows.arrays()
     model = Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)), program.point(start))
     # Heights are whole: a bound that is less than one below the best proves it.
     gap = max(GAP, 0.5 / (height - least + 1))
     endless = deadline == float("inf")
-    limits = Limits(
-        LONGEST_S if endless else max(0.0, deadline - time.monotonic()), gap, nodes=NODES if endless else None
-    )
+    seconds = LONGEST_S if endless else max(0.0, deadline - time.monotonic())
+    limits = Limits(seconds, gap, nodes=NODES if endless else None, tolerance=TOLERANCE)
 
     def told(x: Floats | None, bound: float | None) -> None:
         assert tick is not None
@@ -98,10 +100,11 @@ class LocationProgram:
     """Columns and rows; units are those of the pieces.
 
     ``height``: of a known layout, so that no better one is higher; ``least``: below ``height``, where minimising ends.
+    ``slack``: how far a row may be off, as a share of ``height``.
     """
 
-    def __init__(self, pieces: Pieces, height: int, least: int) -> None:
-        self.pieces, self.most, self.least = pieces, height, least
+    def __init__(self, pieces: Pieces, height: int, least: int, slack: float = OTHER_SLACK) -> None:
+        self.pieces, self.most, self.least, self.slack = pieces, height, least, slack
         fixed = pieces.pinned >= 0
         pairs = pieces.pairs()
         pairs = pairs[~(fixed[pairs[:, 0]] & fixed[pairs[:, 1]])]
@@ -151,9 +154,9 @@ class LocationProgram:
     def bound(self, cost: float | None) -> int:
         """No layout is lower, where no point costs less than ``cost``; 0 where that says nothing.
 
-        Each buffer of a chain may be off by the solver's tolerance.
+        Each buffer of a chain may be off by the slack.
         """
-        slack = TOLERANCE * self.most * len(self.pieces.size)
+        slack = self.slack * self.most * len(self.pieces.size)
         if cost is None or not np.isfinite(cost) or cost <= slack:
             return 0
         return self.least + int(np.ceil(cost - slack))
