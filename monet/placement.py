@@ -35,4 +35,7 @@ def placement(solution: Solution, lowered: Lowered, budget_bytes: int) -> Placem
     unrolled = unroll(schedule, lowered)
     lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
     capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
-    return Placement(unrolled, ordered, layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes))
+    placed = layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes)
+    if ordered.interrupted or placed.interrupted:  # both keep what they have, but whoever interrupts wants no plan now
+        raise KeyboardInterrupt
+    return Placement(unrolled, ordered, placed)

@@ -76,7 +76,7 @@ def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, 
     """Best fit of Sekiyama, Imamichi, Imai and Raymond (2018), "Profile-guided memory optimization
     for deep neural networks", arXiv:1804.10001: theirs takes the longest lifetime first.
 
-    The skyline is the top of what is placed, a step function of time::
+    The skyline is the top of what is placed, a step function of time; a segment is a step, whatever lies under it::
 
         offset
           |      +----+              Take the lowest segment (the earliest of equals) and put there
@@ -133,13 +133,19 @@ def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, 
             stop[start] = opens
             before[opens] = start
             heapq.heappush(heap, (low, start))
-        stop[opens], height[opens] = closes, raised
-        before[closes] = opens
-        heapq.heappush(heap, (raised, opens))
         if closes < finish:
             stop[closes], height[closes] = finish, low
             before[finish] = closes
             heapq.heappush(heap, (low, closes))
+        elif finish != horizon and height[finish] == raised:  # one with its right neighbour
+            closes = stop.pop(finish)
+            del height[finish]
+        if opens == start != origin and height[before[start]] == raised:  # and with its left one
+            del stop[start], height[start]
+            opens = before[start]
+        stop[opens], height[opens] = closes, raised
+        before[closes] = opens
+        heapq.heappush(heap, (raised, opens))
         if 2 * left < len(order):  # forget the placed ones
             order, begins, ends = order[waiting], begins[waiting], ends[waiting]
             waiting = np.ones(left, bool)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from dataclasses import replace
 from typing import Any
 
 import highspy
@@ -23,6 +25,8 @@ THREADS = 1
 """The search of the tree uses one; the other cores have better work."""
 SEED = 0
 POLL_S = 0.05
+AGAIN_TOLERANCE = 1e-7
+"""At least, where a solve is repeated after an error."""
 
 
 class _Watch:
@@ -53,8 +57,23 @@ def solve_highs(model: Model, limits: Limits, tick: Tick | None = None) -> Answe
         SolverError: HiGHS ends without an answer for another reason than a limit or infeasibility.
         KeyboardInterrupt: on Ctrl-C before any point is known; afterwards the best one is returned.
     """
+    begun = time.monotonic()
+    answer = _run(model, limits, tick, "choose")
+    if answer is None:
+        left = max(0.0, limits.time_s - (time.monotonic() - begun))
+        tolerance = None if limits.tolerance is None else max(limits.tolerance, AGAIN_TOLERANCE)
+        answer = _run(model, replace(limits, time_s=left, tolerance=tolerance), tick, "off")
+    if answer is None:
+        raise SolverError("HiGHS ended without an answer: Solve error, with presolve and without it")
+    return answer
+
+
+def _run(model: Model, limits: Limits, tick: Tick | None, presolve: str) -> Answer | None:
+    """None where HiGHS ends with a solve error: to its check at the end, a point that uses up a row's tolerance may be
+    infeasible (ERGO-Code/HiGHS#2808, about one in 300 programs with big-M rows). It then forgets its bound, too."""
     highs = highspy.Highs()
-    options: dict[str, bool | int | float] = {
+    options: dict[str, bool | int | float | str] = {
+        "presolve": presolve,
         "output_flag": False,
         "threads": THREADS,
         "random_seed": SEED,
@@ -63,6 +82,8 @@ def solve_highs(model: Model, limits: Limits, tick: Tick | None = None) -> Answe
     }
     if limits.nodes is not None:
         options["mip_max_nodes"] = limits.nodes
+    if limits.tolerance is not None:
+        options["mip_feasibility_tolerance"] = limits.tolerance
     for name, value in options.items():
         highs.setOptionValue(name, value)
     highs.passModel(_highs_model(model))
@@ -76,7 +97,7 @@ def solve_highs(model: Model, limits: Limits, tick: Tick | None = None) -> Answe
         highs.startCallback(getattr(highspy.cb.HighsCallbackType, f"kCallback{kind}"))
     raised = _wait(highs, watch, tick)
     answer = _answer(highs, model, watch, raised is not None)
-    if raised is not None and (answer.x is None or not isinstance(raised, KeyboardInterrupt)):
+    if raised is not None and (answer is None or answer.x is None or not isinstance(raised, KeyboardInterrupt)):
         raise raised
     return answer
 
@@ -158,8 +179,8 @@ def _highs_model(model: Model) -> Any:
     return lp
 
 
-def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answer:
-    """Reads the end of a solve: HiGHS's status, its best point, its bound."""
+def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answer | None:
+    """Reads the end of a solve: HiGHS's status, its best point, its bound; None after a solve error."""
     kinds = highspy.HighsModelStatus
     ended = highs.getModelStatus()
     info = highs.getInfo()
@@ -187,6 +208,8 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
         kinds.kInterrupt,
     ):
         status = "time_limit"
+    elif ended == kinds.kSolveError:
+        return None
     else:
         raise SolverError(f"HiGHS ended without an answer: {highs.modelStatusToString(ended)}")
     return Answer(status, x, objective, min(bound, objective))

@@ -11,7 +11,7 @@ import ctypes
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -89,11 +89,13 @@ class CanonicalSearch:
     """One problem, asked for one height after another; units are those of ``pieces``.
 
     ``nodes_left``: together; ``deadline``: of ``time.monotonic()``, infinite where answers must not depend on time.
+    ``tick`` is called every ``POLL_S`` seconds or more often, by the thread that asks; what it raises stops the search.
     """
 
     pieces: Pieces
     nodes_left: float
     deadline: float = float("inf")
+    tick: Callable[[], None] = lambda: None
     rankings: Rankings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,26 +135,32 @@ class CanonicalSearch:
         pinned = np.ascontiguousarray(self.pieces.pinned, np.int64)
         ranks = np.ascontiguousarray(order, np.intc)
         offsets = np.zeros(len(size), np.int64)
-        stop = ctypes.c_int(0)
+        stop, done = ctypes.c_int(0), threading.Event()
         result: list[int] = []
 
         def work() -> None:
-            result.append(
-                function(
-                    len(size), sections, first.ctypes.data_as(_INT), ranges.ctypes.data_as(_INT),
-                    size.ctypes.data_as(_UNITS), pinned.ctypes.data_as(_UNITS), ranks.ctypes.data_as(_INT), height,
-                    nodes, seconds, ctypes.byref(stop), offsets.ctypes.data_as(_UNITS),
-                )
-            )  # fmt: skip
+            try:
+                result.append(
+                    function(
+                        len(size), sections, first.ctypes.data_as(_INT), ranges.ctypes.data_as(_INT),
+                        size.ctypes.data_as(_UNITS), pinned.ctypes.data_as(_UNITS), ranks.ctypes.data_as(_INT), height,
+                        nodes, seconds, ctypes.byref(stop), offsets.ctypes.data_as(_UNITS),
+                    )
+                )  # fmt: skip
+            finally:
+                done.set()
 
         thread = threading.Thread(target=work, name="layout search", daemon=True)
-        thread.start()
         try:
-            while thread.is_alive():
-                thread.join(POLL_S)
+            self.tick()
+            thread.start()
+            # Not Thread.join: interrupted, that of Python 3.11 takes a running thread for one that has ended.
+            while not done.wait(POLL_S):
+                self.tick()
         except BaseException:
             stop.value = 1
-            thread.join()
+            if thread.ident is not None:
+                done.wait()
             raise
         return result[0], offsets if result[0] == FOUND else None
 

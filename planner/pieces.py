@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,15 @@ class Pieces:
         """The buffer of each piece."""
         return np.repeat(np.arange(len(self.size)), np.diff(self.first))
 
+    def reduced(self) -> tuple[Pieces, int]:
+        """The same in the largest unit that divides all sizes and pins, and that unit.
+
+        Nothing is lost: pushed down, each buffer lies at 0, at a pin, or on top of another buffer.
+        """
+        unit = int(np.gcd.reduce(np.concatenate((self.size, self.pinned[self.pinned >= 0]))))
+        pinned = np.where(self.pinned >= 0, self.pinned // unit, -1)
+        return replace(self, size=self.size // unit, pinned=pinned), unit
+
     def per_buffer(self, combine: np.ufunc, of_pieces: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """``combine`` over the pieces of each buffer."""
         return np.asarray(combine.reduceat(of_pieces, self.first[:-1]))
@@ -44,6 +53,18 @@ class Pieces:
         load = int(load_profile(self.begin, self.end, self.size[self.owner])[1].max(initial=0))
         fixed = self.pinned >= 0
         return max(load, int((self.pinned + self.size)[fixed].max(initial=0)))
+
+    def pairs(self) -> Integers:
+        """(pairs, 2): buffers that are alive at the same tick, the lower index first. O(buffers · pieces)."""
+        owner, found = self.owner, []
+        for buffer in range(len(self.size)):
+            own, rest = slice(self.first[buffer], self.first[buffer + 1]), slice(self.first[buffer + 1], None)
+            shares = np.zeros(len(self.begin) - own.stop, np.bool_)
+            for opens, closes in zip(self.begin[own], self.end[own], strict=True):
+                shares |= (self.begin[rest] < closes) & (self.end[rest] > opens)
+            others = np.unique(owner[rest][shares])
+            found.append(np.stack((np.full_like(others, buffer), others), axis=1))
+        return np.concatenate(found) if found else np.zeros((0, 2), np.int64)
 
     def crowd(self) -> Integers:
         """For each buffer, the largest load while it is alive."""

@@ -46,11 +46,15 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop. ``gap`` is relative; ``nodes`` bounds the search tree (None: no bound)."""
+    """When to stop. ``gap`` is relative; ``nodes`` bounds the search tree (None: no bound).
+
+    ``tolerance``: how far rows and integers may be off (None: the solver's own, 1e-6 to 1e-5). HiGHS alone heeds it.
+    """
 
     time_s: float
     gap: float
     nodes: int | None = None
+    tolerance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

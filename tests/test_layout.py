@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import time
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layout_problems import check, optimum, random_lifetimes
 
 from monet.errors import MonetError
-from monet.planner.layout import InvalidLifetime, Layout, Lifetime, _pieces, layout
+from monet.planner.layout import InvalidLifetime, Layout, Lifetime, layout
 from monet.planner.layout_document import load_lifetimes
 from monet.planner.layout_search import FOUND, NONE, CanonicalSearch
+from monet.planner.lifetimes import pieces_of
 
 INSTANCES = Path(os.environ.get("MONET_INSTANCES", Path(__file__).parents[2] / "shared" / "instances")) / "layout"
 
@@ -27,73 +25,10 @@ lifetime_lists = st.lists(
 ).map(lambda rows: [Lifetime(n, size, begin, begin + length) for n, (size, begin, length) in enumerate(rows)])
 
 
-def check(lifetimes: list[Lifetime], found: Layout, alignment: int = 64) -> None:
-    """By pairs and by ticks; nothing of this is shared with the layout."""
-    assert len(found.offsets) == len(lifetimes)
-    assert all(type(offset) is int and offset >= 0 and offset % alignment == 0 for offset in found.offsets)
-    begin, end, size = (np.array([getattr(x, name) for x in lifetimes]) for name in ("begin", "end", "bytes"))
-    low = np.array(found.offsets)
-    for n in range(len(lifetimes)):
-        same_tick = (begin[n + 1 :] < end[n]) & (end[n + 1 :] > begin[n])
-        same_byte = (low[n + 1 :] < low[n] + size[n]) & (low[n + 1 :] + size[n + 1 :] > low[n])
-        for other in np.flatnonzero(same_tick & same_byte) + n + 1:
-            assert not alive(lifetimes[n]) & alive(lifetimes[other]), f"buffers {n} and {other}"
-        assert lifetimes[n].offset in (None, found.offsets[n])
-    aligned = -(-size // alignment) * alignment
-    load: Counter[int] = Counter()
-    for life, bytes_ in zip(lifetimes, aligned.tolist(), strict=True):
-        if len(lifetimes) < 100:
-            load.update(dict.fromkeys(alive(life), bytes_))
-    assert max(load.values(), default=0) <= found.bound_bytes <= found.arena_bytes
-    assert found.arena_bytes == max((low + aligned).tolist(), default=0)
-
-
-def alive(life: Lifetime) -> set[int]:
-    """The ticks in which its bytes are in use."""
-    return set(range(life.begin, life.end)).difference(*(range(*gap) for gap in life.gaps))
-
-
-def optimum(lifetimes: list[Lifetime]) -> int:
-    """The least arena: some order of lowest-offset placement makes it (any layout can be pushed down)."""
-    pinned = [(life, life.offset) for life in lifetimes if life.offset is not None]
-    least = sum(life.bytes + (life.offset or 0) for life in lifetimes)
-    for order in itertools.permutations([life for life in lifetimes if life.offset is None]):
-        placed: list[tuple[Lifetime, int]] = list(pinned)
-        for life in order:
-            others = [(x, low) for x, low in placed if alive(x) & alive(life)]
-            candidates = [0, *(low + x.bytes for x, low in others)]
-            low = min(c for c in candidates if all(c >= o + x.bytes or c + life.bytes <= o for x, o in others))
-            placed.append((life, low))
-        least = min(least, max(low + life.bytes for life, low in placed))
-    return least
-
-
 @given(lifetime_lists, st.sampled_from([1, 64, 100]))
 @settings(max_examples=60, deadline=None)
 def test_layouts_are_valid(lifetimes: list[Lifetime], alignment: int) -> None:
     check(lifetimes, layout(lifetimes, alignment=alignment), alignment)
-
-
-def random_lifetimes(rng: random.Random, count: int) -> list[Lifetime]:
-    """With gaps and pins, the latter where they do not overlap."""
-    found: list[Lifetime] = []
-    for n in range(count):
-        begin = rng.randint(0, 8)
-        end = begin + rng.randint(1, 7)
-        gaps = ((begin + 1, begin + 2),) if end - begin > 2 and rng.random() < 0.3 else ()
-        life = Lifetime(n, rng.randint(1, 9), begin, end, gaps)
-        if rng.random() < 0.2:
-            at = rng.randint(0, 12)
-            free = all(
-                x.offset is None
-                or x.offset >= at + life.bytes
-                or x.offset + x.bytes <= at
-                or not alive(x) & alive(life)
-                for x in found
-            )
-            life = replace(life, offset=at) if free else life
-        found.append(life)
-    return found
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -110,7 +45,7 @@ def test_the_exact_search_says_no_only_where_there_is_none(seed: int) -> None:
     rng = random.Random(1000 + seed)
     lifetimes = random_lifetimes(rng, 6)
     least = optimum(lifetimes)
-    pieces = _pieces(lifetimes, 1)
+    pieces = pieces_of(lifetimes, 1)
     for height in (least - 1, least, least + 2):
         search = CanonicalSearch(pieces, nodes_left=1e9)
         result, offsets = search.ask(height, 10**6)

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from layout_problems import check, endless_lifetimes
 
 from monet.cli import program
+from monet.planner.layout import METHODS, Layout, Lifetime
 
 LINES = ["id,lower,upper,size", "7,0,4,100", "3,2,6,50", "5,4,8,100"]
+
+AT_THE_SEARCH = """
+import sys
+from monet.cli import program
+from monet.planner.layout_search import CanonicalSearch
+
+ask = CanonicalSearch.ask
+
+def say_once(*arguments):
+    print("searching", flush=True)
+    CanonicalSearch.ask = ask
+    return ask(*arguments)
+
+CanonicalSearch.ask = say_once
+program(["layout", *sys.argv[1:]])
+"""
+"""The command; it says when the heuristics are done."""
 
 
 def run(path: Path, *arguments: str) -> Result:
@@ -30,8 +57,9 @@ def test_offsets_by_id(path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "3 buffers" in result.stdout and "(150 bytes), 0.00% above the bound of 150 bytes" in result.stdout
     found = json.loads(out.read_text())
-    assert set(found) == {"offsets", "peak_bytes", "bound_bytes", "method", "seconds"}
+    assert set(found) == {"offsets", "peak_bytes", "bound_bytes", "method", "seconds", "interrupted"}
     assert found["peak_bytes"] == found["bound_bytes"] == 150
+    assert found["interrupted"] is False
     assert found["offsets"]["7"] == found["offsets"]["5"] and set(found["offsets"]) == {"3", "5", "7"}
 
 
@@ -80,3 +108,76 @@ def test_no_file(tmp_path: Path) -> None:
     binary = tmp_path / "binary.csv"
     binary.write_bytes(bytes(range(256)))
     assert run(binary).exit_code == 2
+
+
+def write(path: Path, lifetimes: list[Lifetime]) -> None:
+    lines = [f"{life.id},{life.begin},{life.end},{life.bytes}" for life in lifetimes]
+    path.write_text("\n".join([LINES[0], *lines]) + "\n")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_from_the_command_line(path: Path, method: str) -> None:
+    result = run(path, "--layout", method, "--solver", "highs")
+    assert result.exit_code == 0 and "(150 bytes), 0.00% above" in result.stdout
+    assert method in run(path, "--help").stdout
+    assert result.stderr == ""
+
+
+def test_unknown_methods_and_solvers(path: Path) -> None:
+    result = run(path, "--layout", "best")
+    assert result.exit_code == 2 and all(method in result.stderr for method in METHODS)
+    result = run(path, "--layout", "program", "--solver", "NOTHING")
+    assert result.exit_code == 1 and "no solver 'NOTHING' is installed" in result.stderr
+
+
+def test_interrupted_before_there_is_a_layout(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("monet.planner.layout.layout", interrupted)
+    out = path.with_name("out.json")
+    result = run(path, "--json", str(out))
+    assert result.exit_code == 130 and result.stderr.endswith("monet: interrupted\n")
+    assert result.stdout == "" and not out.exists()
+
+
+def read_all(terminal: int) -> str:
+    """What a program that has ended wrote to its terminal; Linux ends it with an error."""
+    found = b""
+    with contextlib.suppress(OSError):
+        while more := os.read(terminal, 1 << 16):
+            found += more
+    os.close(terminal)
+    return found.decode()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--quiet",)])
+def test_ctrl_c_keeps_the_best_layout_so_far(path: Path, arguments: tuple[str, ...]) -> None:
+    """With stderr on a terminal: there is a progress line, and with --quiet there is none."""
+    lifetimes = endless_lifetimes()
+    write(path, lifetimes)
+    out = path.with_name("out.json")
+    terminal, stderr = pty.openpty()
+    termios.tcsetwinsize(stderr, (25, 120))
+    process = subprocess.Popen(
+        [sys.executable, "-c", AT_THE_SEARCH, str(path), "--json", str(out), "--time-limit", "300", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        # A shell that starts the tests in the background has Ctrl-C ignored, and children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    os.close(stderr)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "searching\n"
+    time.sleep(0.5)  # or the terminal's line may not have been drawn
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=60)
+    said = read_all(terminal)
+    assert process.returncode == 130, said
+    assert "monet: interrupted; this is the best layout so far" in said and "Traceback" not in said
+    assert ("best" in said.split("monet:")[0] and "bound" in said) == (not arguments)
+    found = json.loads(out.read_text())
+    assert found["interrupted"] is True and f"({found['peak_bytes']} bytes)" in stdout
+    offsets = tuple(found["offsets"][str(life.id)] for life in lifetimes)
+    check(lifetimes, Layout(offsets, found["peak_bytes"], found["bound_bytes"], ""), 1)
