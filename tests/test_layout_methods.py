@@ -14,6 +14,7 @@ from layout_problems import alive, check, endless_lifetimes, optimum, random_lif
 from monet.errors import ConfigError, SolverError
 from monet.planner import layout_methods, layout_search
 from monet.planner.layout import METHODS, Layout, Lifetime, layout
+from monet.planner.order import Ordered
 
 plain = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(1, 8)), min_size=1, max_size=25).map(
     lambda rows: [Lifetime(n, size, begin, begin + length) for n, (size, begin, length) in enumerate(rows)]
@@ -194,7 +195,7 @@ def test_interrupted_before_there_is_a_layout(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_plan_is_not_made_of_an_interrupted_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step's layout stops at the budget: what is interrupted does not fit."""
-    from monet import api
+    from monet import placement
 
     class Unrolled:
         buffers = ()
@@ -206,7 +207,9 @@ def test_a_plan_is_not_made_of_an_interrupted_layout(monkeypatch: pytest.MonkeyP
     def answer(*_: object, **__: object) -> Layout:
         return Layout((), 0, 0, "", interrupted=True)
 
-    monkeypatch.setattr(api, "unroll", lambda *_: Unrolled)
-    monkeypatch.setattr(api, "layout", answer)
+    monkeypatch.setattr(placement, "calls", lambda *_: ())
+    monkeypatch.setattr(placement, "reorder", lambda *_, **__: ((), Ordered((), 0, 0, "")))
+    monkeypatch.setattr(placement, "unroll", lambda *_: Unrolled)
+    monkeypatch.setattr(placement, "layout", answer)
     with pytest.raises(KeyboardInterrupt):
-        api._lay_out(None, Lowered, 10)  # type: ignore[arg-type]
+        placement.placement(None, Lowered, 10)  # type: ignore[arg-type]

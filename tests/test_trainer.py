@@ -146,7 +146,8 @@ def test_twenty_steps_equal_eager_bit_by_bit(name: str, optimizer: str) -> None:
     """Learning rates change on the way; loss, outputs, weights, buffers and the optimiser's state stay eager's."""
     model, make = _model(name), OPTIMIZERS[optimizer]
     eager = _Eager(model, make)
-    trainer = _optimize(name, model, make)
+    recomputes = optimizer in ("sgd, momentum, decay", "adamw")  # with one implementation an operator, it must
+    trainer = _optimize(name, model, make, variant="none" if recomputes else "all")
     schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 15) for o in (trainer.optimizer, eager.optimizer)]
     for seed in range(20):
         _both_step(trainer, eager, MODELS[name][1](seed), seed)
@@ -155,7 +156,7 @@ def test_twenty_steps_equal_eager_bit_by_bit(name: str, optimizer: str) -> None:
     _assert_same(model.state_dict(), eager.model.state_dict(), "model")
     _assert_same(trainer.optimizer.state_dict(), eager.optimizer.state_dict(), "optimizer")
     assert all(p.grad is None for p in model.parameters())
-    assert sum(step.kind == "recompute" for step in trainer.plan.steps) > 0
+    assert not recomputes or any(step.kind == "recompute" for step in trainer.plan.steps)
     assert sum(step.kind == "update" for step in trainer.plan.steps) == len(list(model.parameters()))
     arena = trainer._step.runner.arena
     assert arena is not None and arena.statistics().misses == 0, arena and arena.statistics()
