@@ -17,14 +17,13 @@ from monet.config import load_config
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
-def _block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    assert found is not None, f"the README has no {language} block"
-    return found[1]
+def _blocks(language: str, text: str = README) -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    assert found, f"there is no {language} block"
+    return found
 
 
-def test_python_example() -> None:
-    code = _block("python")
+def _small(code: str) -> str:
     for old, new in (
         ("import torch, torchvision, monet", "import torch, monet\nfrom monet.example_models import tiny_resnet"),
         ("torchvision.models.resnet50()", "tiny_resnet(classes=1000)"),
@@ -33,14 +32,33 @@ def test_python_example() -> None:
     ):
         assert old in code, f"the example no longer has {old!r}: adapt this test"
         code = code.replace(old, new)
+    return code
+
+
+def test_python_example() -> None:
     space: dict[str, Any] = {}
-    exec(code, space)
+    exec(_small(_blocks("python")[0]), space)
     assert all(p.grad is not None for p in space["model"].parameters())
     assert torch.isfinite(space["loss"])
 
 
+def test_whole_step_example() -> None:
+    space: dict[str, Any] = {}
+    exec(_small(_blocks("python")[1]), space)
+    assert space["outputs"].shape == (4, 1000) and torch.isfinite(space["loss"])
+
+
+def test_examples_of_the_training_step() -> None:
+    """The planned steps, and eager's lines after them on the same objects."""
+    blocks = _blocks("python", (Path(__file__).parents[1] / "docs" / "training-step.md").read_text())
+    space: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, space)
+    assert len(blocks) == 2 and torch.isfinite(space["loss"])
+
+
 def test_yaml_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.yaml").write_text(_block("yaml"))
+    (tmp_path / "train.yaml").write_text(_blocks("yaml")[0])
     monkeypatch.chdir(tmp_path)
     config = load_config("train.yaml")
     assert config.model == "train:make_model" and isinstance(config.inputs, tuple)
