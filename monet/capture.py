@@ -24,6 +24,8 @@ aten = torch.ops.aten
 
 # Its schema says it makes a new tensor; in memory it is a view.
 _UNDECLARED_VIEWS = {aten._unsafe_view.default}
+# torch.export puts one before every cast; shapes, strides and dtypes of a plan are fixed anyway.
+_CHECKS = {aten._assert_tensor_metadata.default}
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,9 @@ def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
         return None
     if any(type(d).__name__ in ("SyntheticBaseAOTInput", "ViewBaseAOTInput") for d in placeholders):
         raise CaptureError("two inputs of the model share memory; pass a clone of one of them")
+    for node in graph.nodes:
+        if node.target in _CHECKS:
+            graph.erase_node(node)
     graph.eliminate_dead_code()
     return graph
 
