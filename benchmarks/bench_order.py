@@ -98,8 +98,10 @@ def _gpt2(**sizes: int) -> Callable[[int], Sample]:
     def make(batch: int) -> Sample:
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        config = GPT2Config(use_cache=False, attn_implementation="eager", loss_type="ForCausalLM", **sizes)
-        return LanguageModel(GPT2LMHeadModel(config)), torch.zeros(batch, config.n_positions, dtype=torch.long)
+        config = GPT2Config(use_cache=False, attn_implementation="eager", **sizes)
+        network = GPT2LMHeadModel(config)
+        network.loss_type = "ForCausalLM"  # what it takes anyway, after a warning
+        return LanguageModel(network), torch.zeros(batch, config.n_positions, dtype=torch.long)
 
     return make
 
