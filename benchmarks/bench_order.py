@@ -13,6 +13,7 @@ workspaces are not known, and are in none.
 - **monet**: our order, our layout, and the bound on the peak of every order.
 
 Fragmentation is MODeL's: the share of what is reserved (the arena) that is in no use when that is reserved (the peak).
+PyTorch's is large where the updates are the last to reserve: activations are free by then, in blocks that do not fit.
 ROAM: Shu et al., 2023, arXiv:2310.19295. MODeL: Steiner et al., ICML 2023.
 """
 
@@ -206,11 +207,14 @@ def _long_lived_first(lifetimes: Sequence[Lifetime]) -> int:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: MiB of memory with fragmentation, seconds of order + layout, and what monet proves."""
+    """Markdown: memory reserved, with fragmentation and for PyTorch the most in use; seconds of order + layout; what
+    monet proves."""
     names = ["model", "batch", "operators", "PyTorch", *COLUMNS.values(), "less than PyTorch", "bound"]
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for row in rows:
-        cells = [row["model"], str(row["batch"]), str(row["operators"]), _memory(row["pytorch"], "reserved_bytes")]
+        allocated = f"{row['pytorch']['allocated_bytes'] / 2**20:.1f} in use"
+        eager = f"{_memory(row['pytorch'], 'reserved_bytes')}, {allocated}"
+        cells = [row["model"], str(row["batch"]), str(row["operators"]), eager]
         for column in COLUMNS:
             found = row[column]
             if "refused" in found:
