@@ -13,7 +13,8 @@ workspaces are not known, and are in none.
 - **monet**: our order, our layout, and the bound on the peak of every order.
 
 Fragmentation is MODeL's: the share of what is reserved (the arena) that is in no use when that is reserved (the peak).
-PyTorch's is large where the updates are the last to reserve: activations are free by then, in blocks that do not fit.
+PyTorch's is large where a late operator, a large gradient or an update, is the last to reserve: much is free by then,
+in blocks that are too small.
 ROAM: Shu et al., 2023, arXiv:2310.19295. MODeL: Steiner et al., ICML 2023.
 """
 
