@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from monet.errors import CaptureError
 from monet.graph import Graph, Operator, Ref, Source, Value
@@ -24,6 +25,8 @@ aten = torch.ops.aten
 
 # Its schema says it makes a new tensor; in memory it is a view.
 _UNDECLARED_VIEWS = {aten._unsafe_view.default}
+# torch.export puts one before every cast; shapes, strides and dtypes of a plan are fixed anyway.
+_CHECKS = {aten._assert_tensor_metadata.default}
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,22 @@ class Captured:
     output_literals: Mapping[int, Any]
 
 
+@unset_fake_temporarily()  # a mode around this call would meet the fake tensors of torch.export's own
 def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Captured:
     """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
     The model is captured in the mode it is in; inputs that require a gradient get one. Neither
-    parameters nor buffers are changed. Raises ``CaptureError`` with torch's reason and the line of
+    parameters nor buffers are changed. Model and inputs may be fake (made under one ``FakeTensorMode``): then
+    the largest model is captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of
     the model where torch knows it.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type == "meta":
+            raise CaptureError(
+                f"{name} is on the meta device, where torch leaves gradients of some operators out; make the model and "
+                "its inputs under torch._subclasses.FakeTensorMode(), which takes no memory either"
+            )
     if not any(p.requires_grad for p in model.parameters()) and not any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in pytree.tree_leaves((args, kwargs))
     ):
@@ -162,6 +173,9 @@ def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
         return None
     if any(type(d).__name__ in ("SyntheticBaseAOTInput", "ViewBaseAOTInput") for d in placeholders):
         raise CaptureError("two inputs of the model share memory; pass a clone of one of them")
+    for node in graph.nodes:
+        if node.target in _CHECKS:
+            graph.erase_node(node)
     graph.eliminate_dead_code()
     return graph
 

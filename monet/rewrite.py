@@ -171,19 +171,22 @@ def _mutations_as_operators(graph: Graph) -> Graph:
     return replace(graph, forward=tuple(forward), mutations={})
 
 
+def overwritten(op: Operator) -> tuple[str, ...]:
+    """Values whose contents the operator of a canonical graph changes, in order."""
+    if op.target is aten.native_batch_norm.default:  # its schema does not say so
+        return tuple(ref.name for ref in op.args[3:5] if isinstance(ref, Ref)) if op.args[5] else ()
+    schema: Any = getattr(op.target, "_schema", None)
+    found: list[str] = []
+    for argument, value in zip(schema.arguments, op.args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.extend(references(value))
+    return tuple(found)
+
+
 def written_sources(graph: Graph) -> set[str]:
     """Sources that some operator of the forward pass writes to."""
-    found: set[str] = set()
     sources = {source.value for source in graph.sources}
-    for op in graph.forward:
-        if op.target is aten.native_batch_norm.default and op.args[5]:
-            found.update(ref.name for ref in op.args[3:5] if isinstance(ref, Ref))
-            continue  # its schema does not say so
-        schema: Any = getattr(op.target, "_schema", None)
-        for argument, value in zip(schema.arguments, op.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                found.update(references(value))
-    return found & sources
+    return {name for op in graph.forward for name in overwritten(op)} & sources
 
 
 def _check_old_contents(graph: Graph) -> Graph:

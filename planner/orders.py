@@ -64,13 +64,17 @@ def delayed(graph: OrderGraph, side: frozenset[int], order: Sequence[int]) -> Or
 
 
 def update_nodes(graph: OrderGraph) -> frozenset[int]:
-    """Nodes that overwrite the graph's inputs, and those that serve such nodes only.
+    """Nodes that only overwrite the graph's inputs, and those that serve such nodes only.
+
+    A node that makes something as well is none (batch norm and its running statistics, dropout and the generator).
 
     What makes a gradient serves an update only, too. It is told by what it reads: something of the forward or the
     backward pass. So is an update's own node that reads a gradient beside which its maker makes something else.
     """
     updates = frozenset(
-        n for n in graph.working if graph.nodes[n].overwrites and graph.inputs.issuperset(graph.nodes[n].overwrites)
+        n
+        for n in graph.working
+        if (node := graph.nodes[n]).overwrites and not node.makes and graph.inputs.issuperset(node.overwrites)
     )
     serving = set(updates)
     for n in reversed(graph.working):

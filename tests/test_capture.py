@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from small_models import Awkward, Residual
+from small_models import Awkward, Inverted, Residual, Transformer
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from monet.capture import capture
 from monet.errors import CaptureError
 from monet.graph import operator_inputs
 
 aten = torch.ops.aten
+
+INPUTS: dict[Callable[[], nn.Module], Callable[[], torch.Tensor]] = {
+    Residual: lambda: torch.zeros(2, 3, 8, 8),
+    Inverted: lambda: torch.zeros(2, 4, 8, 8),
+    Transformer: lambda: torch.zeros(2, 6, dtype=torch.long),
+}
 
 
 def test_convolution_gradients_are_apart() -> None:
@@ -62,6 +71,44 @@ def test_fingerprint_depends_on_shape_and_structure_only() -> None:
     assert first != capture(Residual(), (torch.randn(3, 3, 8, 8),)).graph.fingerprint()
     assert first != capture(Residual(16), (x,)).graph.fingerprint()
     assert first != capture(Residual().eval(), (x,)).graph.fingerprint()
+
+
+@pytest.mark.parametrize("make", INPUTS)
+def test_fake_models_are_captured_like_real_ones(make: Callable[[], nn.Module]) -> None:
+    real = capture(make(), (INPUTS[make](),)).graph
+    with FakeTensorMode():
+        fake = capture(make(), (INPUTS[make](),)).graph
+    assert real.fingerprint() == fake.fingerprint()
+
+
+def test_tied_weights_of_a_fake_model_are_one_storage() -> None:
+    with FakeTensorMode():
+        model, args = Awkward(), (torch.zeros(2, 4, dtype=torch.long),)
+        graph = capture(model, args, {"scale": torch.zeros(2, 4, 8)}).graph
+    weights = [s.value for s in graph.sources if s.target in ("embed.weight", "out.weight")]
+    assert len(weights) == 2 and len({graph.storage(name) for name in weights}) == 1
+    assert sum(name in graph.gradients for name in weights) == 1
+
+
+def test_a_model_on_the_meta_device_is_refused() -> None:
+    with torch.device("meta"):
+        model, x = nn.Linear(3, 3), torch.zeros(2, 3)
+    with pytest.raises(CaptureError, match=r"weight is on the meta device.*FakeTensorMode"):
+        capture(model, (x,))
+
+
+def test_checks_of_casts_are_no_operators() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight).to(torch.float64).sum()
+
+    graph = capture(Cast(), (torch.randn(2, 3),)).graph
+    assert aten._to_copy.default in [op.target for op in graph.forward]
+    assert not any("_assert" in op.signature for op in (*graph.forward, *graph.backward))
 
 
 def test_random_operators_are_known() -> None:
