@@ -6,10 +6,14 @@ Each row is a model under Adam, captured on fake tensors: forward, loss, backwar
 node. Bytes are of what the step makes. Parameters, optimiser state and batch come on top, the same in all columns;
 workspaces are not known, and are in none.
 
-- **PyTorch**: program order, replayed in a model of its caching allocator on CUDA: bytes reserved.
+- **PyTorch**: program order, replayed in a model of its caching allocator on CUDA: bytes reserved, and most in use.
+- **measured**: the most in use in an eager step on the CPU, in a process of its own, where that is below
+  ``--measure-below``. It has workspaces and in-place operators, and keeps gradients until all weights are updated;
+  the captured graph frees each with its update.
 - **LESCEA + LLFB**: LESCEA's order, placed by best fit with the longest lifetime first: ROAM's heuristic baseline.
 - **MODeL-SS, MODeL-MS**: the order of MODeL's integer program, single- and multi-streaming, with the program's order as
   its start, and our layout.
+- **ROAM**: the delayed update, segments and their tree as in ``monet order --order roam``, and our layout.
 - **monet**: our order, our layout, and the bound on the peak of every order.
 
 Fragmentation is MODeL's: the share of what is reserved (the arena) that is in no use when that is reserved (the peak).
@@ -20,7 +24,10 @@ ROAM: Shu et al., 2023, arXiv:2310.19295. MODeL: Steiner et al., ICML 2023.
 
 from __future__ import annotations
 
+import gc
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,6 +41,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
+from monet import allocator
+from monet.byte_count import parse_budget
 from monet.capture import capture
 from monet.errors import SolverError
 from monet.example_models import tiny_resnet
@@ -51,7 +60,13 @@ from monet.step_graph import order_graph
 from monet.torchvision_schemas import with_torchvision_schemas
 
 BATCHES = (1, 32)
-COLUMNS = {"lescea_llfb": "LESCEA + LLFB", "model_ss": "MODeL-SS", "model_ms": "MODeL-MS", "monet": "monet"}
+COLUMNS = {
+    "lescea_llfb": "LESCEA + LLFB",
+    "model_ss": "MODeL-SS",
+    "model_ms": "MODeL-MS",
+    "roam": "ROAM",
+    "monet": "monet",
+}
 
 Sample = tuple[nn.Module, torch.Tensor]
 
@@ -136,7 +151,40 @@ def _captured(make: Callable[[int], Sample], batch: int) -> Graph:
     return with_torchvision_schemas(action)
 
 
-def _row(name: str, batch: int, model_time_limit_s: float, time_limit_s: float, layout_time_limit_s: float) -> Any:
+def _measured(name: str, batch: int) -> int | None:
+    """Most bytes in use in an eager step, without parameters, state and batch; None where it fails (memory)."""
+    command = [sys.executable, __file__, "--measure-one", name, "--batch", str(batch)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        click.echo(f"{name} batch {batch}: not measured: {done.stderr.strip().splitlines()[-1:]}", err=True)
+        return None
+    return int(done.stdout.split()[-1])
+
+
+def _measure_here(name: str, batch: int) -> int:
+    """Two steps, since the first makes the state; torch's allocator is counted by monet's."""
+    if not allocator.available():
+        raise SystemExit("the native allocator is not available")
+    model, x = with_torchvision_schemas(lambda: MODELS[name](batch))
+    optimizer = torch.optim.Adam(model.train().parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        gc.collect()
+        before = allocator.live_bytes()
+        allocator.reset_peak()
+        model(x).backward()
+        optimizer.step()
+    return allocator.peak_bytes() - before
+
+
+def _row(
+    name: str,
+    batch: int,
+    model_time_limit_s: float,
+    time_limit_s: float,
+    layout_time_limit_s: float,
+    measure_below_bytes: int,
+) -> Any:
     begun = time.perf_counter()
     graph = _captured(MODELS[name], batch)
     captured = time.perf_counter()
@@ -156,6 +204,7 @@ def _row(name: str, batch: int, model_time_limit_s: float, time_limit_s: float, 
         "allocated_bytes": usage.allocated_bytes,
         "reserved_bytes": usage.reserved_bytes,
         "fragmentation": usage.fragmentation,
+        "measured_bytes": _measured(name, batch) if usage.allocated_bytes < measure_below_bytes else None,
     }
 
     def add(column: str, order: Callable[[], Order], place: Callable[[Sequence[Lifetime]], int]) -> None:
@@ -171,6 +220,7 @@ def _row(name: str, batch: int, model_time_limit_s: float, time_limit_s: float, 
             add(column, lambda m=multi, d=deadline: solve_order(step, program, multi=m, deadline=d).order, placed)
         except SolverError as error:
             row[column] = {"refused": str(error)}
+    add("roam", lambda: list(best_order(step, method="roam", time_limit_s=time_limit_s).order), placed)
     begun = time.perf_counter()
     found = best_order(step, time_limit_s=time_limit_s)
     seconds = time.perf_counter() - begun
@@ -210,12 +260,14 @@ def _long_lived_first(lifetimes: Sequence[Lifetime]) -> int:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: memory reserved, with fragmentation and for PyTorch the most in use; seconds of order + layout; what
     monet proves."""
-    names = ["model", "batch", "operators", "PyTorch", *COLUMNS.values(), "less than PyTorch", "bound"]
+    names = ["model", "batch", "operators", "PyTorch", "measured", *COLUMNS.values(), "less than PyTorch", "bound"]
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for row in rows:
         allocated = f"{row['pytorch']['allocated_bytes'] / 2**20:.1f} in use"
         eager = f"{_memory(row['pytorch'], 'reserved_bytes')}, {allocated}"
+        measured = row["pytorch"]["measured_bytes"]
         cells = [row["model"], str(row["batch"]), str(row["operators"]), eager]
+        cells.append("–" if measured is None else f"{measured / 2**20:.1f} MiB")
         for column in COLUMNS:
             found = row[column]
             if "refused" in found:
@@ -246,17 +298,25 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice(list(MODELS)), help="Only these; writes no file.")
+@click.option("--measure-one", type=click.Choice(list(MODELS)), hidden=True)
+@click.option("--measure-below", default="3GiB", show_default=True, help="Eager steps that are run: up to this in use.")
 @click.option("--batch", "batches", multiple=True, type=int, help="Only these; writes no file.")
 @click.option("--model-time-limit", default=60.0, show_default=True, help="Seconds for each of MODeL's programs.")
 @click.option("--time-limit", default=30.0, show_default=True, help="Seconds for our order.")
 @click.option("--layout-time-limit", default=20.0, show_default=True, help="Seconds to improve a layout.")
 def main(
+    measure_one: str | None,
+    measure_below: str,
     only: tuple[str, ...],
     batches: tuple[int, ...],
     model_time_limit: float,
     time_limit: float,
     layout_time_limit: float,
 ) -> None:
+    if measure_one is not None:
+        click.echo(_measure_here(measure_one, batches[0]))
+        return
+    most = parse_budget(measure_below).resolve(0)
     with FakeTensorMode():  # loads what torch loads on first use
         capture(tiny_resnet(), (torch.zeros(1, 3, 32, 32),))
     limits = {"model_s": model_time_limit, "order_s": time_limit, "layout_s": layout_time_limit}
@@ -266,7 +326,7 @@ def main(
         for batch in batches or BATCHES:
             if name in SMALL_ONLY and batch > min(BATCHES):
                 continue
-            rows.append(_row(name, batch, model_time_limit, time_limit, layout_time_limit))
+            rows.append(_row(name, batch, model_time_limit, time_limit, layout_time_limit, most))
             click.echo(f"{name} batch {batch}: {rows[-1]['capture_s']:.1f} s to capture")
             click.echo(table(rows[-1:]).splitlines()[-1])
             if not only and not batches:  # after every row: what is done is kept

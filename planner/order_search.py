@@ -1,19 +1,29 @@
 """The least peak of a small graph, exactly: minimax shortest path over the sets of nodes that have run.
 
 What is in memory after a set of nodes has run does not depend on their order, so an order is a path through sets, and
-its peak the largest need on the way. Sets are taken in the order of the peak that reaches them. A node that fits
-under that peak and leaves no more than was there is taken at once, without an alternative: with more nodes run,
-it could only free more (what is alive is submodular in the set), so taking it later is never better.
+its peak the largest need on the way. Sets are taken in the order of the peak that reaches them, which is at least the
+bound that is known already.
+
+What fits under that peak and leaves no more than was there is taken at once, without an alternative: with more nodes
+run, it could only free more (what is alive is submodular in the set), so taking it later is never better. That goes
+for one node, and for a node with others that wait for it alone, such as a weight's gradient and what updates
+the weight, if no part of them that may run by itself leaves as little: were it run elsewhere, the rest might not free
+what it frees here.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from monet.planner.order_graph import OrderGraph
 from monet.planner.orders import Order
+
+GROUPS = 64
+"""Sets that are gone through to find a group that is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +34,23 @@ class Searched:
     bound_bytes: int
 
 
-def search(graph: OrderGraph, below_bytes: int, states: int, stop: Callable[[], bool] = lambda: False) -> Searched:
+def search(
+    graph: OrderGraph,
+    below_bytes: int,
+    states: int,
+    stop: Callable[[], bool] = lambda: False,
+    bound_bytes: int = 0,
+) -> Searched:
     """An order of least peak, if that is less than ``below_bytes`` and at most ``states`` sets need to be reached
-    before ``stop()``.
+    before ``stop()``. ``bound_bytes``: it is known, or enough, that no order has a smaller peak.
 
     Without an order, ``bound_bytes`` says why: it is ``below_bytes`` where there is none, less where the states
     or the time ran out.
     """
     sets = _Sets(graph)
-    begin, live, peak, ready, first = sets.settle(0, 0, 0, [k for k, before in enumerate(sets.before) if not before])
+    begin, live, peak, ready, first = sets.settle(
+        0, 0, bound_bytes, [k for k, before in enumerate(sets.before) if not before]
+    )
     best = {begin: peak}
     came = {begin: (-1, first)}
     # (peak on the way, −nodes run, set, what is alive, nodes that may run): fuller sets first among equals.
@@ -90,6 +108,12 @@ class _Sets:
             self._made.append(made - unused)
             freed = [name for name in graph.counted[n] if name not in node.makes and name not in graph.outputs]
             self._uses.append([(users[name], graph.bytes[name]) for name in freed])
+        # Of every node, the nodes on which it depends whether it may run and what it frees; itself among them.
+        self.relevant = [
+            functools.reduce(operator.or_, (mask for mask, _ in uses), before | (1 << k))
+            for k, (before, uses) in enumerate(zip(self.before, self._uses, strict=True))
+        ]
+        self._groups: dict[int, list[tuple[int, int, tuple[int, list[int]]]]] = {}
 
     def released(self, k: int, state: int, ready: list[int]) -> list[int]:
         """``ready`` once k has run after ``state``."""
@@ -104,15 +128,66 @@ class _Sets:
     def settle(self, state: int, live: int, peak: int, ready: list[int]) -> tuple[int, int, int, list[int], list[int]]:
         """(state, live, peak, ready, nodes taken) once nothing is left that costs nothing to take."""
         taken: list[int] = []
-        again = True
-        while again:
-            again = False
-            for k in ready:
-                if live + self.needs[k] <= peak and (change := self.change(k, state)) <= 0:
-                    ready = self.released(k, state, ready)
-                    state |= 1 << k
-                    live += change
-                    taken.append(k)
-                    again = True
-                    break
-        return state, live, peak, ready, taken
+        while True:
+            free = self._free(state, live, peak, ready)
+            if not free:
+                return state, live, peak, ready, taken
+            for k in free:
+                live += self.change(k, state)
+                ready = self.released(k, state, ready)
+                state |= 1 << k
+            taken += free
+
+    def _free(self, state: int, live: int, peak: int, ready: list[int]) -> list[int]:
+        """Nodes to take now, in order; none where every choice has its price."""
+        costly = []
+        for k in ready:
+            if live + self.needs[k] > peak:
+                continue
+            if self.change(k, state) <= 0:
+                return [k]
+            costly.append(k)
+        for k in costly:
+            needs, order = self._group(k, state)
+            if order and live + needs <= peak:
+                return order
+        return []
+
+    def _group(self, first: int, state: int) -> tuple[int, list[int]]:
+        """What ``_find_group`` says, which for most sets it has said before: it looks at little of a set."""
+        known = self._groups.setdefault(first, [])
+        for looked_at, seen, found in known:
+            if state & looked_at == seen:
+                return found
+        looked_at, found = self._find_group(first, state)
+        known.append((looked_at, state & looked_at, found))
+        return found
+
+    def _find_group(self, first: int, state: int) -> tuple[int, tuple[int, list[int]]]:
+        """``first`` and the fewest that wait for it alone, so that all together free what they make: bytes beyond what
+        is alive that they need on the way, and their order, with the least such need. No nodes, where there are none.
+
+        All sets of that many or fewer are gone through: a smaller one that frees as much would have to be taken by
+        itself. Also returned: the nodes of ``state`` that decided about it.
+        """
+        looked_at = self.relevant[first]
+        # Set → (bytes beyond what is alive, most of them on the way, its order); sets of one size at a time.
+        level = {state | (1 << first): (self.change(first, state), self.needs[first], [first])}
+        seen = 0
+        while level and seen <= GROUPS:
+            wider: dict[int, tuple[int, int, list[int]]] = {}
+            for run, (more, top, order) in level.items():
+                seen += 1
+                for k in {m for n in order for m in self.after[n]}:
+                    looked_at |= self.relevant[k]
+                    if run >> k & 1 or self.before[k] & ~run:
+                        continue
+                    then, highest = run | (1 << k), max(top, more + self.needs[k])
+                    known = wider.get(then)
+                    if known is None or highest < known[1]:
+                        wider[then] = (more + self.change(k, run), highest, [*order, k])
+            enough = [entry[1:] for entry in wider.values() if entry[0] <= 0]
+            if enough:
+                return looked_at, min(enough)
+            level = wider
+        return looked_at, (0, [])

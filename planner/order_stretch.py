@@ -47,7 +47,7 @@ def improve(race: Race, states: int) -> None:
 def reordered(race: Race, order: Order, begin: int, end: int, states: int) -> Order | None:
     """``order`` with [begin, end) in the order of its own least peak, if that is below the peak of ``race``'s best."""
     part, base = stretch(race.graph, order, begin, end)
-    found = search(part, race.best.peak_bytes - base, states, race.stop)
+    found = search(part, race.best.peak_bytes - base, states, race.stop, max(0, race.bound_bytes - base))
     return None if found.order is None else spliced(order, begin, end, found.order)
 
 

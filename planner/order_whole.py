@@ -13,12 +13,14 @@ from monet.planner.forced_live import forced_live
 from monet.planner.min_cut import min_cut
 from monet.planner.order_race import Race
 from monet.planner.order_search import search
-from monet.planner.order_stretch import MOST_NODES, improve
+from monet.planner.order_stretch import improve
 from monet.planner.orders import ORDERS, Order
 
 log = logging.getLogger(__name__)
 
 FEW_STATES, MANY_STATES = 2_000, 50_000
+MOST_WHOLE = 4_000
+"""Nodes of a graph that is searched as a whole before any stretch of it is."""
 CUTS_SHARE = 0.25
 """Of the time left, for the min-cut bound."""
 
@@ -45,7 +47,7 @@ def bound(race: Race, orders: Sequence[Order]) -> None:
 def search_whole(race: Race, states: int) -> None:
     """Exact search of the whole graph and of stretches around the peak, of at most ``states`` sets each."""
     before = None
-    if len(race.graph.working) <= MOST_NODES:
+    if len(race.graph.working) <= MOST_WHOLE:
         exact(race, states)
         before = race.found
     if race.open:
@@ -56,7 +58,7 @@ def search_whole(race: Race, states: int) -> None:
 
 def exact(race: Race, states: int) -> None:
     """Exact search of the whole graph."""
-    whole = search(race.graph, race.best.peak_bytes, states, race.stop)
+    whole = search(race.graph, race.best.peak_bytes, states, race.stop, race.bound_bytes)
     race.prove(whole.bound_bytes)
     if whole.order is not None:
         race.offer(whole.order, "exact")

@@ -155,3 +155,57 @@ def with_recomputation(rng: random.Random, length: int) -> OrderGraph:
                 outputs.add(made)
         gradient = add(f"backward{k}", (gradient, there[k], weights[k]))
     return OrderGraph(tuple(nodes), sizes, frozenset(weights), frozenset(outputs))
+
+
+def training_step(rng: random.Random, layers: int) -> OrderGraph:
+    """A chain, its backward chain, and beside it the gradient of each weight with two to four nodes that update it."""
+    nodes: list[Node] = []
+    sizes: dict[int, int] = {}
+
+    def make(name: str, reads: tuple[int, ...]) -> int:
+        storage = 100 + len(nodes)
+        sizes[storage] = rng.randint(1, 9)
+        nodes.append(Node(name, reads, (storage,), (), rng.choice((0, 0, rng.randint(1, 6)))))
+        return storage
+
+    states = [(3 * n, 3 * n + 1, 3 * n + 2) for n in range(layers)]
+    outputs: list[int] = []
+    for n, (weight, _, _) in enumerate(states):
+        outputs.append(make(f"layer{n}", (weight, *outputs[-1:])))
+    gradient = make("loss", tuple(outputs[-1:]))
+    for n, (weight, average, square) in reversed(list(enumerate(states))):
+        of_weight = make(f"weight gradient{n}", (gradient, *outputs[n - 1 : n]))
+        gradient = make(f"gradient{n}", (gradient, outputs[n], weight))
+        nodes.append(Node(f"average{n}", (of_weight,), (), (average,)))
+        nodes.append(Node(f"square{n}", (of_weight,), (), (square,)))
+        if rng.random() < 0.5:
+            root = make(f"root{n}", (square,))
+            nodes.append(Node(f"update{n}", (average, root), (), (weight,)))
+    return OrderGraph(tuple(nodes), sizes, frozenset(name for state in states for name in state), frozenset())
+
+
+def least_peak_by_sets(graph: OrderGraph) -> int:
+    """The least peak, by going through all sets of nodes that may have run; what is alive is counted anew for each."""
+    place = {n: k for k, n in enumerate(graph.working)}
+    before = [{place[m] for m in graph.predecessors[n] if m in place} for n in graph.working]
+
+    def alive(done: frozenset[int]) -> int:
+        ran = {graph.working[k] for k in done}
+        return sum(
+            size
+            for name, size in graph.bytes.items()
+            if graph.producer[name] in ran and (name in graph.outputs or not ran.issuperset(graph.consumers[name]))
+        )
+
+    level = {frozenset[int](): 0}
+    for _ in graph.working:
+        wider: dict[frozenset[int], int] = {}
+        for done, top in level.items():
+            now = alive(done)
+            for k, n in enumerate(graph.working):
+                if k not in done and before[k] <= done:
+                    needs = sum(graph.bytes[name] for name in graph.nodes[n].makes) + graph.nodes[n].workspace_bytes
+                    then = done | {k}
+                    wider[then] = min(max(top, now + needs), wider.get(then, 1 << 60))
+        level = wider
+    return level[frozenset(range(len(graph.working)))]

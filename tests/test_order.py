@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from order_problems import every_order, graphs, least_peak, peak, random_graph
+from order_problems import every_order, graphs, least_peak, least_peak_by_sets, peak, random_graph, training_step
 
 from monet.cli import program
 from monet.errors import ConfigError, SolverError
@@ -76,6 +76,18 @@ def test_the_exact_search_answers_exactly(graph: OrderGraph, extra: int) -> None
         assert found.order is not None and found.bound_bytes == least == peak(graph, found.order)
     else:
         assert found.order is None and found.bound_bytes == least + extra
+
+
+@given(st.integers(0, 10**9), st.integers(1, 3), st.integers(0, 40))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_groups_that_are_taken_at_once_lose_nothing(seed: int, layers: int, bound: int) -> None:
+    """Weight gradients with what updates the weights; ``bound`` is how far below the least peak the search begins."""
+    graph = training_step(random.Random(seed), layers)
+    least = least_peak_by_sets(graph)
+    found = search(graph, least + 1, 10**6, bound_bytes=max(0, least - bound))
+    assert found.order is not None and found.bound_bytes == least
+    assert peak(graph, list(found.order)) <= least
+    assert search(graph, least, 10**6, bound_bytes=max(0, least - bound)).order is None
 
 
 @settings(options, max_examples=100)

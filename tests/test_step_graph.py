@@ -10,6 +10,7 @@ import pytest
 import torch
 from small_models import Awkward, Inverted, Residual, Transformer
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from monet.capture import capture
 from monet.errors import CaptureError
@@ -23,6 +24,7 @@ from monet.planner.order_graph import OrderGraph, memory_along, peak_bytes
 from monet.planner.order_lifetimes import order_lifetimes
 from monet.planner.orders import ORDERS, update_nodes
 from monet.step_graph import GENERATOR, order_graph
+from monet.torchvision_schemas import with_torchvision_schemas
 
 aten = torch.ops.aten
 
@@ -239,3 +241,20 @@ def test_the_whole_step_is_ordered_and_laid_out_at_its_bounds() -> None:
     placed = layout(lifetimes)
     assert placed.arena_bytes == placed.bound_bytes == found.peak_bytes == found.bound_bytes
     assert found.peak_bytes < peak_bytes(step, step.working)
+
+
+def test_a_real_network_is_ordered_and_laid_out_at_its_bounds() -> None:
+    """Captured without memory for it. Neither forward nor updates decide here: weight gradients wait for each other."""
+
+    def make() -> OrderGraph:
+        import torchvision
+
+        with FakeTensorMode():
+            model = torchvision.models.video.r3d_18(weights=None)
+            return order_graph(capture(model, (torch.zeros(1, 3, 16, 112, 112),)).graph, torch.optim.Adam)
+
+    graph = with_torchvision_schemas(make)
+    found = best_order(graph)
+    assert found.proven and found.peak_bytes < peak_bytes(graph, range(len(graph.nodes)))
+    placed = layout(order_lifetimes(graph, found.order))
+    assert placed.arena_bytes == found.peak_bytes
