@@ -105,6 +105,8 @@ class Trained:
         """Parameters, buffers and state, each memory once; and the arena, which stays after the first step."""
         states = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         tensors = [*self.model.parameters(), *self.model.buffers(), *states]
+        if self.trainer is not None:
+            tensors += self.trainer._step.captured.constants.values()
         arena = self.trainer.plan.arena_bytes if self.trainer is not None and self.losses else 0
         return arena + sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
