@@ -142,15 +142,7 @@ def prepare(
     graph = capture(model, args, kwargs).graph
     offers = catalogue(graph, exact=exact, storage=frozenset(storage), density=density)
     lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
-    described = {
-        "name": type(model).__name__,
-        "fingerprint": graph.fingerprint(),
-        "inputs": describe_inputs(args, kwargs),
-        "training": [module.training for module in model.modules()],
-        "exact": exact,
-        "seed": seed,
-        **({"storage": sorted(storage), "density": density} if storage else {}),
-    }
+    described = _described(model, lowered, (args, kwargs), exact, seed, storage, density)
     return Prepared(lowered, baseline(lowered.problem), described, _environment(lowered))
 
 
@@ -159,27 +151,40 @@ def prepare_whole(
     *,
     reserve_bytes: int = 0,
     exact: bool = False,
+    storage: Collection[str] = (),
+    density: float = DENSITY,
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
 ) -> Prepared:
     """Measure a step that has its own loss and updates; see ``prepare``. Eager's is the same with all updates last."""
-    graph = step.captured.graph
-    offers = catalogue(graph, exact=exact)
-    name = type(step.module.model).__name__
+    graph, name = step.captured.graph, type(step.module.model).__name__
+    offers = catalogue(graph, exact=exact, storage=frozenset(storage), density=density)
     lowered = _measured(offers, name, reserve_bytes, cache=cache, progress=progress)
-    as_eager = lower(
-        replace(offers, graph=updates_last(graph)), lowered.profile, name=name, reserve_bytes=reserve_bytes
-    )
-    described = {
-        "name": name,
-        "fingerprint": graph.fingerprint(),
-        "inputs": describe_inputs(step.args, {}),
-        "training": [module.training for module in step.module.modules()],
+    eager = lower(replace(offers, graph=updates_last(graph)), lowered.profile, name=name, reserve_bytes=reserve_bytes)
+    described = _described(step.module, lowered, (step.args, {}), exact, seed, storage, density)
+    return Prepared(lowered, baseline(eager.problem), described, _environment(lowered))
+
+
+def _described(
+    module: torch.nn.Module,
+    lowered: Lowered,
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    exact: bool,
+    seed: int,
+    storage: Collection[str],
+    density: float,
+) -> dict[str, Any]:
+    """What a plan says of its model."""
+    return {
+        "name": lowered.problem.name,
+        "fingerprint": lowered.catalogue.graph.fingerprint(),
+        "inputs": describe_inputs(*inputs),
+        "training": [part.training for part in module.modules()],
         "exact": exact,
         "seed": seed,
+        **({"storage": sorted(storage), "density": density} if storage else {}),
     }
-    return Prepared(lowered, baseline(as_eager.problem), described, _environment(lowered))
 
 
 def _measured(offers: Catalogue, name: str, reserve_bytes: int, *, cache: bool, progress: bool) -> Lowered:

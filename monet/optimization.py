@@ -9,6 +9,7 @@ import torch
 from monet.api import plan_prepared, prepare_whole
 from monet.executor.trainer import Trainer
 from monet.planfile import Plan
+from monet.planner.schedules import STORAGE
 from monet.whole_step import LossFunction, capture_whole_step, plain_inputs
 
 
@@ -53,7 +54,8 @@ def optimize(
     if plan is None:
         assert budget is not None
         prepared = prepare_whole(
-            step, reserve_bytes=reserve_bytes, exact=exact, cache=cache, progress=progress, seed=seed
-        )
+            step, reserve_bytes=reserve_bytes, exact=exact, storage=STORAGE.get(options.get("variant", "all"), ()),
+            cache=cache, progress=progress, seed=seed,
+        )  # fmt: skip
         plan = plan_prepared(prepared, budget, progress=progress, **options).plan
     return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs)

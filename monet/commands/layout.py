@@ -51,7 +51,7 @@ def layout(
     check_target(json_path, "--json")
     begun = time.monotonic()
     lifetimes = load_lifetimes(path)
-    with SolvingBar(not quiet and sys.stderr.isatty(), time_limit, unit="bytes") as bar:
+    with SolvingBar(not quiet and sys.stderr.isatty(), time_limit, unit="bytes", task="laying out") as bar:
         found = lay_out(
             lifetimes, alignment=alignment, capacity_bytes=capacity, time_limit_s=time_limit, method=method,
             solver=solver, progress=bar,
