@@ -2,7 +2,7 @@
 
 What is in memory after a set of nodes has run does not depend on their order, so an order is a path through sets, and
 its peak the largest need on the way. Sets are taken in the order of the peak that reaches them, which is at least the
-bound that is known already.
+bound that is known already and what is still to come needs at least (``order_ahead``).
 
 What fits under that peak and leaves no more than was there is taken at once, without an alternative: with more nodes
 run, it could only free more (what is alive is submodular in the set), so taking it later is never better. That goes
@@ -17,13 +17,16 @@ import functools
 import heapq
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from monet.planner.order_ahead import Ahead
 from monet.planner.order_graph import OrderGraph
 from monet.planner.orders import Order
 
 GROUPS = 64
 """Sets that are gone through to find a group that is free."""
+MOST_AHEAD = 2_500
+"""Nodes of a graph that is looked ahead in: a row of as many numbers for each storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +51,15 @@ def search(
     or the time ran out.
     """
     sets = _Sets(graph)
-    begin, live, peak, ready, first = sets.settle(
-        0, 0, bound_bytes, [k for k, before in enumerate(sets.before) if not before]
-    )
-    best = {begin: peak}
-    came = {begin: (-1, first)}
-    # (peak on the way, −nodes run, set, what is alive, nodes that may run): fuller sets first among equals.
-    heap = [(peak, -begin.bit_count(), begin, live, ready)]
+    roots = [k for k, before in enumerate(sets.before) if not before]
+    begin, first = sets.settle(_Reached(0, 0, bound_bytes, 0, roots))
+    best = {begin.state: begin.peak}
+    came = {begin.state: (-1, first)}
+    # (peak on the way, −nodes run, the node taken last: program order among equals, a number that is never equal)
+    heap = [(begin.peak, 0, 0, 0, begin)]
     while heap:
-        peak, _, state, live, ready = heapq.heappop(heap)
+        peak, _, _, _, reached = heapq.heappop(heap)
+        state = reached.state
         if peak > best[state]:
             continue
         if peak >= below_bytes:
@@ -65,18 +68,14 @@ def search(
             return Searched([graph.working[k] for k in _walk(came, state)], peak)
         if len(best) > states or stop():
             return Searched(None, peak)
-        for k in ready:
-            top = max(peak, live + sets.needs[k])
-            if top >= below_bytes:
+        for k in reached.ready:
+            if max(peak, reached.live + sets.needs[k]) >= below_bytes:
                 continue
-            next_ready = sets.released(k, state, ready)
-            then, after, top, then_ready, taken = sets.settle(
-                state | (1 << k), live + sets.change(k, state), top, next_ready
-            )
-            if top < best.get(then, below_bytes):
-                best[then] = top
-                came[then] = (state, [k, *taken])
-                heapq.heappush(heap, (top, -then.bit_count(), then, after, then_ready))
+            then, taken = sets.settle(sets.after_node(reached, k))
+            if then.peak < best.get(then.state, below_bytes):
+                best[then.state] = then.peak
+                came[then.state] = (state, [k, *taken])
+                heapq.heappush(heap, (then.peak, -state.bit_count(), k, len(came), then))
     return Searched(None, below_bytes)
 
 
@@ -86,6 +85,18 @@ def _walk(came: dict[int, tuple[int, list[int]]], state: int) -> list[int]:
         state, taken = came[state]
         found[:0] = taken
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A set of nodes that have run, bytes alive, the least peak that an order through it can have, what is alive of the
+    storages that ``Ahead`` knows, and the nodes that may run next."""
+
+    state: int
+    live: int
+    peak: int
+    alive: int
+    ready: list[int]
 
 
 class _Sets:
@@ -99,6 +110,9 @@ class _Sets:
         self.needs: list[int] = []
         self._made: list[int] = []
         self._uses: list[list[tuple[int, int]]] = []
+        self.ahead = Ahead(graph) if len(place) <= MOST_AHEAD else None
+        self._frees: list[list[tuple[int, int]]] = []
+        self._makes: list[int] = []
         users = {name: sum(1 << place[m] for m in nodes) for name, nodes in graph.consumers.items()}
         for n in graph.working:
             node = graph.nodes[n]
@@ -108,6 +122,10 @@ class _Sets:
             self._made.append(made - unused)
             freed = [name for name in graph.counted[n] if name not in node.makes and name not in graph.outputs]
             self._uses.append([(users[name], graph.bytes[name]) for name in freed])
+            bits = [(users[name], 1 << self.ahead.bit[name]) for name in freed if self.ahead and name in self.ahead.bit]
+            self._frees.append(bits)
+            kept = [name for name in node.makes if self.ahead and name in self.ahead.bit]
+            self._makes.append(sum(1 << self.ahead.bit[name] for name in kept) if self.ahead else 0)
         # Of every node, the nodes on which it depends whether it may run and what it frees; itself among them.
         self.relevant = [
             functools.reduce(operator.or_, (mask for mask, _ in uses), before | (1 << k))
@@ -125,18 +143,37 @@ class _Sets:
         then = state | (1 << k)
         return self._made[k] - sum(size for users, size in self._uses[k] if users & ~then == 0)
 
-    def settle(self, state: int, live: int, peak: int, ready: list[int]) -> tuple[int, int, int, list[int], list[int]]:
-        """(state, live, peak, ready, nodes taken) once nothing is left that costs nothing to take."""
+    def after_node(self, reached: _Reached, k: int) -> _Reached:
+        """Once k has run after ``reached``."""
+        state = reached.state | (1 << k)
+        alive = reached.alive | self._makes[k]
+        for users, bit in self._frees[k]:
+            if users & ~state == 0:
+                alive &= ~bit
+        return _Reached(
+            state,
+            reached.live + self.change(k, reached.state),
+            max(reached.peak, reached.live + self.needs[k]),
+            alive,
+            self.released(k, reached.state, reached.ready),
+        )
+
+    def settle(self, reached: _Reached) -> tuple[_Reached, list[int]]:
+        """Once nothing is left that costs nothing to take, and the nodes taken."""
         taken: list[int] = []
         while True:
-            free = self._free(state, live, peak, ready)
-            if not free:
-                return state, live, peak, ready, taken
+            free = self._free(reached.state, reached.live, reached.peak, reached.ready)
             for k in free:
-                live += self.change(k, state)
-                ready = self.released(k, state, ready)
-                state |= 1 << k
+                reached = self.after_node(reached, k)
             taken += free
+            if free or self.ahead is None:
+                if not free:
+                    return reached, taken
+                continue
+            least = self.ahead.least(reached.state, reached.alive)
+            if least <= reached.peak:
+                return reached, taken
+            reached = replace(reached, peak=least)
 
     def _free(self, state: int, live: int, peak: int, ready: list[int]) -> list[int]:
         """Nodes to take now, in order; none where every choice has its price."""

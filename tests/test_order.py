@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from monet.cli import program
 from monet.errors import ConfigError, SolverError
 from monet.planner.forced_live import forced_live
 from monet.planner.order import METHODS, Ordered, best_order
+from monet.planner.order_ahead import Ahead
 from monet.planner.order_document import load_graph
 from monet.planner.order_graph import InvalidGraph, Node, OrderGraph, memory_along, peak_bytes, with_views
 from monet.planner.order_program import solve_order
@@ -76,6 +78,39 @@ def test_the_exact_search_answers_exactly(graph: OrderGraph, extra: int) -> None
         assert found.order is not None and found.bound_bytes == least == peak(graph, found.order)
     else:
         assert found.order is None and found.bound_bytes == least + extra
+
+
+@given(graphs(), st.integers(0, 10**9))
+def test_what_lies_ahead_is_needed_in_every_order(graph: OrderGraph, seed: int) -> None:
+    """From each prefix of a random order on, that order needs at least what was foretold there."""
+    rng = random.Random(seed)
+    order = rng.choice(list(itertools.islice(every_order(graph), 50)))
+    ahead, place = Ahead(graph), {n: k for k, n in enumerate(graph.working)}
+    assert ahead.least(0, 0) == int(forced_live(graph).max(initial=0))
+    along = memory_along(graph, order)
+    for count in range(len(order) + 1):
+        ran = set(order[:count])
+        alive = sum(
+            1 << bit
+            for name, bit in ahead.bit.items()
+            if graph.producer[name] in ran and (name in graph.outputs or not ran.issuperset(graph.consumers[name]))
+        )
+        least = ahead.least(sum(1 << place[n] for n in ran), alive)
+        assert least <= max(along[count:], default=0)
+        assert count < len(order) or least == 0
+
+
+def test_a_storage_that_is_made_too_early_shows_at_once() -> None:
+    """``early`` is used by the last node only, and whatever makes it at the start keeps it through the large one."""
+    nodes = (
+        Node("early", (0,), (1,)),
+        Node("large", (0,), (2,), workspace_bytes=50),
+        Node("last", (1, 2), (3,)),
+    )
+    graph = OrderGraph(nodes, {1: 10, 2: 1, 3: 1}, frozenset({0}), frozenset())
+    ahead = Ahead(graph)
+    assert ahead.least(0, 0) == 51
+    assert ahead.least(0b001, 1 << ahead.bit[1]) == 61
 
 
 @given(st.integers(0, 10**9), st.integers(1, 3), st.integers(0, 40))
