@@ -96,6 +96,8 @@ class InputCheck:
         for position, source in enumerate(self._graph.sources):
             tensor, value = sources[position], self._graph.values[source.value]
             name = f"input {source.target}" if source.kind == "input" else f"{source.kind} {source.target}"
+            if not isinstance(tensor, torch.Tensor):
+                raise PlanMismatch(f"{name} is {tensor!r}, and the plan was made for a tensor of shape {value.shape}")
             if tuple(tensor.shape) != value.shape:
                 raise PlanMismatch(
                     f"{name} has shape {tuple(tensor.shape)}, and the plan was made for {value.shape}; plan again for "

@@ -38,6 +38,8 @@ class Trainer:
         self._plain = plain
         self._step = PlannedStep(module, plan, captured, self._state)
         self._groups = self._parameters()
+        self._device = next(iter(captured.graph.values.values())).device.type
+        self._autocast = torch.is_autocast_enabled(self._device)
         self._owners = {name: _owner(module, name) for name in updates}
 
     @property
@@ -53,7 +55,7 @@ class Trainer:
         the parameters that were updated by then updated.
         """
         self._check_optimizer()
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(self._device, enabled=False):  # casts are part of the plan
             sources = self._step.sources((self._plain(inputs), targets), {})
             results = self._step.results(self._step.runner.whole(sources))
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what learning-rate schedulers look for
@@ -67,12 +69,22 @@ class Trainer:
                 "the optimizer has step hooks, and a planned step has no moment at which to call them; remove them, or "
                 "plan the module alone (monet.plan, MonetModule)"
             )
+        if torch.is_autocast_enabled(self._device) != self._autocast:
+            raise PlanMismatch(
+                f"autocast is {'off' if self._autocast else 'on'} now and was not when planning; call the trainer "
+                "where it was made, or plan again"
+            )
         if self._parameters() != self._groups:
             raise PlanMismatch("the optimizer's parameters have changed since planning; plan again")
         for name, live in self._updates.items():
             owner, key = self._owners[name]
             if owner[key] is not live.parameter:
                 raise PlanMismatch(f"{name} was replaced after planning; the optimizer has another parameter")
+            if live.parameter._backward_hooks or live.parameter._post_accumulate_grad_hooks:
+                raise ExecutionError(
+                    f"{name} has gradient hooks, and a planned step has no moment at which to call them; remove them, "
+                    "or plan the module alone (monet.plan, MonetModule)"
+                )
             if live.parameter.grad is not None:
                 raise ExecutionError(
                     f"{name} has a gradient from outside the planned step, which would not be used: a planned step "

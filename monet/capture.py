@@ -27,6 +27,8 @@ aten = torch.ops.aten
 _UNDECLARED_VIEWS = {aten._unsafe_view.default}
 # torch.export puts one before every cast; shapes, strides and dtypes of a plan are fixed anyway.
 _CHECKS = {aten._assert_tensor_metadata.default}
+# Its workspace has pointers in it: it can be neither measured on made-up data nor moved.
+_OPAQUE = {aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default}
 
 
 @dataclass(frozen=True)
@@ -211,9 +213,16 @@ class _Reader:
         backward: list[Operator] = []
         for node in self.fx.nodes:
             if node.op == "placeholder":
-                self._add(node, node.name)
                 description = node.meta["desc"]
+                if self._is_literal(description):
+                    continue
+                self._add(node, node.name)
                 if type(description).__name__ == "TangentAOTInput":
+                    if type(description.output).__name__ != "PlainAOTOutput":
+                        raise CaptureError(
+                            "the forward pass changes a parameter or an input in place, and its gradient goes on "
+                            "through that (an embedding with max_norm does); do it outside the model, under no_grad"
+                        )
                     tangents[description.output.idx] = node.name
                     dependent.add(node)
                 else:
@@ -258,6 +267,11 @@ class _Reader:
             mutations=mutations,
         )
 
+    def _is_literal(self, description: Any) -> bool:
+        """An input that is no tensor: its value is in the graph already."""
+        plain = type(description).__name__ == "PlainAOTInput"
+        return plain and not isinstance(self.leaves[description.idx], torch.Tensor)
+
     def _source(self, node: torch.fx.Node, description: Any) -> Source:
         kind = type(description).__name__
         if kind == "ParamAOTInput":
@@ -299,6 +313,11 @@ class _Reader:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(f"{node.name} calls {target}, which is no aten operator" + _where(node))
+        if target in _OPAQUE:
+            raise CaptureError(
+                f"{node.name} is oneDNN's own LSTM ({target}), which cannot be planned; plan and train under "
+                "torch.backends.mkldnn.flags(enabled=False), which takes PyTorch's" + _where(node)
+            )
         view_of = _viewed(target, node)
         result = node.meta["val"]
         outputs: tuple[str | None, ...]

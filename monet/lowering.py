@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from monet.graph import Graph, Operator, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
-from monet.ops.profiling import Profile
+from monet.ops.profiling import Profile, implementations
 from monet.planner.problem import (
     BackwardImplementation,
     BackwardOperator,
@@ -49,9 +49,10 @@ class Lowered:
 class _Storages:
     """Which storages are whose."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, profile: Profile) -> None:
         graph = catalogue.graph
         self.catalogue = catalogue
+        self.asked = asked_bytes(catalogue, profile)
         self.outputs = {graph.storage(n) for n in graph.outputs if n is not None}
         self.gradients = {graph.storage(n) for n in graph.gradients.values()}
         self.outside = {graph.storage(source.value) for source in graph.sources} | {
@@ -66,18 +67,33 @@ class _Storages:
         return tuple(dict.fromkeys(s for s in found if s not in self.outside))
 
     def bytes(self, storage: str) -> int:
-        return aligned(self.catalogue.values[storage].storage_bytes)
+        return aligned(max(self.catalogue.values[storage].storage_bytes, self.asked.get(storage, 0)))
 
 
-def fixed_bytes(graph: Graph, reserve_bytes: int = 0) -> dict[str, int]:
+def asked_bytes(catalogue: Catalogue, profile: Profile) -> dict[str, int]:
+    """Storage → the most bytes that an operator which makes it asks for. That may be more than its shape tells: the
+    mean of a loss can come in the memory of all its terms."""
+    found: dict[str, int] = {}
+    for implementation in implementations(catalogue):
+        for request in profile.of(implementation, catalogue).requests:
+            name = implementation.outputs[request.output] if request.output is not None else None
+            if name is not None:
+                storage = catalogue.storage(name)
+                found[storage] = max(found.get(storage, 0), request.bytes)
+    return found
+
+
+def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] | None = None) -> dict[str, int]:
     """Bytes, by kind, that the step holds from its beginning or leaves behind at its end.
 
-    ``output_gradients``: what arrives from the loss. Exact sizes: these are not in the arena.
+    ``output_gradients``: what arrives from the loss. Exact sizes: these are not in the arena. ``asked``: bytes that
+    operators ask for, where they are known.
     """
+    asked = asked or {}
 
     def total(names: Sequence[str | None]) -> int:
         storages = {graph.storage(n) for n in names if n is not None}
-        return sum(graph.values[s].storage_bytes for s in storages)
+        return sum(max(graph.values[s].storage_bytes, asked.get(s, 0)) for s in storages)
 
     of_kind = {
         kind: total([s.value for s in graph.sources if s.kind == kind])
@@ -99,8 +115,8 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0) -> dict[str, int]:
 
 def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0) -> Lowered:
     """The problem of one training step."""
-    graph, storages = catalogue.graph, _Storages(catalogue)
-    fixed = fixed_bytes(graph, reserve_bytes)
+    graph, storages = catalogue.graph, _Storages(catalogue, profile)
+    fixed = fixed_bytes(graph, reserve_bytes, storages.asked)
     recompute_name: dict[str, Mapping[str, str]] = {}
     forward: list[ForwardOperator] = []
     intermediates: list[Intermediate] = []

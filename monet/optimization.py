@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def optimize(
     loss_fn: LossFunction,
     optimizer: torch.optim.Optimizer,
     budget: str | int | None = None,
-    plan: Plan | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
     clip_grad_norm: float | None = None,
     return_outputs: bool = True,
     reserve_bytes: int = 0,
@@ -37,13 +38,13 @@ def optimize(
     ``loss_fn(outputs, targets)`` returns a scalar; a ``torch.nn.Module`` with parameters of its own is trained, too.
     ``optimizer``: ``torch.optim.SGD``, ``Adam`` or ``AdamW`` with every parameter that requires a gradient.
     ``budget``: bytes, or text as ``"6GB"``, ``"50%"`` (of eager's peak); it counts parameters, optimiser state, the
-    batch, outputs, gradients, activations and temporaries. ``plan``: what an earlier call made, instead of a budget.
+    batch, outputs, gradients, activations and temporaries. ``plan``: of an earlier call, or its file, instead.
     ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
     bit. Other options as for ``monet.plan``.
 
     Raises ``ConfigError``, ``CaptureError``, ``InfeasibleBudget``, ``SolverError``, or ``PlanMismatch`` for a ``plan``
-    of another model.
+    of another model. Ctrl-C while it plans is a KeyboardInterrupt: nothing is trained by a plan that nobody asked for.
     """
     if (budget is None) == (plan is None):
         raise TypeError("optimize takes a budget or a plan, and exactly one of them")
@@ -58,4 +59,8 @@ def optimize(
             cache=cache, progress=progress, seed=seed,
         )  # fmt: skip
         plan = plan_prepared(prepared, budget, progress=progress, **options).plan
+        if plan.solver["status"] == "interrupted":
+            raise KeyboardInterrupt
+    elif not isinstance(plan, Plan):
+        plan = Plan.load(plan)
     return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs)

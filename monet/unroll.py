@@ -157,13 +157,15 @@ def calls(solution: Solution, lowered: Lowered) -> tuple[Call, ...]:
 
 
 def placed_storages(lowered: Lowered) -> frozenset[str]:
-    """Storages that live in the arena: those that the step makes, and that neither enter nor leave it."""
+    """Storages that live in the arena: those that the step makes, that neither enter nor leave it, and have bytes (what
+    batch norm saves for its gradient has none in evaluation mode)."""
     problem, graph = lowered.problem, lowered.catalogue.graph
     placed = {t.id for t in problem.tensors} | {i.id for i in problem.intermediates}
     outside = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values(), *graph.tangents) if n is not None}
     outside |= {graph.storage(source.value) for source in graph.sources}
     placed |= {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
-    return frozenset(placed - outside)
+    values = lowered.catalogue.values
+    return frozenset(storage for storage in placed - outside if values[storage].storage_bytes > 0)
 
 
 def unroll(schedule: Sequence[Call], lowered: Lowered) -> Unrolled:

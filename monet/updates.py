@@ -35,7 +35,7 @@ class ParameterSlot:
 def parameter_slots(
     captured: Captured, module: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[ParameterSlot]:
-    """The parameters that get a gradient, in the order of the graph's gradients.
+    """The parameters that get a gradient, in the order of ``module.parameters()``, in which norms are summed up.
 
     Raises ``ConfigError`` where one of them is not the optimiser's, or the optimiser has one that is not the module's.
     """
@@ -48,7 +48,9 @@ def parameter_slots(
             f"shape {tuple(strangers[0].shape)}; was the optimizer made for another copy of the model?"
         )
     found = []
-    for source in captured.graph.sources:
+    rank = {name: n for n, name in enumerate(names.values())}
+    sources = [source for source in captured.graph.sources if source.kind == "parameter"]
+    for source in sorted(sources, key=lambda source: rank.get(names[id(module.get_parameter(source.target))], 0)):
         if source.value not in captured.graph.gradients:
             continue
         parameter = module.get_parameter(source.target)

@@ -41,6 +41,8 @@ class LossModule(torch.nn.Module):
         loss = self.loss_fn(outputs, targets)
         if not isinstance(loss, torch.Tensor):
             raise ConfigError(f"loss_fn returned a {type(loss).__name__}, not a tensor")
+        # Its memory may be that of all its terms; a copy has its own.
+        loss = loss.clone()
         if not self.return_outputs:
             return (loss,)
         return loss, pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
@@ -77,7 +79,7 @@ def capture_whole_step(
     Raises ``ConfigError`` where the loss is no scalar tensor or the optimiser cannot be planned, and ``CaptureError``.
     """
     algorithm(optimizer)
-    if clip_grad_norm is not None and not clip_grad_norm > 0:
+    if clip_grad_norm is not None and not (isinstance(clip_grad_norm, float | int) and clip_grad_norm > 0):
         raise ConfigError(
             f"clip_grad_norm is {clip_grad_norm}; it is the largest norm that gradients may have, above 0"
         )

@@ -18,7 +18,7 @@ COLUMNS = ("id", "lower", "upper", "size")
 def load_lifetimes(path: Path) -> list[Lifetime]:
     """The buffers in ``path``. Raises ``ConfigError``: the file cannot be read, or a line is not as described."""
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets begin with a mark
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:

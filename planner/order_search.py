@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -56,7 +57,8 @@ def search(
     best = {begin.state: begin.peak}
     came = {begin.state: (-1, first)}
     # (peak on the way, −nodes run, the node taken last: program order among equals, a number that is never equal)
-    heap = [(begin.peak, 0, 0, 0, begin)]
+    number = itertools.count()
+    heap = [(begin.peak, 0, 0, next(number), begin)]
     while heap:
         peak, _, _, _, reached = heapq.heappop(heap)
         state = reached.state
@@ -75,7 +77,7 @@ def search(
             if then.peak < best.get(then.state, below_bytes):
                 best[then.state] = then.peak
                 came[then.state] = (state, [k, *taken])
-                heapq.heappush(heap, (then.peak, -state.bit_count(), k, len(came), then))
+                heapq.heappush(heap, (then.peak, -state.bit_count(), k, next(number), then))
     return Searched(None, below_bytes)
 
 

@@ -145,3 +145,12 @@ def test_reading_a_changed_buffer_in_backward_is_refused() -> None:
 
     with pytest.raises(CaptureError):
         capture(Changed(), (torch.randn(2, 3),))
+
+
+def test_what_cannot_be_planned_says_what_to_do() -> None:
+    with pytest.raises(CaptureError, match=r"mkldnn\.flags\(enabled=False\)"):
+        capture(nn.LSTM(16, 32), (torch.randn(4, 6, 16),))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert capture(nn.LSTM(16, 32), (torch.randn(4, 6, 16),)).graph.gradients
+    with pytest.raises(CaptureError, match="max_norm"):
+        capture(nn.Embedding(5, 3, max_norm=1.0), (torch.tensor([1, 2]),))

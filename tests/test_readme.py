@@ -88,3 +88,10 @@ def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         words += ["--variants", "monet,sqrt-n", "--jobs", "1"]
     done = CliRunner().invoke(program, words)
     assert done.exit_code == 0, done.output
+
+
+def test_the_graph_in_the_architecture_can_be_ordered(tmp_path: Path) -> None:
+    blocks = _blocks("json", (Path(__file__).parents[1] / "docs" / "architecture.md").read_text())
+    (tmp_path / "graph.json").write_text(blocks[0])
+    done = CliRunner().invoke(program, ["order", str(tmp_path / "graph.json"), "--quiet"])
+    assert done.exit_code == 0 and "no order needs less" in done.output

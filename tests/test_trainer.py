@@ -226,13 +226,14 @@ def test_eager_and_planned_steps_mix() -> None:
     _assert_same(model.state_dict(), eager.model.state_dict(), "model")
 
 
-@pytest.mark.parametrize("most", [0.05, 1e6])
-def test_gradients_are_clipped_as_by_clip_grad_norm(most: float) -> None:
-    model, make = _model("residual"), OPTIMIZERS["adamw"]
+@pytest.mark.parametrize(("name", "most"), [("residual", 0.05), ("residual", 1e6), ("transformer", 0.05)])
+def test_gradients_are_clipped_as_by_clip_grad_norm(name: str, most: float) -> None:
+    """Their squares are summed up in the order of ``model.parameters()``, whatever the graph's: rounding tells."""
+    model, make = _model(name), OPTIMIZERS["adamw"]
     eager = _Eager(model, make)
-    trainer = _optimize("residual", model, make, clip_grad_norm=most)
-    for seed in range(4):
-        _both_step(trainer, eager, _images(seed), seed, clip=most)
+    trainer = _optimize(name, model, make, clip_grad_norm=most)
+    for seed in range(5):
+        _both_step(trainer, eager, MODELS[name][1](seed), seed, clip=most)
     _assert_same(model.state_dict(), eager.model.state_dict(), "model")
 
 
@@ -294,12 +295,57 @@ def test_parameters_without_a_gradient_stay() -> None:
         assert torch.equal(value, before[name]) == (not name.startswith("used")), name
 
 
+def test_inputs_and_targets_may_hold_what_is_no_tensor() -> None:
+    """Such values are part of the plan; targets may be left out where the loss needs none."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None, scale: float) -> dict[str, Any]:
+            out = self.layer(x) * scale
+            return {"loss": out.square().mean(), "logits": out if mask is None else out * mask}
+
+    torch.manual_seed(0)
+    model = Masked()
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
+    inputs = {"x": torch.randn(3, 4), "mask": None, "scale": 2.5}
+    trainer = monet.optimize(
+        model, inputs, loss_fn=lambda outputs, _: outputs["loss"], optimizer=optimizer, budget="200%", exact=True
+    )
+    loss, outputs = trainer(inputs)
+    expected = twin(**inputs)
+    expected["loss"].backward()
+    other.step()
+    assert torch.equal(loss, expected["loss"]) and torch.equal(outputs["logits"], expected["logits"])
+    _assert_same(model.state_dict(), twin.state_dict(), "model")
+    with pytest.raises(PlanMismatch, match=r"2\.5"):
+        trainer({**inputs, "scale": 2.0})
+    with pytest.raises(PlanMismatch, match="input 0 is None"):
+        trainer({**inputs, "x": None})
+
+
+def test_batch_norm_may_be_frozen() -> None:
+    """In evaluation mode it saves statistics without elements; its weights are trained all the same."""
+    model, make = _model("residual"), OPTIMIZERS["sgd, momentum, decay"]
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+    eager = _Eager(model, make)
+    trainer = _optimize("residual", model, make, variant="none")
+    for seed in range(3):
+        _both_step(trainer, eager, _images(seed), seed)
+    _assert_same(model.state_dict(), eager.model.state_dict(), "model")
+
+
 def test_the_peak_is_the_promise_to_the_byte() -> None:
     """In a process of its own, since the meter counts all of torch's memory; the first step makes the state."""
     script = Path(__file__).with_name("peak_of_whole_step.py")
-    for optimizer in ("sgd, momentum, decay", "adamw"):
+    for optimizer, loss in (("sgd, momentum, decay", "cross entropy"), ("adamw", "mean squared error")):
         done = subprocess.run(
-            [sys.executable, str(script), optimizer], capture_output=True, text=True, check=False, timeout=600
+            [sys.executable, str(script), optimizer, loss], capture_output=True, text=True, check=False, timeout=600
         )
         assert done.returncode == 0, done.stderr
         measured, promised = map(int, done.stdout.split())
@@ -413,6 +459,11 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     next(model.parameters()).grad = torch.zeros_like(next(model.parameters()))
     refuse("accumulate", ExecutionError)
     trainer.optimizer.zero_grad()
+    handle = next(model.parameters()).register_hook(lambda gradient: gradient)
+    refuse("gradient hooks", ExecutionError)
+    handle.remove()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        refuse("autocast is on", PlanMismatch)
     handle = trainer.optimizer.register_step_post_hook(lambda *_: None)
     refuse("hooks", ExecutionError)
     handle.remove()
