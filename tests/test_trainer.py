@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from small_models import Inverted, Residual, Transformer
 from torch import nn
 
 import monet
+from monet.capture import capture
 from monet.errors import CaptureError, ConfigError, ExecutionError, InfeasibleBudget, MonetError, PlanMismatch
 from monet.ops.catalogue import catalogue
-from monet.updates import UPDATE
-from monet.whole_step import capture_whole_step
+from monet.updates import UPDATE, parameter_slots, with_unit_tangent
+from monet.whole_step import LossModule, capture_whole_step
 
 Batch = tuple[Any, torch.Tensor]
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -228,13 +230,24 @@ def test_eager_and_planned_steps_mix() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("residual", 0.05), ("residual", 1e6), ("transformer", 0.05)])
 def test_gradients_are_clipped_as_by_clip_grad_norm(name: str, most: float) -> None:
-    """Their squares are summed up in the order of ``model.parameters()``, whatever the graph's: rounding tells."""
     model, make = _model(name), OPTIMIZERS["adamw"]
     eager = _Eager(model, make)
     trainer = _optimize(name, model, make, clip_grad_norm=most)
     for seed in range(5):
         _both_step(trainer, eager, MODELS[name][1](seed), seed, clip=most)
     _assert_same(model.state_dict(), eager.model.state_dict(), "model")
+
+
+def test_norms_are_summed_up_in_the_order_of_the_parameters() -> None:
+    """As ``clip_grad_norm_`` does; a graph may have its sources in another order."""
+    model = _model("transformer")
+    inputs, targets = _tokens(0)
+    captured = with_unit_tangent(capture(LossModule(model, _loss, return_outputs=True), (inputs, targets)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    backwards = replace(captured, graph=replace(captured.graph, sources=captured.graph.sources[::-1]))
+    for step in (captured, backwards):
+        slots = parameter_slots(step, LossModule(model, _loss, return_outputs=True), optimizer)
+        assert [slot.live.parameter for slot in slots] == list(model.parameters())
 
 
 class _Scaled(nn.Module):
