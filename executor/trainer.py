@@ -51,13 +51,15 @@ class Trainer:
         """One step. ``inputs`` and ``targets`` must be of the sample's structure and geometry.
 
         Returns the loss and the model's outputs (None with ``return_outputs=False``). Raises ``PlanMismatch`` where
-        the call, the model or the optimiser is not as planned: then nothing has changed. An error inside a step leaves
-        the parameters that were updated by then updated.
+        the call, the model or the optimiser is not as planned: then no weight has changed. An error inside a step
+        leaves the parameters that were updated by then updated.
         """
         self._check_optimizer()
         with torch.no_grad(), torch.autocast(self._device, enabled=False):  # casts are part of the plan
             sources = self._step.sources((self._plain(inputs), targets), {})
             results = self._step.results(self._step.runner.whole(sources))
+        for live in self._updates.values():
+            live.done()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what learning-rate schedulers look for
         loss: torch.Tensor = results[0]
         return loss, results[1] if len(results) > 1 else None

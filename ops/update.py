@@ -117,13 +117,14 @@ def parameter_update(optimizer: torch.optim.Optimizer, group: Mapping[str, Any])
 class LiveUpdate:
     """One parameter's place in an optimiser, as it is at the time of a step.
 
-    ``first``: its momentum has no past. Loading a state replaces groups and state, but neither optimiser nor parameter.
+    ``first``: its momentum has no past, until ``done`` says that a step has been made. Loading a state replaces groups
+    and state, but neither optimiser nor parameter.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, index: int, parameter: torch.nn.Parameter) -> None:
         self.optimizer, self.index, self.parameter = optimizer, index, parameter
         self.update = parameter_update(optimizer, self.group)
-        self.first = False
+        self._fresh: torch.Tensor | None = None  # state that was made here and that no step has used
 
     def __repr__(self) -> str:
         return "group"
@@ -132,6 +133,14 @@ class LiveUpdate:
     def group(self) -> Mapping[str, Any]:
         groups: list[dict[str, Any]] = self.optimizer.param_groups
         return groups[self.index]
+
+    @property
+    def first(self) -> bool:
+        state = self.optimizer.state.get(self.parameter, {})
+        return self._fresh is not None and any(value is self._fresh for value in state.values())
+
+    def done(self) -> None:
+        self._fresh = None
 
     def empty_state(self) -> State:
         """State tensors of the right geometry, by key, in the order in which the update takes them, on no device."""
@@ -153,7 +162,7 @@ class LiveUpdate:
         return torch.float64 if wide else torch.float32
 
     def prepare(self) -> None:
-        """Make the state that eager's first step would make; note whether it was made.
+        """Make the state that eager's first step would make.
 
         Raises ``PlanMismatch`` where the group is no longer what was planned.
         """
@@ -162,7 +171,6 @@ class LiveUpdate:
             changed = [f"{k} {v!r} instead of {dict(self.update.structure)[k]!r}" for k, v in now.structure
                        if dict(self.update.structure)[k] != v]  # fmt: skip
             raise PlanMismatch(f"parameter group {self.index} has changed: {', '.join(changed)}; plan again")
-        self.first = False
         wanted = self.empty_state()
         if not wanted:
             return
@@ -170,5 +178,4 @@ class LiveUpdate:
         for key, value in wanted.items():
             if state.get(key) is not None:
                 continue
-            self.first = True
-            state[key] = torch.zeros_like(value, device=self.state_device(key))
+            self._fresh = state[key] = torch.zeros_like(value, device=self.state_device(key))

@@ -457,8 +457,9 @@ def test_budgets_and_bounds_are_checked() -> None:
 
 
 def test_misuse_is_refused_and_changes_nothing() -> None:
-    model = _model("residual")
-    trainer = _optimize("residual", model, OPTIMIZERS["sgd, momentum, decay"])
+    model, make = _model("residual"), OPTIMIZERS["sgd, momentum, decay"]
+    eager = _Eager(model, make)
+    trainer = _optimize("residual", model, make)
     inputs, targets = _images(0)
     before = copy.deepcopy(model.state_dict())
 
@@ -492,4 +493,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     with pytest.raises(PlanMismatch, match="replaced"):
         trainer(inputs, targets)
     head.bias = kept
-    trainer(inputs, targets)
+    # Momentum begins with the first step that is made, with a buffer that a refused one may have made.
+    for seed in range(2):
+        _both_step(trainer, eager, _images(seed), seed)
+    _assert_same(model.state_dict(), eager.model.state_dict(), "model")
