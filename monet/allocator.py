@@ -106,6 +106,8 @@ class Arena:
     The memory is mapped by ``map`` and given back by ``close``.
     """
 
+    _open = False  # Ctrl-C may come before the constructor ends
+
     def __init__(self, requests: Sequence[Sequence[tuple[int, int | None]]], arena_bytes: int) -> None:
         self._lib = _library()
         self.bytes = arena_bytes

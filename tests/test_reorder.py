@@ -30,10 +30,14 @@ from monet.whole_step import capture_whole_step, plain_inputs
 
 def _tight(prepared: Prepared) -> Solution:
     """A solution that recomputes: for the smallest budget that is known to work with one implementation a operator."""
-    with pytest.raises(InfeasibleBudget) as raised:
-        plan_prepared(prepared, 1, variant="none", time_limit_s=10)
-    assert raised.value.smallest_bytes is not None
-    solution = plan_prepared(prepared, raised.value.smallest_bytes, variant="none", time_limit_s=10).solution
+    budget = 1
+    for _ in range(5):  # a smallest budget may yet be too small for a layout
+        try:
+            solution = plan_prepared(prepared, budget, variant="none", time_limit_s=10).solution
+            break
+        except InfeasibleBudget as error:
+            assert error.smallest_bytes is not None and error.smallest_bytes > budget
+            budget = error.smallest_bytes
     assert any(stage.recompute for stage in solution.stages)
     return solution
 
