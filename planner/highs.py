@@ -193,10 +193,10 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
     if not np.isfinite(bound) or abs(bound) > 1e29:
         bound = watch.bound if watch.bound is not None else float("-inf")
     status: Status
-    if ended == kinds.kOptimal:
-        status = "optimal"
-    elif interrupted:
+    if interrupted:  # whatever it ended with meanwhile: a caller that solves one program after another must stop
         status = "interrupted"
+    elif ended == kinds.kOptimal:
+        status = "optimal"
     elif ended in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
         return Answer("infeasible", None, float("inf"), float("inf"))
     elif ended in (
