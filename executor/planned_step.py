@@ -27,6 +27,12 @@ def planned_catalogue(graph: Graph, plan: Plan) -> Catalogue:
     return catalogue(graph, storage=plan.model.get("storage", ()), density=plan.model.get("density", DENSITY))
 
 
+def owner_of(model: torch.nn.Module, target: str) -> tuple[torch.nn.Module, str]:
+    """The submodule that a dotted name's parameter or buffer belongs to, and its name there."""
+    path, _, name = target.rpartition(".")
+    return model.get_submodule(path), name
+
+
 class PlannedStep:
     """A captured model, its runner, and what a call must look like."""
 
@@ -93,8 +99,7 @@ class PlannedStep:
             if state is None:
                 raise PlanMismatch("the plan updates weights; use it with monet.optimize, not with MonetModule")
             return state(source)
-        path, _, name = source.target.rpartition(".")
-        owner = self.model.get_submodule(path)
+        owner, name = owner_of(self.model, source.target)
         return (owner._parameters if source.kind == "parameter" else owner._buffers, name)
 
     def sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from monet.capture import Captured
 from monet.errors import ExecutionError, PlanMismatch
-from monet.executor.planned_step import PlannedStep
+from monet.executor.planned_step import PlannedStep, owner_of
 from monet.graph import Source
 from monet.ops.update import LiveUpdate
 from monet.planfile import Plan
@@ -40,7 +40,7 @@ class Trainer:
         self._groups = self._parameters()
         self._device = next(iter(captured.graph.values.values())).device.type
         self._autocast = torch.is_autocast_enabled(self._device)
-        self._owners = {name: _owner(module, name) for name in updates}
+        self._owners = {name: owner_of(module, name) for name in updates}
 
     @property
     def plan(self) -> Plan:
@@ -80,7 +80,7 @@ class Trainer:
             raise PlanMismatch("the optimizer's parameters have changed since planning; plan again")
         for name, live in self._updates.items():
             owner, key = self._owners[name]
-            if owner[key] is not live.parameter:
+            if owner._parameters[key] is not live.parameter:
                 raise PlanMismatch(f"{name} was replaced after planning; the optimizer has another parameter")
             if live.parameter._backward_hooks or live.parameter._post_accumulate_grad_hooks:
                 raise ExecutionError(
@@ -102,8 +102,3 @@ class Trainer:
         name, _, key = source.target.rpartition(".")
         live = self._updates[name]
         return lambda: live.optimizer.state[live.parameter][key]
-
-
-def _owner(module: torch.nn.Module, name: str) -> tuple[dict[str, torch.nn.Parameter | None], str]:
-    path, _, key = name.rpartition(".")
-    return module.get_submodule(path)._parameters, key

@@ -156,7 +156,7 @@ class _Writer:
 
     def update(self, slot: ParameterSlot, gradient: str) -> Operator:
         state = []
-        for key, tensor in slot.live.empty_state().items():
+        for key, tensor in slot.live.empty_state.items():
             target = f"{slot.target}.{key}"
             name = f"state {target}"
             self._value(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, slot.live.state_device(key))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -142,8 +143,12 @@ class LiveUpdate:
     def done(self) -> None:
         self._fresh = None
 
+    @cached_property
     def empty_state(self) -> State:
-        """State tensors of the right geometry, by key, in the order in which the update takes them, on no device."""
+        """State tensors of the right geometry, by key, in the order in which the update takes them, on no device.
+
+        They follow from the structure that was planned, so each step need not make them again.
+        """
         like = self.parameter.detach().to("meta")
         if self.update.algorithm == "sgd":
             return {"momentum_buffer": torch.zeros_like(like)} if self.group["momentum"] != 0 else {}
@@ -171,11 +176,10 @@ class LiveUpdate:
             changed = [f"{k} {v!r} instead of {dict(self.update.structure)[k]!r}" for k, v in now.structure
                        if dict(self.update.structure)[k] != v]  # fmt: skip
             raise PlanMismatch(f"parameter group {self.index} has changed: {', '.join(changed)}; plan again")
-        wanted = self.empty_state()
-        if not wanted:
+        if not self.empty_state:
             return
         state = self.optimizer.state[self.parameter]
-        for key, value in wanted.items():
+        for key, value in self.empty_state.items():
             if state.get(key) is not None:
                 continue
             self._fresh = state[key] = torch.zeros_like(value, device=self.state_device(key))
