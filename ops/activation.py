@@ -9,6 +9,8 @@ import torch
 from monet.graph import Operator, Ref, Value
 from monet.ops import generic, native
 from monet.ops.implementation import Context, Implementation, SavedIntermediate
+from monet.ops.record import Record
+from monet.ops.sample import Sample
 
 aten = torch.ops.aten
 
@@ -92,3 +94,27 @@ def _activation(op: Operator, context: Context) -> Operator | None:
         if reader.target is aten.hardtanh.default and reader.args[0] == saved:
             return reader
     return None
+
+
+RECORDS = (
+    Record(
+        name="relu",
+        family="activations",
+        forward_targets=(aten.relu.default,),
+        backward_targets=(aten.threshold_backward.default,),
+        equations="sign bits: Gist, section 4; from the output: the sign of the output is the input's",
+        samples=(Sample("relu", torch.relu, ((5, 67),)),),
+        backward=backward,
+        intermediates=intermediates,
+    ),
+    Record(
+        name="hardtanh, relu6",
+        family="activations",
+        forward_targets=(aten.hardtanh.default,),
+        backward_targets=(aten.hardtanh_backward.default,),
+        equations="MONeT, section 4.2: the output attains the bounds exactly where the input reaches or passes them",
+        samples=(Sample("relu6", torch.nn.functional.relu6, ((5, 67),)),),
+        backward=backward,
+        intermediates=intermediates,
+    ),
+)

@@ -13,6 +13,8 @@ import torch
 
 from monet.graph import Operator, Ref, references
 from monet.ops.implementation import Context, Implementation, plain
+from monet.ops.record import Record
+from monet.ops.sample import Sample
 from monet.ops.shape import of_shape
 
 aten = torch.ops.aten
@@ -162,3 +164,25 @@ def chunked_parameter_gradient(
                 of_bias.add_(bias_part)
         del part, bias_part
     return (of_weight, of_bias) if with_bias else of_weight
+
+
+RECORDS = (
+    Record(
+        name="convolution",
+        family="convolutions",
+        forward_targets=(aten.convolution.default,),
+        backward_targets=(aten.convolution_backward.default,),
+        equations="MONeT, section 4.1: sums over the batch in chunks; gradients of parameters and input apart",
+        samples=(
+            Sample(
+                "conv2d",
+                lambda x, w, b: torch.nn.functional.conv2d(x, w, b, padding=1),
+                ((8, 8, 40, 40),),
+                ((16, 8, 3, 3), (16,)),
+            ),
+        ),
+        forward=forward,
+        recompute=recompute,
+        backward=backward,
+    ),
+)

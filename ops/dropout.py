@@ -12,6 +12,8 @@ import torch
 from monet.graph import Operator, Ref
 from monet.ops import generic
 from monet.ops.implementation import Context, Implementation
+from monet.ops.record import Record
+from monet.ops.sample import Sample
 
 aten = torch.ops.aten
 
@@ -58,3 +60,18 @@ def dropout(x: torch.Tensor, probability: float, scale: float) -> tuple[torch.Te
 
 def masked(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     return gradient.mul(mask).mul_(scale)
+
+
+RECORDS = (
+    Record(
+        name="dropout",
+        family="dropout",
+        forward_targets=(aten.native_dropout.default,),
+        backward_targets=(aten.native_dropout_backward.default,),
+        equations="the mask that eager draws, and eager's rounding of 1 / (1 - p)",
+        samples=(Sample("dropout", lambda x: torch.nn.functional.dropout(x, 0.3), ((5, 67),)),),
+        forward=forward,
+        recompute=recompute,
+        backward=backward,
+    ),
+)

@@ -7,6 +7,8 @@ import torch
 from monet.graph import Operator, Ref
 from monet.ops import generic, native
 from monet.ops.implementation import Context, Implementation, plain
+from monet.ops.record import Record
+from monet.ops.sample import Sample, running
 
 aten = torch.ops.aten
 
@@ -93,3 +95,25 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+RECORDS = (
+    Record(
+        name="batch_norm",
+        family="normalizations",
+        forward_targets=(aten.native_batch_norm.default,),
+        backward_targets=(aten.native_batch_norm_backward.default,),
+        equations="MONeT, section 4.2: the gradient from the output",
+        samples=(
+            Sample(
+                "batch_norm",
+                lambda x, w, b, mean, var: torch.nn.functional.batch_norm(x, mean, var, w, b, training=True),
+                ((4, 6, 7, 7),),
+                ((6,), (6,), running((6,), 0.0), running((6,), 1.0)),
+                (torch.float32,),
+            ),
+        ),
+        recompute=recompute,
+        backward=backward,
+    ),
+)

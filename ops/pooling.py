@@ -9,6 +9,8 @@ import torch
 from monet.graph import Operator, Ref, Value
 from monet.ops import native
 from monet.ops.implementation import Context, Implementation, SavedIntermediate
+from monet.ops.record import Record
+from monet.ops.sample import Sample
 from monet.ops.shape import of_shape
 
 aten = torch.ops.aten
@@ -75,3 +77,17 @@ def from_indices(gradient: torch.Tensor, shape: list[int], rest: list[Any], indi
         gradient, of_shape(gradient, shape), *rest, indices
     )
     return result
+
+
+RECORDS = (
+    Record(
+        name="max_pool2d",
+        family="pooling",
+        forward_targets=(aten.max_pool2d_with_indices.default,),
+        backward_targets=(aten.max_pool2d_with_indices_backward.default,),
+        equations="Gist, section 4: the cell in the window instead of the index in the plane",
+        samples=(Sample("max_pool2d", lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1), ((2, 3, 11, 13),)),),
+        intermediates=intermediates,
+        backward=backward,
+    ),
+)

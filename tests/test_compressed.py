@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from eager_reference import run_step
-from test_operators import CASES, _call, _evaluate
+from evaluation import call, evaluate
+from test_operators import CASES
 from torch import nn
 
 import monet
@@ -97,12 +98,12 @@ def test_every_implementation_computes_what_eager_does(case: str) -> None:
     offers = catalogue(captured.graph, storage=BOTH, density=1.0)
     tried = {"from-sparse": 0, "from-half": 0}
     with torch.no_grad():
-        env = _evaluate(offers, captured, model, [*args, *kwargs.values()])
+        env = evaluate(offers, captured, model, [*args, *kwargs.values()])
         for node, named in offers.backward.items():
             plain = next(iter(named.values()))
             for name in tried.keys() & named.keys():
                 implementation = named[name]
-                results = _call(implementation, env, set())
+                results = call(implementation, env, set())
                 for output, result in zip(implementation.outputs, results, strict=True):
                     if output is None:
                         continue
@@ -121,7 +122,7 @@ def _magnitude(plain: Implementation, env: Mapping[str, torch.Tensor], output: s
     """What an error is relative to: for a convolution's gradient, the sum of the magnitudes of its terms."""
     if plain.call is not torch.ops.aten.convolution_backward.default:
         return env[output].abs().max()
-    results = _call(plain, {n: env[n].abs() for n in plain.inputs()}, set())
+    results = call(plain, {n: env[n].abs() for n in plain.inputs()}, set())
     largest: torch.Tensor = results[plain.outputs.index(output)].abs().max()
     return largest
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from evaluation import evaluate, try_every_implementation
 from small_models import Awkward, Inverted, Residual, Running, Transformer
 from torch import nn
 
-from monet.capture import Captured, capture
-from monet.graph import Operator, Ref
-from monet.ops.catalogue import Catalogue, catalogue
+from monet.capture import capture
+from monet.ops.catalogue import catalogue
 from monet.ops.convolution import chunk_counts
-from monet.ops.implementation import Implementation
 from monet.ops.profiling import implementations, profile
 
 CASES: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {
@@ -26,116 +24,14 @@ CASES: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-def _call(implementation: Implementation, env: Mapping[str, torch.Tensor], private: set[str]) -> list[Any]:
-    """Run it on copies of what it may write to."""
-    copies: dict[str, torch.Tensor] = {}
-
-    def real(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            if argument.name not in copies:
-                tensor = env[argument.name]
-                copies[argument.name] = tensor.clone() if argument.name in private else tensor
-            return copies[argument.name]
-        return [real(a) for a in argument] if isinstance(argument, list | tuple) else argument
-
-    result = implementation.call(
-        *(real(a) for a in implementation.args), **{k: real(v) for k, v in implementation.kwargs}
-    )
-    return [result] if implementation.single else list(result)
-
-
-def _view(op: Operator) -> Implementation:
-    return Implementation("view", op.target, op.args, op.kwargs, op.outputs, op.single)
-
-
-def _evaluate(offers: Catalogue, captured: Captured, model: nn.Module, inputs: list[torch.Tensor]) -> dict[str, Any]:
-    """All values of one step by each operator's first implementation."""
-    env: dict[str, Any] = {}
-    graph = captured.graph
-    for source in graph.sources:
-        if source.kind == "input":
-            env[source.value] = inputs[int(source.target)].detach()
-        elif source.kind == "constant":
-            env[source.value] = captured.constants[source.target]
-        else:
-            find = model.get_parameter if source.kind == "parameter" else model.get_buffer
-            env[source.value] = find(source.target).detach().clone()
-    for name in graph.tangents:
-        if name is not None:
-            env[name] = torch.randn(graph.values[name].shape)
-
-    def run(op: Operator, named: Mapping[str, Implementation]) -> None:
-        first = _view(op) if op.view else next(iter(named.values()))
-        results = _call(first, env, set())
-        env.update({n: r for n, r in zip(first.outputs, results, strict=False) if n is not None})
-        for saved in offers.intermediates.get(op.name, ()):
-            env[saved.value.name] = _call(saved.implementation, env, set())[0]
-
-    for op in graph.forward:
-        run(op, offers.forward.get(op.name, {}))
-    for op in graph.backward:
-        run(op, offers.backward.get(op.name, {}))
-    return env
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_every_implementation_computes_what_the_first_does(case: str) -> None:
     model, args, kwargs = CASES[case]
     torch.manual_seed(0)
     captured = capture(model, args, kwargs)
     offers = catalogue(captured.graph)
-    with torch.no_grad():
-        env = _evaluate(offers, captured, model, [*args, *kwargs.values()])
-        sources = captured.graph.sources
-        old = {s.value: model.get_buffer(s.target) for s in sources if s.kind == "buffer"}
-        # A view of a buffer made before it changed shows the new content by now: read it anew.
-        old |= {
-            op.outputs[0]: _call(_view(op), {**env, **old}, set())[0]
-            for op in captured.graph.forward
-            if op.view and op.outputs[0] is not None and captured.graph.storage(op.outputs[0]) in old
-        }
-        tried = 0
-        for group, again in ((offers.forward, False), (offers.recompute, True), (offers.backward, False)):
-            for node, named in group.items():
-                for implementation in named.values():
-                    if not again and not any(implementation.outputs):
-                        continue  # a counter or a write-back: covered by comparing buffers
-                    written = {implementation.overwrites} if implementation.overwrites else set()
-                    before = torch.get_rng_state()
-                    if implementation.call.__name__ == "draw":
-                        torch.set_rng_state(env[f"{node}.rng"])
-                    # Running statistics are updated by a forward run: give it copies.
-                    seen = env if again or group is offers.backward else {**env, **old}
-                    results = _call(implementation, seen, written | _running(captured))
-                    if again:
-                        assert torch.equal(before, torch.get_rng_state()), f"{node} moves the generator"
-                    for name, result in zip(implementation.outputs, results, strict=False):
-                        if name is None:
-                            continue
-                        tried += 1
-                        expected = env[name]
-                        what = f"{node} by {implementation.name}: {name}"
-                        assert result.shape == expected.shape and result.stride() == expected.stride(), what
-                        if implementation.exact:
-                            assert torch.equal(result, expected), what
-                        else:
-                            error = (result - expected).abs().max() / _scale(implementation, env, name, expected)
-                            assert float(error) <= implementation.tolerance, f"{what}: {float(error)}"
-    assert tried > 20
-
-
-def _scale(implementation: Implementation, env: Mapping[str, Any], name: str, expected: torch.Tensor) -> torch.Tensor:
-    """What an error is relative to: for a sum, the sum of its terms' magnitudes, as they may cancel."""
-    if implementation.name.startswith("chunks"):
-        magnitudes = {n: env[n].abs() for n in implementation.inputs()}
-        results = dict(zip(implementation.outputs, _call(implementation, magnitudes, set()), strict=False))
-        largest: torch.Tensor = results[name].abs().max()
-        return largest
-    return expected.abs().max().clamp_min(1e-30)
-
-
-def _running(captured: Captured) -> set[str]:
-    return {source.value for source in captured.graph.sources if source.kind == "buffer"}
+    env = evaluate(offers, captured, model, [*args, *kwargs.values()])
+    assert try_every_implementation(offers, captured, model, env) > 20
 
 
 def test_families_offer_what_they_should() -> None:

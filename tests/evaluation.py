@@ -1,0 +1,127 @@
+"""Evaluates a captured graph implementation by implementation, on real values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from monet.capture import Captured
+from monet.graph import Operator, Ref
+from monet.ops.catalogue import Catalogue
+from monet.ops.implementation import Implementation
+
+
+def call(implementation: Implementation, env: Mapping[str, torch.Tensor], private: set[str]) -> list[Any]:
+    """Run it on copies of what it may write to."""
+    copies: dict[str, torch.Tensor] = {}
+
+    def real(argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            if argument.name not in copies:
+                tensor = env[argument.name]
+                copies[argument.name] = tensor.clone() if argument.name in private else tensor
+            return copies[argument.name]
+        return [real(a) for a in argument] if isinstance(argument, list | tuple) else argument
+
+    result = implementation.call(
+        *(real(a) for a in implementation.args), **{k: real(v) for k, v in implementation.kwargs}
+    )
+    return [result] if implementation.single else list(result)
+
+
+def _view(op: Operator) -> Implementation:
+    return Implementation("view", op.target, op.args, op.kwargs, op.outputs, op.single)
+
+
+@torch.no_grad()
+def evaluate(offers: Catalogue, captured: Captured, model: nn.Module, inputs: list[torch.Tensor]) -> dict[str, Any]:
+    """All values of one step by each operator's first implementation."""
+    env: dict[str, Any] = {}
+    graph = captured.graph
+    for source in graph.sources:
+        if source.kind == "input":
+            env[source.value] = inputs[int(source.target)].detach()
+        elif source.kind == "constant":
+            env[source.value] = captured.constants[source.target]
+        else:
+            find = model.get_parameter if source.kind == "parameter" else model.get_buffer
+            env[source.value] = find(source.target).detach().clone()
+    generator = torch.Generator().manual_seed(1001)
+    for name in graph.tangents:
+        if name is not None:
+            value = graph.values[name]
+            env[name] = torch.randn(value.shape, generator=generator).to(value.dtype)
+
+    def run(op: Operator, named: Mapping[str, Implementation]) -> None:
+        first = _view(op) if op.view else next(iter(named.values()))
+        results = call(first, env, set())
+        env.update({n: r for n, r in zip(first.outputs, results, strict=False) if n is not None})
+        for saved in offers.intermediates.get(op.name, ()):
+            env[saved.value.name] = call(saved.implementation, env, set())[0]
+
+    for op in graph.forward:
+        run(op, offers.forward.get(op.name, {}))
+    for op in graph.backward:
+        run(op, offers.backward.get(op.name, {}))
+    return env
+
+
+@torch.no_grad()
+def try_every_implementation(
+    offers: Catalogue, captured: Captured, model: nn.Module, env: Mapping[str, torch.Tensor]
+) -> int:
+    """Asserts that every implementation makes what is in ``env``; how many results were compared."""
+    sources = captured.graph.sources
+    old = {s.value: model.get_buffer(s.target) for s in sources if s.kind == "buffer"}
+    # A view of a buffer made before it changed shows the new content by now: read it anew.
+    old |= {
+        op.outputs[0]: call(_view(op), {**env, **old}, set())[0]
+        for op in captured.graph.forward
+        if op.view and op.outputs[0] is not None and captured.graph.storage(op.outputs[0]) in old
+    }
+    tried = 0
+    for group, again in ((offers.forward, False), (offers.recompute, True), (offers.backward, False)):
+        for node, named in group.items():
+            for implementation in named.values():
+                if not again and not any(implementation.outputs):
+                    continue  # a counter or a write-back: covered by comparing buffers
+                written = {implementation.overwrites} if implementation.overwrites else set()
+                before = torch.get_rng_state()
+                if implementation.call.__name__ == "draw":
+                    torch.set_rng_state(env[f"{node}.rng"])
+                # Running statistics are updated by a forward run: give it copies.
+                seen = env if again or group is offers.backward else {**env, **old}
+                results = call(implementation, seen, written | _running(captured))
+                if again:
+                    assert torch.equal(before, torch.get_rng_state()), f"{node} moves the generator"
+                for name, result in zip(implementation.outputs, results, strict=False):
+                    if name is None:
+                        continue
+                    tried += 1
+                    expected = env[name]
+                    what = f"{node} by {implementation.name}: {name}"
+                    assert result.shape == expected.shape and result.stride() == expected.stride(), what
+                    assert result.dtype == expected.dtype, what
+                    if implementation.exact:
+                        assert torch.equal(result, expected), what
+                    else:
+                        error = (result - expected).abs().max() / _scale(implementation, env, name, expected)
+                        assert float(error) <= implementation.tolerance, f"{what}: {float(error)}"
+    return tried
+
+
+def _scale(implementation: Implementation, env: Mapping[str, Any], name: str, expected: torch.Tensor) -> torch.Tensor:
+    """What an error is relative to: for a sum, the sum of its terms' magnitudes, as they may cancel."""
+    if implementation.name.startswith("chunks"):
+        magnitudes = {n: env[n].abs() for n in implementation.inputs()}
+        results = dict(zip(implementation.outputs, call(implementation, magnitudes, set()), strict=False))
+        largest: torch.Tensor = results[name].abs().max()
+        return largest
+    return expected.abs().max().clamp_min(1e-30)
+
+
+def _running(captured: Captured) -> set[str]:
+    return {source.value for source in captured.graph.sources if source.kind == "buffer"}

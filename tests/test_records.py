@@ -1,0 +1,66 @@
+"""The samples of every operator's record: each implementation against the first, and the first against eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from evaluation import evaluate, try_every_implementation
+
+from monet.capture import capture
+from monet.ops.catalogue import catalogue
+from monet.ops.profiling import profile
+from monet.ops.record import Record
+from monet.ops.registry import RECORDS
+from monet.ops.sample import Sample
+
+SAMPLES = [
+    pytest.param(record, sample, dtype, id=f"{sample.name}-{str(dtype).removeprefix('torch.')}")
+    for record in RECORDS
+    for sample in record.samples
+    for dtype in sample.dtypes
+]
+
+
+@pytest.mark.parametrize(("record", "sample", "dtype"), SAMPLES)
+def test_sample(record: Record, sample: Sample, dtype: torch.dtype) -> None:
+    """The operator occurs; its first implementations equal eager bit by bit, all others are as exact as they say;
+    and each can be measured."""
+    module, inputs = sample.module(dtype), sample.inputs(dtype)
+    captured = capture(module, inputs)
+    offers = catalogue(captured.graph)
+    targets = {op.target for op in (*captured.graph.forward, *captured.graph.backward)}
+    assert targets & {*record.forward_targets, *record.backward_targets}, f"{record.name} does not occur"
+    torch.manual_seed(7)
+    env = evaluate(offers, captured, module, list(inputs))
+    _compare_with_eager(captured, env, module, inputs)
+    try_every_implementation(offers, captured, module, env)
+    profile(offers)
+
+
+def _compare_with_eager(captured: Any, env: dict[str, Any], module: torch.nn.Module, inputs: Any) -> None:
+    torch.manual_seed(7)
+    leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+    outputs = pytree.tree_leaves(module(*leaves))
+    graph = captured.graph
+    for name, expected in zip(graph.outputs, outputs, strict=True):
+        assert torch.equal(env[name], expected), name
+    graded = [(o, env[t]) for o, t in zip(outputs, graph.tangents, strict=True) if t is not None]
+    torch.autograd.backward([o for o, _ in graded], [t for _, t in graded])
+    for source in graph.sources:
+        if source.value in graph.gradients:
+            leaf = leaves[int(source.target)] if source.kind == "input" else module.get_parameter(source.target)
+            found = env[graph.gradients[source.value]]
+            assert leaf.grad is not None and torch.equal(found, leaf.grad), f"gradient of {source.value}"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_samples_have_every_operator_of_their_record(record: Record) -> None:
+    assert record.samples
+    found = set()
+    for sample in record.samples:
+        graph = capture(sample.module(sample.dtypes[0]), sample.inputs(sample.dtypes[0])).graph
+        found |= {op.target for op in (*graph.forward, *graph.backward)}
+    assert not {*record.forward_targets, *record.backward_targets} - found
