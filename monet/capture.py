@@ -23,8 +23,13 @@ from monet.rewrite import canonical
 
 aten = torch.ops.aten
 
-# Its schema says it makes a new tensor; in memory it is a view.
-_UNDECLARED_VIEWS = {aten._unsafe_view.default}
+# Their schemas say they make new tensors; in memory these are views.
+_UNDECLARED_VIEWS = {
+    aten._unsafe_view.default,
+    aten.unsafe_chunk.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+}
 # torch.export puts one before every cast; shapes, strides and dtypes of a plan are fixed anyway.
 _CHECKS = {aten._assert_tensor_metadata.default}
 # Its workspace has pointers in it: it can be neither measured on made-up data nor moved.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from monet.commands.layout import layout
+from monet.commands.operators import operators
 from monet.commands.order import order
 from monet.commands.plan import plan
 from monet.commands.sweep import sweep
@@ -23,6 +24,7 @@ program.add_command(plan)
 program.add_command(sweep)
 program.add_command(order)
 program.add_command(layout)
+program.add_command(operators)
 
 
 def main() -> None:

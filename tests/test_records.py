@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from evaluation import evaluate, try_every_implementation
 
-from monet.capture import capture
-from monet.ops.catalogue import catalogue
+from monet.operator_table import captured_sample, table
 from monet.ops.profiling import profile
 from monet.ops.record import Record
 from monet.ops.registry import RECORDS
@@ -28,9 +28,8 @@ SAMPLES = [
 def test_sample(record: Record, sample: Sample, dtype: torch.dtype) -> None:
     """The operator occurs; its first implementations equal eager bit by bit, all others are as exact as they say;
     and each can be measured."""
-    module, inputs = sample.module(dtype), sample.inputs(dtype)
-    captured = capture(module, inputs)
-    offers = catalogue(captured.graph)
+    module, captured, offers = captured_sample(sample, dtype)
+    inputs = sample.inputs(dtype)
     targets = {op.target for op in (*captured.graph.forward, *captured.graph.backward)}
     assert targets & {*record.forward_targets, *record.backward_targets}, f"{record.name} does not occur"
     torch.manual_seed(7)
@@ -61,6 +60,11 @@ def test_samples_have_every_operator_of_their_record(record: Record) -> None:
     assert record.samples
     found = set()
     for sample in record.samples:
-        graph = capture(sample.module(sample.dtypes[0]), sample.inputs(sample.dtypes[0])).graph
+        graph = captured_sample(sample, sample.dtypes[0])[1].graph
         found |= {op.target for op in (*graph.forward, *graph.backward)}
     assert not {*record.forward_targets, *record.backward_targets} - found
+
+
+def test_document_is_the_table() -> None:
+    """After a change of what is offered: ``monet operators > docs/operators.md``."""
+    assert (Path(__file__).parents[1] / "docs" / "operators.md").read_text() == table()
