@@ -7,6 +7,7 @@ removes mutation; both work on fake tensors, so no memory of the step is touched
 from __future__ import annotations
 
 import operator as python_operator
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -99,6 +100,14 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _reason(what: str, error: BaseException) -> str:
+    unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
+    if unknown is not None:
+        advice = (
+            "; training needs no cache of keys and values: set model.config.use_cache = False"
+            if "Cache" in unknown[1]
+            else "; return tensors in tuples, lists or dicts, or register the class with torch.utils._pytree"
+        )
+        return f"{what}: it returns a {unknown[1]}, whose tensors torch does not find" + advice
     lines = [line for line in str(error).splitlines() if line.strip()]
     source = next(
         (line.strip() for line in lines if line.strip().startswith("File ") and "site-packages/torch/" not in line),

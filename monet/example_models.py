@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -43,3 +44,29 @@ def tiny_resnet(classes: int = 10, width: int = 16) -> nn.Module:
         nn.Flatten(),
         nn.Linear(4 * width, classes),
     )
+
+
+class LSTMLanguageModel(nn.Module):
+    """LSTM cells over tokens, one call a cell and token: (N, T) int64 to (N, T, vocabulary).
+
+    Unrolled, each token's operators are the plan's to keep or to compute again; ``torch.nn.LSTM`` is one operator.
+    """
+
+    def __init__(self, vocabulary: int = 10_000, width: int = 650, layers: int = 2, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.cells = nn.ModuleList(nn.LSTMCell(width, width) for _ in range(layers))
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        zero = self.head.weight.new_zeros(tokens.shape[0], self.embed.embedding_dim)
+        states = [(zero, zero) for _ in self.cells]
+        found = []
+        for x in self.drop(self.embed(tokens)).unbind(1):
+            for i, cell in enumerate(self.cells):
+                states[i] = cell(x, states[i])
+                x = self.drop(states[i][0])
+            found.append(x)
+        output: Tensor = self.head(torch.stack(found, 1))
+        return output

@@ -17,7 +17,7 @@ from monet.config import Config
 from monet.errors import ConfigError
 from monet.torchvision_schemas import with_torchvision_schemas
 
-_EXTRA_PACKAGES = ("torchvision", "monai")
+_EXTRA_PACKAGES = ("torchvision", "monai", "transformers")
 
 
 def build_model(config: Config) -> nn.Module:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 from monet.capture import Captured
 from monet.graph import Operator, Ref
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
+
+SEED = 7
 
 
 def call(implementation: Implementation, env: Mapping[str, torch.Tensor], private: set[str]) -> list[Any]:
@@ -38,7 +41,8 @@ def _view(op: Operator) -> Implementation:
 
 @torch.no_grad()
 def evaluate(offers: Catalogue, captured: Captured, model: nn.Module, inputs: list[torch.Tensor]) -> dict[str, Any]:
-    """All values of one step by each operator's first implementation."""
+    """All values of one step by each operator's first implementation, from ``SEED``."""
+    torch.manual_seed(SEED)
     env: dict[str, Any] = {}
     graph = captured.graph
     for source in graph.sources:
@@ -67,6 +71,33 @@ def evaluate(offers: Catalogue, captured: Captured, model: nn.Module, inputs: li
     for op in graph.backward:
         run(op, offers.backward.get(op.name, {}))
     return env
+
+
+def compare_with_eager(
+    captured: Captured,
+    env: Mapping[str, Any],
+    module: nn.Module,
+    args: Sequence[torch.Tensor],
+    kwargs: Mapping[str, torch.Tensor],
+) -> None:
+    """Asserts that the outputs and gradients that ``evaluate`` made are those of autograd, bit by bit."""
+    torch.manual_seed(SEED)
+    leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in [*args, *kwargs.values()]]
+    named = dict(zip(kwargs, leaves[len(args) :], strict=True))
+    outputs = pytree.tree_leaves(module(*leaves[: len(args)], **named))
+    graph = captured.graph
+    graded = []
+    for name, tangent, expected in zip(graph.outputs, graph.tangents, outputs, strict=True):
+        if name is not None:
+            assert torch.equal(env[name], expected), name
+        if tangent is not None:
+            graded.append((expected, env[tangent]))
+    torch.autograd.backward([o for o, _ in graded], [t for _, t in graded])
+    for source in graph.sources:
+        if source.value in graph.gradients:
+            leaf = leaves[int(source.target)] if source.kind == "input" else module.get_parameter(source.target)
+            found = env[graph.gradients[source.value]]
+            assert leaf.grad is not None and torch.equal(found, leaf.grad), f"gradient of {source.value}"
 
 
 @torch.no_grad()

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from monet.example_models import LSTMLanguageModel
 from monet.torchvision_schemas import with_torchvision_schemas
+from monet.transformers_models import random_weights
 
 
 @dataclass(frozen=True)
@@ -66,36 +68,8 @@ def _monai(name: str, **options: Any) -> Callable[[], nn.Module]:
     return make
 
 
-def _language(name: str, config: str, **options: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        transformers = importlib.import_module("transformers")
-        model: nn.Module = getattr(transformers, name)(getattr(transformers, config)(**options))
-        return model
-
-    return make
-
-
-class UnrolledLSTM(nn.Module):
-    """A language model of LSTM cells, one call a token: (N, T) tokens to (N, T, vocabulary)."""
-
-    def __init__(self, vocabulary: int, width: int, layers: int = 2, dropout: float = 0.2) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.cells = nn.ModuleList(nn.LSTMCell(width, width) for _ in range(layers))
-        self.drop = nn.Dropout(dropout)
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        batch, width = tokens.shape[0], self.embed.embedding_dim
-        states = [(torch.zeros(batch, width), torch.zeros(batch, width)) for _ in self.cells]
-        found = []
-        for x in self.embed(tokens).unbind(1):
-            for i, cell in enumerate(self.cells):
-                states[i] = cell(x, states[i])
-                x = self.drop(states[i][0])
-            found.append(x)
-        out: torch.Tensor = self.head(torch.stack(found, 1))
-        return out
+def _language(architecture: str, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: random_weights(architecture, **options)
 
 
 def _unet(dimensions: int) -> Callable[[], nn.Module]:
@@ -143,21 +117,21 @@ MODELS: dict[str, Case] = {
     "resnet3d": Case(_vision("video.r3d_18", num_classes=10), _images(1, 3, 8, 32, 32)),
     "bert": Case(
         _language(
-            "BertForMaskedLM", "BertConfig", vocab_size=100, hidden_size=32, num_hidden_layers=2,
+            "BertForMaskedLM", vocab_size=100, hidden_size=32, num_hidden_layers=2,
             num_attention_heads=2, intermediate_size=64, max_position_embeddings=32,
         ),
         _tokens(100, 4, 16, "input_ids", "attention_mask", "labels"),
     ),
     "gpt2": Case(
         _language(
-            "GPT2LMHeadModel", "GPT2Config", vocab_size=100, n_embd=32, n_layer=2, n_head=2, n_positions=32,
-            bos_token_id=0, eos_token_id=0, use_cache=False,
+            "GPT2LMHeadModel", vocab_size=100, n_embd=32, n_layer=2, n_head=2, n_positions=32,
+            bos_token_id=0, eos_token_id=0,
         ),
         _tokens(100, 4, 16, "input_ids", "labels"),
     ),
     "xlm_roberta": Case(
         _language(
-            "XLMRobertaForSequenceClassification", "XLMRobertaConfig", vocab_size=100, hidden_size=32,
+            "XLMRobertaForSequenceClassification", vocab_size=100, hidden_size=32,
             num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=32,
             pad_token_id=1,
         ),
@@ -165,10 +139,10 @@ MODELS: dict[str, Case] = {
     ),
     "t5": Case(
         _language(
-            "T5ForConditionalGeneration", "T5Config", vocab_size=100, d_model=32, d_kv=16, d_ff=64, num_layers=2,
-            num_heads=2, decoder_start_token_id=0, use_cache=False,
+            "T5ForConditionalGeneration", vocab_size=100, d_model=32, d_kv=16, d_ff=64, num_layers=2,
+            num_heads=2, decoder_start_token_id=0,
         ),
         _tokens(100, 4, 16, "input_ids", "labels"),
     ),
-    "lstm": Case(lambda: UnrolledLSTM(100, 32), lambda seed: ((_tokens(100, 4, 6, "x")(seed)[1]["x"],), {})),
+    "lstm": Case(lambda: LSTMLanguageModel(100, 32, dropout=0.2), _tokens(100, 4, 6, "tokens")),
 }  # fmt: skip

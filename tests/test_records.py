@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.utils._pytree as pytree
-from evaluation import evaluate, try_every_implementation
+from evaluation import compare_with_eager, evaluate, try_every_implementation
 
 from monet.operator_table import captured_sample, table
 from monet.ops.profiling import profile
@@ -32,27 +30,10 @@ def test_sample(record: Record, sample: Sample, dtype: torch.dtype) -> None:
     inputs = sample.inputs(dtype)
     targets = {op.target for op in (*captured.graph.forward, *captured.graph.backward)}
     assert targets & {*record.forward_targets, *record.backward_targets}, f"{record.name} does not occur"
-    torch.manual_seed(7)
     env = evaluate(offers, captured, module, list(inputs))
-    _compare_with_eager(captured, env, module, inputs)
+    compare_with_eager(captured, env, module, inputs, {})
     try_every_implementation(offers, captured, module, env)
     profile(offers)
-
-
-def _compare_with_eager(captured: Any, env: dict[str, Any], module: torch.nn.Module, inputs: Any) -> None:
-    torch.manual_seed(7)
-    leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
-    outputs = pytree.tree_leaves(module(*leaves))
-    graph = captured.graph
-    for name, expected in zip(graph.outputs, outputs, strict=True):
-        assert torch.equal(env[name], expected), name
-    graded = [(o, env[t]) for o, t in zip(outputs, graph.tangents, strict=True) if t is not None]
-    torch.autograd.backward([o for o, _ in graded], [t for _, t in graded])
-    for source in graph.sources:
-        if source.value in graph.gradients:
-            leaf = leaves[int(source.target)] if source.kind == "input" else module.get_parameter(source.target)
-            found = env[graph.gradients[source.value]]
-            assert leaf.grad is not None and torch.equal(found, leaf.grad), f"gradient of {source.value}"
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)

@@ -1,0 +1,52 @@
+"""Models that people train, small: captured as eager runs them, planned at two budgets, and as large as promised."""
+
+from __future__ import annotations
+
+import copy
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from eager_reference import compare_steps
+from evaluation import compare_with_eager, evaluate
+from model_zoo import MODELS
+from peak_meter import measured_peak_bytes
+
+from monet.api import plan_prepared, plan_smallest, prepare
+from monet.capture import capture
+from monet.errors import CaptureError
+from monet.ops.catalogue import catalogue
+
+QUICK = ("gpt2", "lstm", "unet3d", "vit", "xlm_roberta")
+# The loss of one model is a number, and another's logits are thousands: a larger rate drives some to infinity.
+RATE = 1e-4
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(package) is None for package in ("torchvision", "transformers", "monai")),
+    reason="needs the models extra",
+)
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+def test_planned_steps_equal_eager_and_hold_what_is_promised(name: str) -> None:
+    case = MODELS[name]
+    model = case.model()
+    args, kwargs = case.inputs(0)
+    captured = capture(model, args, kwargs)
+    env = evaluate(catalogue(captured.graph), captured, copy.deepcopy(model), [*args, *kwargs.values()])
+    compare_with_eager(captured, env, copy.deepcopy(model), args, kwargs)
+    prepared = prepare(model, args, kwargs)
+    full = plan_prepared(prepared, "100%", time_limit_s=10).plan
+    smallest = plan_smallest(prepared, time_limit_s=10).plan
+    assert smallest.peak_bytes < full.peak_bytes
+    for plan in (full, smallest):
+        assert measured_peak_bytes(copy.deepcopy(model), plan, case.inputs) == plan.peak_bytes
+        compare_steps(model, plan, case.inputs, rate=RATE)
+
+
+def test_a_cache_of_keys_and_values_is_refused_with_advice() -> None:
+    model: Any = MODELS["gpt2"].model()
+    model.config.use_cache = True
+    args, kwargs = MODELS["gpt2"].inputs(0)
+    with pytest.raises(CaptureError, match=r"returns a .*DynamicCache.* set model.config.use_cache = False"):
+        capture(model, args, kwargs)
