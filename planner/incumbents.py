@@ -7,6 +7,7 @@ dropping are tried, and the best is kept. The thriftiest walk's peak is the smal
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from dataclasses import dataclass, replace
 
@@ -30,8 +31,8 @@ STEPS = (0.9, 0.95, 0.98, 0.99)
 """How much less an ordinary walk is given than the smallest peak so far."""
 
 
-def construct(index: Windows, budget_bytes: int) -> Runs | None:
-    """The best plan within the budget that a few walks find, or None.
+def construct(index: Windows, budget_bytes: int, deadline_s: float = math.inf) -> Runs | None:
+    """The best plan within the budget that a few walks find until ``deadline_s`` (``time.monotonic``), or None.
 
     Between walks, intermediates (sign bits, pool indices) are added to the forward pass or left out
     one by one, largest operator first; a change stays if the plan gets cheaper.
@@ -40,34 +41,37 @@ def construct(index: Windows, budget_bytes: int) -> Runs | None:
     budget, chosen = budget_bytes, frozenset[str]()
     # An eviction is greedy, so a walk with less memory can end up with the better plan.
     for share, trial in itertools.product(SHARES, _exempt(index)):
-        found = _walk(index, int(budget_bytes * share), trial)
+        found = _walk(index, int(budget_bytes * share), trial, deadline_s)
         if found is not None and found.cheaper_than(best):
             best, chosen, budget = found, trial, int(budget_bytes * share)
     if best is None:
         return None
     for name in sorted(_needed_intermediates(index), key=lambda v: (-_output_bytes(index, v), v))[:TRIALS]:
-        found = _walk(index, budget, chosen ^ {name})
+        found = _walk(index, budget, chosen ^ {name}, deadline_s)
         if found is not None and found.cheaper_than(best):
             best, chosen = found, chosen ^ {name}
     return best.runs
 
 
-def smallest_budget(problem: Problem) -> tuple[int, Solution] | None:
+def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int, Solution] | None:
     """The smallest budget known to be feasible, and the plan that shows it.
 
     Thrifty walks first; their plans are slow to run. Then ordinary walks with a little less, as long
-    as they succeed. None if not even a thrifty walk succeeds: a needed tensor cannot be made.
+    as they succeed. At ``deadline_s`` (``time.monotonic``) the best so far is returned. None if nothing is found: a
+    needed tensor cannot be made.
     """
     index = windows(problem, None)
     everything = _needed_intermediates(index)
     exempt = dict.fromkeys(chosen for small in _exempt(index) for chosen in (small, small - everything))
-    thrifty = [_walk(index, sys.maxsize, chosen, thrifty=True) for chosen in exempt]
-    best = min((found for found in thrifty if found is not None), key=lambda found: found.order, default=None)
+    # Without a limit a walk drops nothing, so it is quick, and it is there whatever time the others take.
+    tried = [_walk(index, sys.maxsize, frozenset(), math.inf)]
+    tried += [_walk(index, sys.maxsize, chosen, deadline_s, thrifty=True) for chosen in exempt]
+    best = min((found for found in tried if found is not None), key=lambda found: found.order, default=None)
     if best is None:
         return None
     for step in STEPS:
         budget = int(best.cost.peak_bytes * step)
-        lower = [found for chosen in _exempt(index) if (found := _walk(index, budget, chosen)) is not None]
+        lower = [found for chosen in _exempt(index) if (found := _walk(index, budget, chosen, deadline_s)) is not None]
         best = min([best, *lower], key=lambda found: found.order)
     cost = best.cost
     return cost.peak_bytes, replace(best.runs.solution(), objective_s=cost.objective_s, peak_bytes=cost.peak_bytes)
@@ -86,8 +90,10 @@ class _Found:
         return other is None or self.cost.objective_s < other.cost.objective_s
 
 
-def _walk(index: Windows, budget_bytes: int, chosen: frozenset[str], thrifty: bool = False) -> _Found | None:
-    walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen)
+def _walk(
+    index: Windows, budget_bytes: int, chosen: frozenset[str], deadline_s: float, thrifty: bool = False
+) -> _Found | None:
+    walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s)
     try:
         runs = Runs(tuple(forward_pass(walk)), tuple(backward_pass(walk)))
     except DoesNotFit:

@@ -9,11 +9,13 @@ returned has always been replayed.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from monet.errors import InfeasibleBudget, InvalidPlan, SolverError
 from monet.planner.companion import has_room
+from monet.planner.floor import floor_bytes
 from monet.planner.incumbents import construct, smallest_budget
 from monet.planner.memory_rows import add_memory_rows
 from monet.planner.peaks import after_peaks
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 FULL_STAGES = 40
 """Up to so many backward operators the full program is planned; above, a windowed one."""
 WINDOW = 16
+CONSTRUCTION_SHARE = 0.25
+"""Of the time limit: how long plans are constructed, at most."""
 FIRST_SHARE, ALONE_SHARE = 0.08, 0.25
 """Until which share of the time limit stretches are improved first; ``ALONE`` where there is no companion."""
 PROOF_WINDOW = 16
@@ -90,13 +94,22 @@ def plan_problem(
     """
     solve = find_solver(solver)
     clock = Clock(time_limit_s, progress)
+    least = floor_bytes(problem)
+    if budget_bytes < least:
+        raise _infeasible(
+            problem,
+            budget_bytes,
+            "infeasible",
+            f"every plan in the captured order, which needs {_human(least)}",
+            time_limit_s,
+        )
     best = Best(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
     enough = float("-inf") if enough_s is None else enough_s
     bound_s, status, name = 0.0, "interrupted", "none"
     built_s, size = clock.elapsed_s(), (0, 0)
     try:
         scope = scope_of(problem, window)
-        _first_plans(best, start, budget_bytes)
+        _first_plans(best, start, budget_bytes, time_limit_s)
         built_s = clock.elapsed_s()
         if best.cost is not None and best.cost.objective_s <= enough:
             raise GoodEnough
@@ -177,8 +190,9 @@ def bound_full_program(planned: Search, budget_bytes: int, time_limit_s: float) 
     return bound, status
 
 
-def _first_plans(best: Best, start: Solution | None, budget_bytes: int) -> None:
+def _first_plans(best: Best, start: Solution | None, budget_bytes: int, time_limit_s: float) -> None:
     """Offers the caller's start and constructed plans."""
+    deadline_s = time.monotonic() + CONSTRUCTION_SHARE * time_limit_s
     if start is not None:
         try:
             runs = without_useless(best.problem, Runs(start.forward, start.stages))
@@ -186,10 +200,11 @@ def _first_plans(best: Best, start: Solution | None, budget_bytes: int) -> None:
                 log.warning("the given start does not fit %d bytes and is ignored", budget_bytes)
         except (InvalidPlan, KeyError) as error:
             log.warning("the given start is no plan of this problem and is ignored: %s", error)
-    made = construct(windows(best.problem, None), budget_bytes)
+    made = construct(windows(best.problem, None), budget_bytes, deadline_s)
     if made is not None:
         best.offer(made)
-    if best.runs is None and (known := smallest_budget(best.problem)) is not None:
+    deadline_s += CONSTRUCTION_SHARE * time_limit_s
+    if best.runs is None and (known := smallest_budget(best.problem, deadline_s)) is not None:
         best.offer(Runs(known[1].forward, known[1].stages))
 
 
@@ -207,7 +222,7 @@ def needed_besides(problem: Problem, runs: Runs | None, scope: Scope) -> Mapping
 def _infeasible(
     problem: Problem, budget_bytes: int, status: str, scope: str, time_limit_s: float
 ) -> InfeasibleBudget | SolverError:
-    known = smallest_budget(problem)
+    known = smallest_budget(problem, time.monotonic() + CONSTRUCTION_SHARE * time_limit_s)
     if known is None:
         return InfeasibleBudget(
             f"No plan fits in {_human(budget_bytes)}, and no plan of {problem.name} is known at all: something the "

@@ -6,6 +6,7 @@ minimised. A bound on the plan's time is one row more. The rest of the search is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +15,10 @@ import numpy as np
 
 from monet.errors import InfeasibleBudget, SolverError
 from monet.planner.companion import has_room
+from monet.planner.floor import floor_bytes
 from monet.planner.incumbents import smallest_budget
 from monet.planner.memory_rows import add_memory_rows
-from monet.planner.planning import Scope, needed_besides, plan_problem, scope_of
+from monet.planner.planning import CONSTRUCTION_SHARE, Scope, needed_besides, plan_problem, scope_of
 from monet.planner.problem import Problem
 from monet.planner.program import Program, build_program
 from monet.planner.readback import Runs
@@ -75,9 +77,8 @@ def smallest_plan(
     bound, status, name = 0.0, "interrupted", "none"
     built_s, size = clock.elapsed_s(), (0, 0)
     try:
-        bound = float(
-            _first_plans(best, start, limit_s, clock, {"window": window, "gap": gap, "solver": solver, "cores": cores})
-        )
+        options = {"window": window, "gap": gap, "solver": solver, "cores": cores}
+        bound = float(max(floor_bytes(problem), _first_plans(best, start, limit_s, clock, options)))
         scope = scope_of(problem, window)
         program = _build(problem, best, scope, most_s)
         name, built_s = program.scope, clock.elapsed_s()
@@ -123,7 +124,7 @@ def _first_plans(best: Best, start: Solution | None, limit_s: float, clock: Cloc
     problem = best.problem
     if start is not None:
         best.offer(Runs(start.forward, start.stages))
-    known = smallest_budget(problem)
+    known = smallest_budget(problem, time.monotonic() + CONSTRUCTION_SHARE * clock.time_limit_s)
     if known is None:
         return 0
     best.offer(Runs(known[1].forward, known[1].stages))

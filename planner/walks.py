@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -22,7 +24,7 @@ from monet.planner.windows import Windows, recompute_cost
 
 
 class DoesNotFit(Exception):
-    """This way of running a step exceeds the budget whatever is dropped."""
+    """This way of running a step exceeds the budget whatever is dropped, or takes longer to find than there is time."""
 
 
 @dataclass(slots=True)
@@ -32,7 +34,8 @@ class Walk:
     ``present``: tensors in memory, ``held`` bytes of them.
     ``budget``: bytes; the thrifty walk has none and minimises ``worst`` instead. ``chosen``: never
     dropped while needed; its intermediates are made in the forward pass. ``fast``: stages that run their
-    fastest implementation, whatever has to be dropped for its workspace.
+    fastest implementation, whatever has to be dropped for its workspace. ``deadline_s``: on ``time.monotonic``; a walk
+    that drops everything runs a chain of n operators n²/2 times, and unrolled networks are long chains.
     """
 
     index: Windows
@@ -40,6 +43,7 @@ class Walk:
     thrifty: bool
     chosen: frozenset[str] = frozenset()
     fast: frozenset[int] = frozenset()
+    deadline_s: float = math.inf
     present: set[str] = field(default_factory=set)
     held: int = 0
     worst: int = 0
@@ -47,8 +51,8 @@ class Walk:
 
     def copy(self, thrifty: bool) -> Walk:
         return Walk(
-            self.index, self.budget, self.thrifty or thrifty, self.chosen, self.fast, set(self.present), self.held, 0,
-            self.score,
+            self.index, self.budget, self.thrifty or thrifty, self.chosen, self.fast, self.deadline_s,
+            set(self.present), self.held, 0, self.score,
         )  # fmt: skip
 
     def take(self, names: Iterable[str]) -> None:
@@ -66,6 +70,8 @@ class Walk:
     def fit(self, extra: int, locked: set[str], stage: int) -> float:
         """Makes room for a moment with ``extra`` bytes beyond what is present; returns seconds lost."""
         lost = 0.0
+        if time.monotonic() > self.deadline_s:
+            raise DoesNotFit
         if self.thrifty:
             self.drop([n for n in self.present if n not in locked and self.droppable(n, stage)])
             if self.held + extra > self.budget:
