@@ -19,6 +19,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from monet.errors import CaptureError
+from monet.gradient_sums import sum_gradients_in_place
 from monet.graph import Graph, Operator, Ref, Source, Value
 from monet.rewrite import canonical
 
@@ -55,13 +56,20 @@ class Captured:
 
 
 @unset_fake_temporarily()  # a mode around this call would meet the fake tensors of torch.export's own
-def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Captured:
+def capture(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    gradients_leave: bool = True,
+) -> Captured:
     """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
     The model is captured in the mode it is in; inputs that require a gradient get one. Neither
-    parameters nor buffers are changed. Model and inputs may be fake (made under one ``FakeTensorMode``): then
-    the largest model is captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of
-    the model where torch knows it.
+    parameters nor buffers are changed. ``gradients_leave``: gradients are the caller's memory, in which they add up;
+    else they are values like others, for updates in the step. Model and inputs may be fake (made under one
+    ``FakeTensorMode``): then the largest model is captured without memory for it. Raises ``CaptureError`` with torch's
+    reason and the line of the model where torch knows it.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -96,7 +104,10 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
         raise CaptureError("torch.export recorded no structure of inputs and outputs")
     reader = _Reader(joint, model, constants, leaves)
     graph = reader.graph()
-    return Captured(canonical(graph), constants, in_spec, out_spec, literals, reader.output_literals)
+    graph = canonical(graph)
+    if gradients_leave:
+        graph = sum_gradients_in_place(graph)
+    return Captured(graph, constants, in_spec, out_spec, literals, reader.output_literals)
 
 
 def _reason(what: str, error: BaseException) -> str:

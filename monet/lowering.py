@@ -236,7 +236,9 @@ def _backward_choice(
     run: Implementation, catalogue: Catalogue, profile: Profile, storages: _Storages, exact_s: float
 ) -> BackwardImplementation:
     measured = profile.of(run, catalogue)
-    overwritten = storages.of([run.overwrites])
+    # What keeps its storage, as a sum that grows, counts once anyway.
+    made = storages.of(run.outputs)
+    overwritten = tuple(s for s in storages.of([run.overwrites]) if s not in made)
     return BackwardImplementation(
         name=run.name,
         time_s=_seconds(run, measured, exact_s),

@@ -86,7 +86,8 @@ class _Writer:
         makes: list[int] = []
         requested = self._requested(call)
         old = call.implementation.overwrites
-        replaced = self.holder[self.catalogue.storage(old)] if old is not None else None
+        # A gradient that adds up is outside the arena: the additions are in order, and take no place.
+        replaced = self.holder.get(self.catalogue.storage(old)) if old is not None else None
         for storage in self._made(call):
             if storage not in self.placed:
                 overwrites.add(self._order(storage))

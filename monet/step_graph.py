@@ -74,7 +74,7 @@ class _Step:
         reads = tuple(n for n in self._storages(operator_inputs(op)) if n not in changed)
         makes: tuple[int, ...] = ()
         if not op.view:
-            makes = self._storages(op.outputs)
+            makes = tuple(n for n in self._storages(op.outputs) if n not in changed)  # a sum may grow where it is
             for name in op.outputs:
                 if name is not None:
                     self.bytes[self._number(self.graph.storage(name))] = aligned(self.graph.values[name].storage_bytes)

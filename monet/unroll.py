@@ -82,8 +82,9 @@ class _Builder:
             if made_for is not None:
                 self.holder[made_for] = made
                 writes[made_for] = made.id
-        if implementation.overwrites is not None:
-            old = self.catalogue.storage(implementation.overwrites)
+        overwritten = implementation.overwrites
+        old = None if overwritten is None else self.catalogue.storage(overwritten)
+        if old is not None and old in self.placed:
             buffer = self.holder.pop(old)
             result = implementation.outputs[0]
             if result is None:

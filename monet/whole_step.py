@@ -86,7 +86,7 @@ def capture_whole_step(
     module = LossModule(model, loss_fn, return_outputs=return_outputs)
     # The step is about parameters: inputs get no gradient.
     args = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (plain_inputs(inputs), targets))
-    captured = with_unit_tangent(capture(module, args))
+    captured = with_unit_tangent(capture(module, args, gradients_leave=False))
     slots = parameter_slots(captured, module, optimizer)
     graph = with_updates(captured.graph, slots, catalogue(captured.graph), clip_grad_norm=clip_grad_norm)
     return WholeStep(module, replace(captured, graph=graph), args, {slot.target: slot.live for slot in slots})

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from monet.graph import Graph, Operator, Value, operator_inputs, references
 from monet.rewrite import written_sources
 
@@ -118,5 +120,6 @@ def _last_readers(graph: Graph, operators: tuple[Operator, ...]) -> dict[str, st
 
 
 def plain(op: Operator) -> Implementation:
-    """The operator's own aten kernel."""
-    return Implementation("aten", op.target, op.args, op.kwargs, op.outputs, op.single)
+    """The operator's own aten kernel. One that adds a gradient to another is in place already."""
+    overwrites = op.args[0].name if op.target is torch.ops.aten.add_.Tensor and op.outputs[0] is not None else None
+    return Implementation("aten", op.target, op.args, op.kwargs, op.outputs, op.single, overwrites)

@@ -61,7 +61,7 @@ def evaluate(offers: Catalogue, captured: Captured, model: nn.Module, inputs: li
 
     def run(op: Operator, named: Mapping[str, Implementation]) -> None:
         first = _view(op) if op.view else next(iter(named.values()))
-        results = call(first, env, set())
+        results = call(first, env, {first.overwrites} if first.overwrites else set())
         env.update({n: r for n, r in zip(first.outputs, results, strict=False) if n is not None})
         for saved in offers.intermediates.get(op.name, ()):
             env[saved.value.name] = call(saved.implementation, env, set())[0]
