@@ -19,9 +19,7 @@ def library() -> ctypes.PyDLL | None:
     lib = native.build(Path(__file__).parent / "kernels.cpp", with_torch=False, openmp=True)
     if lib is None:
         return None
-    p, n, f, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-    lib.monet_pass_bits.argtypes = [p, p, n, f, f, i]
-    lib.monet_pass_gradient.argtypes = [p, p, p, n]
+    p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     lib.monet_pool_pack.argtypes = [p, p, p]
     lib.monet_pool_gradient.argtypes = [p, p, p, p]
     lib.monet_batch_norm_apply.argtypes = [p, p, p, p, p, p, n, n, n, i]
@@ -30,8 +28,6 @@ def library() -> ctypes.PyDLL | None:
     lib.monet_half_pack.argtypes = [p, p, n]
     lib.monet_half_unpack.argtypes = [p, p, n]
     nothing = (
-        "pass_bits",
-        "pass_gradient",
         "pool_pack",
         "pool_gradient",
         "batch_norm_apply",
@@ -50,28 +46,6 @@ def _kernels() -> ctypes.PyDLL:
     if lib is None:
         raise RuntimeError("the plan uses native kernels, which cannot be built on this machine")
     return lib
-
-
-def pass_bits(x: torch.Tensor, low: float, high: float | None) -> torch.Tensor:
-    """One bit an element, whether a clamp to [low, high] lets the gradient pass; shape (ceil(n / 8),), uint8."""
-    bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-    _kernels().monet_pass_bits(
-        x.data_ptr(), bits.data_ptr(), x.numel(), low, 0.0 if high is None else high, int(high is not None)
-    )
-    return bits
-
-
-def pass_gradient(gradient: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """``gradient`` where the bit is set, else 0; a new dense tensor."""
-    out = torch.empty_like(gradient)
-    _kernels().monet_pass_gradient(gradient.data_ptr(), bits.data_ptr(), out.data_ptr(), gradient.numel())
-    return out
-
-
-def pass_gradient_(gradient: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """``pass_gradient`` in place."""
-    _kernels().monet_pass_gradient(gradient.data_ptr(), bits.data_ptr(), gradient.data_ptr(), gradient.numel())
-    return gradient
 
 
 def _window(shape: Sequence[int], out_shape: Sequence[int], geometry: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

@@ -12,6 +12,7 @@ Maker = Callable[[torch.Generator, torch.dtype], torch.Tensor]
 Input = tuple[int, ...] | Maker
 
 FLOATS = (torch.float32, torch.bfloat16)
+HALVES = (*FLOATS, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
