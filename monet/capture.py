@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from monet.errors import CaptureError
 from monet.graph import Graph, Operator, Ref, Source, Value
+from monet.norm_geometry import kernels_own_geometry
 from monet.rewrite import canonical
 
 aten = torch.ops.aten
@@ -48,6 +49,7 @@ class Captured:
     output_literals: Mapping[int, Any]
 
 
+@kernels_own_geometry()
 @unset_fake_temporarily()  # a mode around this call would meet the fake tensors of torch.export's own
 def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Captured:
     """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
