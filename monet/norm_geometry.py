@@ -101,7 +101,7 @@ def _group_norm_backward(
 
 
 # Operator → its results, and which argument is its input.
-_RULES: dict[Callable[..., Any], tuple[Callable[..., Results], int]] = {
+_RULES: dict[Any, tuple[Callable[..., Results], int]] = {
     aten.native_batch_norm.default: (_plain, 0),
     aten._native_batch_norm_legit.default: (_plain, 0),
     aten._native_batch_norm_legit.no_stats: (_no_statistics, 0),

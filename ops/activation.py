@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -37,9 +38,9 @@ def elu_backward(op: Operator, context: Context) -> list[Implementation]:
         return found
     numbers = (float(alpha), float(scale), float(input_scale))
     for forward in context.graph.forward:
-        if forward.target is not aten.elu.default or forward.outputs[0] is None:
+        if forward.target not in (aten.elu.default, aten.celu.default) or forward.outputs[0] is None:
             continue
-        if not context.same(forward.args[0].name, saved.name) or _elu_numbers(forward) != numbers:
+        if not context.same(forward.args[0].name, saved.name) or not _close(_elu_numbers(forward), numbers):
             continue
         rounding = ROUNDING.get(context.value(forward.outputs[0]).dtype)
         if rounding is None:
@@ -53,8 +54,17 @@ def elu_backward(op: Operator, context: Context) -> list[Implementation]:
 
 
 def _elu_numbers(op: Operator) -> tuple[float, ...]:
+    """alpha, scale and input_scale of a forward operator."""
     given = [float(a) for a in op.args[1:4]]
+    if op.target is aten.celu.default:
+        alpha = given[0] if given else 1.0
+        return alpha, 1.0, 1.0 / alpha
     return tuple(given + [1.0] * (3 - len(given)))
+
+
+def _close(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """celu rounds 1 / alpha to float32."""
+    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(one, other, strict=True))
 
 
 RECORDS = (
@@ -77,7 +87,7 @@ RECORDS = (
     Record(
         name="elu, celu, selu",
         family="activations",
-        forward_targets=(aten.elu.default,),
+        forward_targets=(aten.elu.default, aten.celu.default),
         backward_targets=(aten.elu_backward.default,),
         equations="from the output: the derivative below 0 is input_scale (y + alpha scale), as eager's in-place ELU",
         samples=(

@@ -49,6 +49,7 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.sigmoid.default: aten.sigmoid_.default,
     aten.tanh.default: aten.tanh_.default,
     aten.elu.default: aten.elu_.default,
+    aten.celu.default: aten.celu_.default,
     aten.gelu.default: aten.gelu_.default,
     aten.silu.default: aten.silu_.default,
     aten.mish.default: aten.mish_.default,

@@ -96,3 +96,12 @@ def between(low: float, high: float, shape: tuple[int, ...], *, requires_grad: b
         return noise.to(dtype).requires_grad_(requires_grad)
 
     return make
+
+
+def single(low: float, high: float, shape: tuple[int, ...], *, requires_grad: bool = True) -> Maker:
+    """``between`` in float32, whatever the activations' dtype."""
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+        return between(low, high, shape, requires_grad=requires_grad)(generator, torch.float32)
+
+    return make
