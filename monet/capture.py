@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from monet.errors import CaptureError
 from monet.graph import Graph, Operator, Ref, Source, Value
-from monet.norm_geometry import kernels_own_geometry
+from monet.kernel_geometry import kernels_own_geometry
 from monet.rewrite import canonical
 
 aten = torch.ops.aten

@@ -1,9 +1,10 @@
-"""What normalization kernels of the CPU return, where torch's own description of them differs.
+"""How results of the CPU's kernels look, where torch's own description of them differs.
 
 A trace asks how an operator's results look. For batch, layer and group norm torch answers from decompositions that are
 made for compilers: saved statistics in the input's dtype although the kernel keeps them in float32 where the parameters
 are, running statistics in float32 although they are bfloat16, gradients in the strides of the incoming one although the
-kernel takes the input's, or in the parameters' dtype. A plan needs the kernels' own.
+kernel takes the input's, or in the parameters' dtype. Gradients of activations have the strides of what the kernel
+reads first, gradient or saved tensor, and in a decomposition of another one. A plan needs the kernels' own.
 """
 
 from __future__ import annotations
@@ -100,8 +101,21 @@ def _group_norm_backward(
     return (_like(x) if mask[0] else None, *of_parameter)
 
 
+def _elementwise(gradient: Any, x: Any, *numbers: Any, **named: Any) -> Any:
+    """An iterator over the gradient and what was saved, in this order, as an addition is."""
+    return torch.add(gradient, x)
+
+
+def _saved_first(gradient: Any, x: Any, *numbers: Any, **named: Any) -> Any:
+    return torch.add(x, gradient)
+
+
+def _elu_backward(gradient: Any, alpha: Any, scale: Any, input_scale: Any, of_output: Any, saved: Any) -> Any:
+    return torch.add(gradient, saved)
+
+
 # Operator → its results, and which argument is its input.
-_RULES: dict[Any, tuple[Callable[..., Results], int]] = {
+_RULES: dict[Any, tuple[Callable[..., Any], int]] = {
     aten.native_batch_norm.default: (_plain, 0),
     aten._native_batch_norm_legit.default: (_plain, 0),
     aten._native_batch_norm_legit.no_stats: (_no_statistics, 0),
@@ -111,14 +125,26 @@ _RULES: dict[Any, tuple[Callable[..., Results], int]] = {
     aten.native_layer_norm.default: (_layer_norm, 0),
     aten.native_group_norm.default: (_group_norm, 0),
     aten.native_group_norm_backward.default: (_group_norm_backward, 1),
+    aten.threshold_backward.default: (_saved_first, 0),
+    aten.hardtanh_backward.default: (_elementwise, 0),
+    aten.leaky_relu_backward.default: (_saved_first, 0),
+    aten.hardsigmoid_backward.default: (_elementwise, 0),
+    aten.hardswish_backward.default: (_elementwise, 0),
+    aten.sigmoid_backward.default: (_elementwise, 0),
+    aten.tanh_backward.default: (_elementwise, 0),
+    aten.silu_backward.default: (_elementwise, 0),
+    aten.mish_backward.default: (_elementwise, 0),
+    aten.gelu_backward.default: (_elementwise, 0),
+    aten.softplus_backward.default: (_elementwise, 0),
+    aten.elu_backward.default: (_elu_backward, 0),
 }
 
 
 def _described(mode: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     rule, position = _RULES[target]
     with mode:
-        if not kwargs and args[position].device.type == "cpu":
-            return rule(*args)
+        if args[position].device.type == "cpu":
+            return rule(*args, **kwargs)
         other = decomposition_table.get(target)
         return NotImplemented if other is None else other(*args, **kwargs)
 

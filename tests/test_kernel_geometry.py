@@ -1,4 +1,4 @@
-"""What a trace is told of normalization kernels against what they return."""
+"""What a trace is told of kernels against what they return."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from monet.norm_geometry import kernels_own_geometry
+from monet.kernel_geometry import kernels_own_geometry
 
 aten = torch.ops.aten
 DTYPES = [
@@ -26,6 +26,7 @@ FORMATS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _look(results: Any) -> list[Any]:
+    results = [results] if isinstance(results, torch.Tensor) else results
     return [None if r is None else (r.dtype, r.shape, r.stride()) for r in results]
 
 
@@ -63,6 +64,33 @@ def test_results_look_as_the_kernels_make_them(dtype: torch.dtype, of_weight: to
     w, b = (torch.randn(7, 7).to(of_weight) for _ in range(2))
     _compare(aten.native_layer_norm.default, x, [7, 7], w, b, 1e-5)
     _compare(aten.native_layer_norm.default, x, [7, 7], None, None, 1e-5)
+
+
+ACTIVATIONS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (aten.threshold_backward.default, (0,)),
+    (aten.hardtanh_backward.default, (-1.0, 1.0)),
+    (aten.leaky_relu_backward.default, (0.1, False)),
+    (aten.hardsigmoid_backward.default, ()),
+    (aten.hardswish_backward.default, ()),
+    (aten.sigmoid_backward.default, ()),
+    (aten.tanh_backward.default, ()),
+    (aten.silu_backward.default, ()),
+    (aten.mish_backward.default, ()),
+    (aten.gelu_backward.default, ()),
+    (aten.softplus_backward.default, (1.0, 20.0)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of_gradient", FORMATS)
+@pytest.mark.parametrize("of_input", FORMATS)
+def test_gradients_of_activations_look_as_the_kernels_make_them(
+    of_gradient: str, of_input: str, dtype: torch.dtype
+) -> None:
+    g, x = FORMATS[of_gradient](torch.randn(4, 6, 7, 7).to(dtype)), FORMATS[of_input](torch.randn(4, 6, 7, 7).to(dtype))
+    for target, numbers in ACTIVATIONS:
+        _compare(target, g, x, *numbers)
+    _compare(aten.elu_backward.default, g, 1.0, 1, 1, False, x)
 
 
 def test_torch_is_left_as_it_was() -> None:

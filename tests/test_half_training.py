@@ -1,0 +1,71 @@
+"""Whole training steps in bfloat16, and with bfloat16 data and float32 parameters: bit by bit eager's, buffers too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from eager_reference import compare_steps, is_exact
+from torch import nn
+
+from monet.api import plan_smallest, prepare
+
+_f = nn.functional
+
+
+class Norms(nn.Module):
+    """A norm of each kind, activations with bits, and dropout, around convolutions; channels-last for some."""
+
+    def __init__(self, *, channels_last: bool = False, evaluation: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.batch, self.frozen = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.group, self.layer, self.instance = nn.GroupNorm(2, 8), nn.LayerNorm(6), nn.InstanceNorm2d(8, affine=True)
+        self.frozen.train(not evaluation)
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = _f.leaky_relu(self.batch(self.first(x.contiguous(memory_format=self.memory_format))), 0.1)
+        # Input gradients of channels-last convolutions have tests of their own.
+        inner = x if self.memory_format is torch.channels_last else self.second(x)
+        x = _f.hardsigmoid(self.frozen(inner)) + _f.relu6(x)
+        x = _f.dropout(self.group(x.contiguous()), 0.2, training=self.training)
+        return torch.tanh(_f.elu(self.layer(self.instance(x))))
+
+
+class Autocast(nn.Module):
+    """Convolutions in bfloat16, parameters and buffers in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Norms()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out: torch.Tensor = self.inner(x)
+        return out.float()
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], torch.dtype]] = {
+    "bfloat16": (Norms, torch.bfloat16),
+    "float16": (Norms, torch.float16),
+    "channels_last": (lambda: Norms(channels_last=True), torch.bfloat16),
+    "evaluation": (lambda: Norms(evaluation=True), torch.bfloat16),
+    "autocast": (Autocast, torch.float32),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_of_least_memory_are_bitwise(case: str) -> None:
+    make, dtype = CASES[case]
+    torch.manual_seed(0)
+    model = make().to(dtype)
+
+    def inputs(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        return (torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(seed)).to(dtype),), {}
+
+    prepared = prepare(model, *inputs(0), exact=True)
+    plan = plan_smallest(prepared, time_limit_s=5).plan
+    assert plan.peak_bytes < prepared.eager.peak_bytes
+    assert is_exact(compare_steps(model, plan, inputs))
