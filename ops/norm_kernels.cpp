@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "formats.h"
 
@@ -26,6 +27,15 @@ float at(const typename P::Bits* values, int64_t i, float absent) {
 }
 
 inline float multiply_add(float a, float b, float c, bool fused) { return fused ? std::fma(a, b, c) : a * b + c; }
+
+// Calls f with the value as a constant, so that loops have no branches.
+template <typename F>
+void constant(bool value, F f) {
+  if (value)
+    f(std::true_type{});
+  else
+    f(std::false_type{});
+}
 
 constexpr int64_t kBlock = 64;  // columns, or rows, that are summed in float before double takes over
 
@@ -58,12 +68,25 @@ void monet_channel_norm_apply(const void* x, const void* weight, const void* bia
       return multiply_add(-P::load(m[s]), alpha, at<P>(b, c, 0.0f), first);
     };
     if (channels_last) {
+      constant(first, [=](auto fused) {
+        constant(second, [=](auto fused_too) {
+          constant(w != nullptr, [=](auto scaled) {
 #pragma omp parallel for schedule(static)
-      for (int64_t p = 0; p < images * cells; ++p)
-        for (int64_t c = 0; c < channels; ++c) {
-          const float alpha = alpha_of(p / cells, c), beta = beta_of(p / cells, c, alpha);
-          to[p * channels + c] = D::store(multiply_add(D::load(from[p * channels + c]), alpha, beta, second));
-        }
+            for (int64_t p = 0; p < images * cells; ++p)
+              for (int64_t c = 0; c < channels; c += group) {
+                const int64_t s = per_image ? (p / cells * channels + c) / group : c, step = per_image ? 0 : 1;
+                for (int64_t k = 0; k < group; ++k) {
+                  const float rate = P::load(r[s + step * k]);
+                  const float alpha = scaled ? rate * P::load(w[c + k]) : rate;
+                  const float offset = b ? P::load(b[c + k]) : 0.0f;
+                  const float beta = multiply_add(-P::load(m[s + step * k]), alpha, offset, fused);
+                  const int64_t i = p * channels + c + k;
+                  to[i] = D::store(multiply_add(D::load(from[i]), alpha, beta, fused_too));
+                }
+              }
+          });
+        });
+      });
       return;
     }
 #pragma omp parallel for schedule(static)
@@ -87,19 +110,29 @@ void monet_row_norm_apply(const void* x, const void* weight, const void* bias, c
     using Number = typename P::Bits;
     const auto* w = static_cast<const Number*>(weight);
     const auto* b = static_cast<const Number*>(bias);
-    const bool first = variant & 1, second = variant & 2, centred = variant & 4;
+    constant(variant & 4, [=](auto centred) {
+      constant(variant & 1, [=](auto first) {
+        constant(variant & 2, [=](auto second) {
+          constant(w != nullptr, [=](auto scaled) {
+            constant(b != nullptr, [=](auto shifted) {
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < rows; ++i) {
-      const float scale = P::load(static_cast<const Number*>(rstd)[i]);
-      const float average = P::load(static_cast<const Number*>(mean)[i]), shift = -average * scale;
-      const auto* from = static_cast<const typename D::Bits*>(x) + i * n;
-      auto* to = static_cast<typename D::Bits*>(y) + i * n;
-      for (int64_t j = 0; j < n; ++j) {
-        const float v = D::load(from[j]);
-        const float xhat = centred ? (v - average) * scale : multiply_add(v, scale, shift, first);
-        to[j] = D::store(multiply_add(xhat, at<P>(w, j, 1.0f), at<P>(b, j, 0.0f), second));
-      }
-    }
+              for (int64_t i = 0; i < rows; ++i) {
+                const float scale = P::load(static_cast<const Number*>(rstd)[i]);
+                const float average = P::load(static_cast<const Number*>(mean)[i]), shift = -average * scale;
+                const auto* from = static_cast<const typename D::Bits*>(x) + i * n;
+                auto* to = static_cast<typename D::Bits*>(y) + i * n;
+                for (int64_t j = 0; j < n; ++j) {
+                  const float v = D::load(from[j]);
+                  const float xhat = centred ? (v - average) * scale : multiply_add(v, scale, shift, first);
+                  const float weight_j = scaled ? P::load(w[j]) : 1.0f, bias_j = shifted ? P::load(b[j]) : 0.0f;
+                  to[j] = D::store(multiply_add(xhat, weight_j, bias_j, second));
+                }
+              }
+            });
+          });
+        });
+      });
+    });
   });
 }
 
@@ -177,76 +210,61 @@ void monet_row_norm_parameters(const void* gradient, const void* y, const float*
 }
 
 // From the output of group norm (images, channels, cells), as for rows, a row being one group of one image and its
-// parameters those of its channels. dx may be gradient itself.
+// parameters those of its channels. ``sums``: room for 2 * images * channels floats, the sums of gradient and of
+// gradient * xhat over each plane. dx may be null, or gradient itself; so may dweight and dbias be null.
 void monet_group_norm_gradient(const void* gradient, const void* y, const void* weight, const void* bias,
-                               const void* rstd, void* dx, int64_t images, int64_t channels, int64_t cells,
-                               int64_t groups, int data, int parameters) {
+                               const void* rstd, float* sums, void* dx, void* dweight, void* dbias, int64_t images,
+                               int64_t channels, int64_t cells, int64_t groups, int data, int parameters) {
   in_formats(data, parameters, [=]<typename D, typename P>(D, P) {
     using Word = typename D::Bits;
     using Number = typename P::Bits;
     const auto* w = static_cast<const Number*>(weight);
     const auto* b = static_cast<const Number*>(bias);
-    const int64_t width = channels / groups;
+    const int64_t planes = images * channels, width = channels / groups;
+    float* products = sums + planes;
 #pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < images * groups; ++row) {
+    for (int64_t p = 0; p < planes; ++p) {
+      const float shift = at<P>(b, p % channels, 0.0f), inverse = 1.0f / at<P>(w, p % channels, 1.0f);
+      const Word* g = static_cast<const Word*>(gradient) + p * cells;
+      const Word* out = static_cast<const Word*>(y) + p * cells;
+      float sum = 0.0f, product = 0.0f;
+#pragma omp simd reduction(+ : sum, product)
+      for (int64_t j = 0; j < cells; ++j) {
+        sum += D::load(g[j]);
+        product += D::load(g[j]) * ((D::load(out[j]) - shift) * inverse);
+      }
+      sums[p] = sum;
+      products[p] = product;
+    }
+    if (dweight || dbias)
+      for (int64_t c = 0; c < channels; ++c) {
+        double sum = 0.0, product = 0.0;
+        for (int64_t i = 0; i < images; ++i) {
+          sum += sums[i * channels + c];
+          product += products[i * channels + c];
+        }
+        if (dbias) static_cast<Number*>(dbias)[c] = P::store(static_cast<float>(sum));
+        if (dweight) static_cast<Number*>(dweight)[c] = P::store(static_cast<float>(product));
+      }
+    if (!dx) return;
+#pragma omp parallel for schedule(static)
+    for (int64_t p = 0; p < planes; ++p) {
+      const int64_t row = p / width;
       double sum = 0.0, product = 0.0;
       for (int64_t k = 0; k < width; ++k) {
-        const int64_t c = (row % groups) * width + k, start = (row * width + k) * cells;
-        const Word* g = static_cast<const Word*>(gradient) + start;
-        const Word* out = static_cast<const Word*>(y) + start;
-        const float scale = at<P>(w, c, 1.0f), shift = at<P>(b, c, 0.0f), inverse = 1.0f / scale;
-        float of_channel = 0.0f, product_of_channel = 0.0f;
-#pragma omp simd reduction(+ : of_channel, product_of_channel)
-        for (int64_t j = 0; j < cells; ++j) {
-          of_channel += D::load(g[j]);
-          product_of_channel += D::load(g[j]) * ((D::load(out[j]) - shift) * inverse);
-        }
-        sum += scale * of_channel;
-        product += scale * product_of_channel;
+        const float scale = at<P>(w, (row % groups) * width + k, 1.0f);
+        sum += scale * sums[row * width + k];
+        product += scale * products[row * width + k];
       }
       const float mean = static_cast<float>(sum / static_cast<double>(width * cells));
       const float slope = static_cast<float>(product / static_cast<double>(width * cells));
       const float rate = P::load(static_cast<const Number*>(rstd)[row]);
-      for (int64_t k = 0; k < width; ++k) {
-        const int64_t c = (row % groups) * width + k, start = (row * width + k) * cells;
-        const Word* g = static_cast<const Word*>(gradient) + start;
-        const Word* out = static_cast<const Word*>(y) + start;
-        Word* to = static_cast<Word*>(dx) + start;
-        const float scale = at<P>(w, c, 1.0f), shift = at<P>(b, c, 0.0f), inverse = 1.0f / scale;
-        for (int64_t j = 0; j < cells; ++j)
-          to[j] = D::store(rate * (D::load(g[j]) * scale - mean - (D::load(out[j]) - shift) * inverse * slope));
-      }
-    }
-  });
-}
-
-// Over images and cells: dweight = sum(gradient * xhat), dbias = sum(gradient). Either may be null.
-void monet_group_norm_parameters(const void* gradient, const void* y, const void* weight, const void* bias,
-                                 void* dweight, void* dbias, int64_t images, int64_t channels, int64_t cells, int data,
-                                 int parameters) {
-  in_formats(data, parameters, [=]<typename D, typename P>(D, P) {
-    using Word = typename D::Bits;
-    using Number = typename P::Bits;
-    const auto* w = static_cast<const Number*>(weight);
-    const auto* b = static_cast<const Number*>(bias);
-#pragma omp parallel for schedule(static)
-    for (int64_t c = 0; c < channels; ++c) {
-      const float shift = at<P>(b, c, 0.0f), inverse = 1.0f / at<P>(w, c, 1.0f);
-      double sum = 0.0, product = 0.0;
-      for (int64_t i = 0; i < images; ++i) {
-        const Word* g = static_cast<const Word*>(gradient) + (i * channels + c) * cells;
-        const Word* out = static_cast<const Word*>(y) + (i * channels + c) * cells;
-        float of_plane = 0.0f, product_of_plane = 0.0f;
-#pragma omp simd reduction(+ : of_plane, product_of_plane)
-        for (int64_t j = 0; j < cells; ++j) {
-          of_plane += D::load(g[j]);
-          product_of_plane += D::load(g[j]) * ((D::load(out[j]) - shift) * inverse);
-        }
-        sum += of_plane;
-        product += product_of_plane;
-      }
-      if (dbias) static_cast<Number*>(dbias)[c] = P::store(static_cast<float>(sum));
-      if (dweight) static_cast<Number*>(dweight)[c] = P::store(static_cast<float>(product));
+      const float scale = at<P>(w, p % channels, 1.0f), shift = at<P>(b, p % channels, 0.0f), inverse = 1.0f / scale;
+      const Word* g = static_cast<const Word*>(gradient) + p * cells;
+      const Word* out = static_cast<const Word*>(y) + p * cells;
+      Word* to = static_cast<Word*>(dx) + p * cells;
+      for (int64_t j = 0; j < cells; ++j)
+        to[j] = D::store(rate * (D::load(g[j]) * scale - mean - (D::load(out[j]) - shift) * inverse * slope));
     }
   });
 }

@@ -31,12 +31,10 @@ def library() -> ctypes.PyDLL | None:
     lib.monet_row_norm_apply.argtypes = [*[p] * 6, n, n, i, i, i]
     lib.monet_row_norm_gradient.argtypes = [*[p] * 7, n, n, i, i]
     lib.monet_row_norm_parameters.argtypes = [*[p] * 6, n, n, i, i]
-    lib.monet_group_norm_gradient.argtypes = [*[p] * 6, *[n] * 4, i, i]
-    lib.monet_group_norm_parameters.argtypes = [*[p] * 6, *[n] * 3, i, i]
+    lib.monet_group_norm_gradient.argtypes = [*[p] * 9, *[n] * 4, i, i]
     for name in ("channel_norm_apply", "row_norm_apply", "row_norm_gradient", "row_norm_parameters"):
         getattr(lib, f"monet_{name}").restype = None
-    for name in ("group_norm_gradient", "group_norm_parameters"):
-        getattr(lib, f"monet_{name}").restype = None
+    lib.monet_group_norm_gradient.restype = None
     return lib
 
 
@@ -207,13 +205,12 @@ def _group_norm(
     mask: list[bool],
     dx: torch.Tensor | None,
 ) -> Results:
-    sizes, formats = (y.shape[0], y.shape[1], prod(y.shape[2:])), _formats(y, rstd)
     of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
-    common = (gradient.data_ptr(), y.data_ptr(), _at(weight), _at(bias))
-    if of_weight is not None or of_bias is not None:
-        _kernels().monet_group_norm_parameters(*common, _at(of_weight), _at(of_bias), *sizes, *formats)
-    if dx is not None:
-        _kernels().monet_group_norm_gradient(*common, rstd.data_ptr(), dx.data_ptr(), *sizes, rstd.shape[-1], *formats)
+    sums = torch.empty((2, y.shape[0], y.shape[1]), dtype=torch.float32)
+    _kernels().monet_group_norm_gradient(
+        gradient.data_ptr(), y.data_ptr(), _at(weight), _at(bias), rstd.data_ptr(), sums.data_ptr(), _at(dx),
+        _at(of_weight), _at(of_bias), y.shape[0], y.shape[1], prod(y.shape[2:]), rstd.shape[-1], *_formats(y, rstd),
+    )  # fmt: skip
     return dx, of_weight, of_bias
 
 
