@@ -17,9 +17,10 @@ aten = torch.ops.aten
 # averages over many of them, was then measured to be 4e-7 off in float32.
 LEAST_SCALE = {torch.float32: 1e-3, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 
-# The relative error of the gradients for scales around 1, of the largest element: 16 roundings, for those of y that one
-# element of an input's gradient sees, those of results in the same format, and other orders of summation.
-TOLERANCE = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
+# The relative error of the gradients for scales around 1, of the largest element. 16-bit formats: 16 roundings, those
+# of y that one element of an input's gradient sees and those of results in the same format. float32: sums over a batch
+# in another order, and of terms that cancel; measured 2e-6 for the scale's gradient from 8,192 terms.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 
 # What a parameter goes through on its way to a kernel that changes no element by more than a rounding.
 _KEEPING = (
