@@ -133,7 +133,8 @@ class Runner:
                 target = next(s.target for s in self.graph.sources if s.value == name)
                 raise PlanMismatch(
                     f"{target} has a value of magnitude {smallest:.3g}, and the plan takes a gradient from an output "
-                    f"divided by it, which needs at least {least:g}; plan again with --exact (exact=True)"
+                    f"divided by it, which needs at least {least:g}; plan again, which then avoids it, or with --exact "
+                    "(exact=True)"
                 )
 
     def _check_service(self, leaving: Sequence[torch.Tensor]) -> None:

@@ -30,6 +30,7 @@ from monet.planner.solution import Run, Solution, Stage
 from monet.planner.solvers import Progress
 from monet.planner.variants import restrict
 from monet.planner.verify import verify
+from monet.present_scales import present_scales
 from monet.profile import ProfileCache
 from monet.solving_bar import SolvingBar
 from monet.updates import updates_last
@@ -139,8 +140,11 @@ def prepare(
     ``planner.schedules.STORAGE``, and ``density``, the share of non-zero values that ``sparse`` has room for.
     ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
     """
-    graph = capture(model, args, kwargs).graph
-    offers = catalogue(graph, exact=exact, storage=frozenset(storage), density=density)
+    captured = capture(model, args, kwargs)
+    offers = catalogue(
+        captured.graph, exact=exact, storage=frozenset(storage), density=density,
+        scales=present_scales(model, captured),
+    )  # fmt: skip
     lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
     described = _described(model, lowered, (args, kwargs), exact, seed, storage, density)
     return Prepared(lowered, baseline(lowered.problem), described, _environment(lowered))
@@ -159,7 +163,10 @@ def prepare_whole(
 ) -> Prepared:
     """Measure a step that has its own loss and updates; see ``prepare``. Eager's is the same with all updates last."""
     graph, name = step.captured.graph, type(step.module.model).__name__
-    offers = catalogue(graph, exact=exact, storage=frozenset(storage), density=density)
+    offers = catalogue(
+        graph, exact=exact, storage=frozenset(storage), density=density,
+        scales=present_scales(step.module, step.captured),
+    )  # fmt: skip
     lowered = _measured(offers, name, reserve_bytes, cache=cache, progress=progress)
     eager = lower(replace(offers, graph=updates_last(graph)), lowered.profile, name=name, reserve_bytes=reserve_bytes)
     described = _described(step.module, lowered, (step.args, {}), exact, seed, storage, density)

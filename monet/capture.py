@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from monet.errors import CaptureError
 from monet.gradient_sums import sum_gradients_in_place
 from monet.graph import Graph, Operator, Ref, Source, Value
+from monet.kernel_geometry import kernels_own_geometry
 from monet.rewrite import canonical
 
 aten = torch.ops.aten
@@ -55,6 +56,7 @@ class Captured:
     output_literals: Mapping[int, Any]
 
 
+@kernels_own_geometry()
 @unset_fake_temporarily()  # a mode around this call would meet the fake tensors of torch.export's own
 def capture(
     model: torch.nn.Module,

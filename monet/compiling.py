@@ -51,7 +51,9 @@ def shared_library(source: Path, compile_flags: Sequence[str] = (), link_flags: 
     cxx = compiler()
     if cxx is None:
         return None
-    parts = [source.read_bytes(), *(part.encode() for part in (*FLAGS, *compile_flags, *link_flags, _cpu_model(), cxx))]
+    files = [source, *sorted(source.parent.glob("*.h"))]  # a header is beside what includes it
+    texts = (*FLAGS, *compile_flags, *link_flags, _cpu_model(), cxx)
+    parts = [*(file.read_bytes() for file in files), *(text.encode() for text in texts)]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
     target = cache_folder() / "native" / f"{source.stem}-{key}.so"
     if not target.exists():

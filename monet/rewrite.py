@@ -55,6 +55,10 @@ def _batch_norm_in_place(graph: Graph) -> Graph:
     renamed: dict[str, str] = {}
 
     def change(op: Operator) -> tuple[Operator, ...]:
+        if op.target is aten._native_batch_norm_legit.no_stats:
+            x, weight, bias, *rest = op.args
+            args = (x, weight, bias, None, None, *rest)
+            return (replace(op, target=aten.native_batch_norm.default, args=args),)
         if op.target is not aten._native_batch_norm_legit_functional.default:
             return (op,)
         for position, running in ((3, op.args[3]), (4, op.args[4])):

@@ -1,120 +1,169 @@
-"""ReLU and ReLU6: gradient from the output or from one saved bit an element (Gist, section 4; MONeT, 4.2)."""
+"""Smooth activations: from the output where it determines the gradient, else aten's own."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 
-from monet.graph import Operator, Ref, Value
-from monet.ops import generic, native
-from monet.ops.implementation import Context, Implementation, SavedIntermediate
+from monet.graph import Operator, Ref
+from monet.ops import generic
+from monet.ops.implementation import Context, Implementation
 from monet.ops.record import Record
 from monet.ops.sample import Sample
 
 aten = torch.ops.aten
+_f = torch.nn.functional
+
+# The largest relative error of one rounding.
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+
+_NOT_MONOTONIC = (
+    "aten's own: the function is not monotonic, so the output does not determine the input; a branch bit and a numeric "
+    "inverse lose half of the digits near the minimum. One elementwise operator makes the output from the kept input"
+)
 
 
-def _bounds(op: Operator) -> tuple[float, float | None] | None:
-    """Between which inputs the gradient passes, for the operators that have sign bits."""
-    if op.target in (aten.relu.default, aten.threshold_backward.default):
-        threshold = float(op.args[2]) if op.target is aten.threshold_backward.default else 0.0
-        return (threshold, None) if threshold == 0.0 else None
-    if op.target is aten.hardtanh.default:
-        return (float(op.args[1]) if len(op.args) > 1 else -1.0), (float(op.args[2]) if len(op.args) > 2 else 1.0)
-    if op.target is aten.hardtanh_backward.default:
-        return float(op.args[2]), float(op.args[3])
-    return None
+def elu_backward(op: Operator, context: Context) -> list[Implementation]:
+    """aten's own from the input, and with ``is_result`` from the output, as eager's own in-place ELU takes it.
 
-
-def _dense(value: Value) -> bool:
-    return value.dtype is torch.float32 and value.device.type == "cpu" and value.storage_bytes == 4 * value.numel
-
-
-def _bits(op: Operator, context: Context) -> Value | None:
-    """The bit mask of a forward activation; None where it cannot be made from the output."""
-    result = op.outputs[0]
-    if result is None or native.library() is None or not _dense(context.value(result)) or _bounds(op) is None:
-        return None
-    name, size = f"{op.name}.bits", (context.value(result).numel + 7) // 8
-    return Value(name, (size,), (1,), 0, torch.uint8, context.value(result).device, name, size)
-
-
-def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
-    bits, bounds = _bits(op, context), _bounds(op)
-    if bits is None or bounds is None or op.outputs[0] is None:
-        return []
-    make = Implementation("bits", native.pass_bits, (Ref(op.outputs[0]), *bounds), (), (bits.name,))
-    return [SavedIntermediate(bits, make, "sign-bits")]
-
-
-def backward(op: Operator, context: Context) -> list[Implementation]:
-    """aten's own, and from bits where the partner is an activation of this family.
-
-    hardtanh's backward reads its input; its output is as good: both comparisons are with the
-    bounds, which the output attains exactly where the input reaches or passes them.
+    With y = a (exp(c x) - 1) for x <= 0, where a = alpha * scale and c = input_scale, the derivative c a exp(c x) is
+    c (y + a). Not bitwise: y is rounded to its dtype and to a's digits, so the derivative has an absolute error of
+    c a times two roundings, and the product one more.
     """
-    saved = op.args[1]
-    activation = _activation(op, context)
-    if op.target is aten.hardtanh_backward.default and activation is not None and activation.outputs[0] is not None:
-        from_output = replace(op, args=(op.args[0], Ref(activation.outputs[0]), *op.args[2:]))
-        found = generic.backward(op, context)
-        found += [replace(i, name=f"from-output-{i.name}") for i in generic.backward(from_output, context)]
-    else:
-        found = generic.backward(op, context)
-    bits = _bits(activation, context) if activation is not None else None
-    gradient = op.args[0]
-    if bits is None or op.outputs[0] is None or _bounds(op) != _bounds(activation) or not isinstance(saved, Ref):  # type: ignore[arg-type]
+    found = generic.backward(op, context)
+    gradient, alpha, scale, input_scale, of_output, saved = op.args
+    if of_output or not isinstance(saved, Ref) or alpha < 0 or op.outputs[0] is None:
         return found
-    if (
-        not _dense(context.value(gradient.name))
-        or context.value(gradient.name).stride != context.value(saved.name).stride
-    ):
-        return found
-    call = (gradient, Ref(bits.name))
-    found.append(Implementation("from-bits", native.pass_gradient, call, (), op.outputs))
-    if context.may_overwrite(gradient.name, op, op.outputs[0]):
-        found.append(
-            Implementation(
-                "from-bits-in-place", native.pass_gradient_, call, (), op.outputs, True, overwrites=gradient.name
-            )
-        )
+    numbers = (float(alpha), float(scale), float(input_scale))
+    for forward in context.graph.forward:
+        if forward.target not in (aten.elu.default, aten.celu.default) or forward.outputs[0] is None:
+            continue
+        if not context.same(forward.args[0].name, saved.name) or not _close(_elu_numbers(forward), numbers):
+            continue
+        rounding = ROUNDING.get(context.value(forward.outputs[0]).dtype)
+        if rounding is None:
+            break
+        kernel = replace(op, args=(gradient, alpha, scale, input_scale, True, Ref(forward.outputs[0])))
+        return found + [
+            replace(i, name=f"from-output-{i.name}", exact=False, tolerance=4 * rounding)
+            for i in generic.backward(kernel, context)
+        ]
     return found
 
 
-def _activation(op: Operator, context: Context) -> Operator | None:
-    """The forward operator that this backward belongs to."""
-    saved = op.args[1]
-    if not isinstance(saved, Ref):
-        return None
-    if op.target is aten.threshold_backward.default:
-        made = context.producer.get(context.whole(saved.name) or "")
-        return made if made is not None and made.target is aten.relu.default else None
-    for reader in context.graph.forward:
-        if reader.target is aten.hardtanh.default and reader.args[0] == saved:
-            return reader
-    return None
+def _elu_numbers(op: Operator) -> tuple[float, ...]:
+    """alpha, scale and input_scale of a forward operator."""
+    given = [float(a) for a in op.args[1:4]]
+    if op.target is aten.celu.default:
+        alpha = given[0] if given else 1.0
+        return alpha, 1.0, 1.0 / alpha
+    return tuple(given + [1.0] * (3 - len(given)))
+
+
+def _close(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """celu rounds 1 / alpha to float32."""
+    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(one, other, strict=True))
 
 
 RECORDS = (
     Record(
-        name="relu",
+        name="sigmoid",
         family="activations",
-        forward_targets=(aten.relu.default,),
-        backward_targets=(aten.threshold_backward.default,),
-        equations="sign bits: Gist, section 4; from the output: the sign of the output is the input's",
-        samples=(Sample("relu", torch.relu, ((5, 67),)),),
-        backward=backward,
-        intermediates=intermediates,
+        forward_targets=(aten.sigmoid.default,),
+        backward_targets=(aten.sigmoid_backward.default,),
+        equations="aten's own, from the output: g y (1 - y)",
+        samples=(Sample("sigmoid", torch.sigmoid, ((5, 67),)),),
     ),
     Record(
-        name="hardtanh, relu6",
+        name="tanh",
         family="activations",
-        forward_targets=(aten.hardtanh.default,),
-        backward_targets=(aten.hardtanh_backward.default,),
-        equations="MONeT, section 4.2: the output attains the bounds exactly where the input reaches or passes them",
-        samples=(Sample("relu6", torch.nn.functional.relu6, ((5, 67),)),),
-        backward=backward,
-        intermediates=intermediates,
+        forward_targets=(aten.tanh.default,),
+        backward_targets=(aten.tanh_backward.default,),
+        equations="aten's own, from the output: g (1 - y^2)",
+        samples=(Sample("tanh", torch.tanh, ((5, 67),)),),
+    ),
+    Record(
+        name="elu, celu, selu",
+        family="activations",
+        forward_targets=(aten.elu.default, aten.celu.default),
+        backward_targets=(aten.elu_backward.default,),
+        equations="from the output: the derivative below 0 is input_scale (y + alpha scale), as eager's in-place ELU",
+        samples=(
+            Sample("elu", lambda x: _f.elu(x, 1.3), ((5, 67),)),
+            Sample("elu_in_place", lambda x: _f.elu_(x, 1.3), ((5, 67),)),
+            Sample("celu", lambda x: _f.celu(x, 0.7), ((5, 67),)),
+            Sample("selu", torch.selu, ((5, 67),)),
+        ),
+        backward=elu_backward,
+    ),
+    Record(
+        name="gelu",
+        family="activations",
+        forward_targets=(aten.gelu.default,),
+        backward_targets=(aten.gelu_backward.default,),
+        equations=_NOT_MONOTONIC,
+        samples=(
+            Sample("gelu", _f.gelu, ((5, 67),)),
+            Sample("gelu_tanh", lambda x: _f.gelu(x, approximate="tanh"), ((5, 67),)),
+        ),
+    ),
+    Record(
+        name="silu",
+        family="activations",
+        forward_targets=(aten.silu.default,),
+        backward_targets=(aten.silu_backward.default,),
+        equations=_NOT_MONOTONIC,
+        samples=(Sample("silu", _f.silu, ((5, 67),)),),
+    ),
+    Record(
+        name="hardswish",
+        family="activations",
+        forward_targets=(aten.hardswish.default,),
+        backward_targets=(aten.hardswish_backward.default,),
+        equations=_NOT_MONOTONIC,
+        samples=(Sample("hardswish", _f.hardswish, ((5, 67),)),),
+    ),
+    Record(
+        name="mish",
+        family="activations",
+        forward_targets=(aten.mish.default,),
+        backward_targets=(aten.mish_backward.default,),
+        equations=_NOT_MONOTONIC,
+        samples=(Sample("mish", _f.mish, ((5, 67),)),),
+    ),
+    Record(
+        name="softplus",
+        family="activations",
+        forward_targets=(aten.softplus.default,),
+        backward_targets=(aten.softplus_backward.default,),
+        equations="aten's own: the derivative from the output, 1 - exp(-beta y), costs what the output costs from the "
+        "kept input, and has no digits where the output is small",
+        samples=(Sample("softplus", lambda x: _f.softplus(x, 1.5, 2.0), ((5, 67),)),),
+    ),
+    Record(
+        name="log_sigmoid",
+        family="activations",
+        forward_targets=(aten.log_sigmoid_forward.default,),
+        backward_targets=(aten.log_sigmoid_backward.default,),
+        equations="aten's own, from the input and the exp(-|x|) that its forward kernel leaves",
+        samples=(Sample("log_sigmoid", _f.logsigmoid, ((5, 67),)),),
+    ),
+    Record(
+        name="glu",
+        family="activations",
+        forward_targets=(aten.glu.default,),
+        backward_targets=(aten.glu_backward.default,),
+        equations="aten's own: one output of two inputs determines neither of them",
+        samples=(Sample("glu", lambda x: _f.glu(x, 1), ((5, 66),)),),
+    ),
+    Record(
+        name="prelu",
+        family="activations",
+        forward_targets=(aten._prelu_kernel.default,),
+        backward_targets=(aten._prelu_kernel_backward.default,),
+        equations="aten's own: the slopes are trained and may pass 0, and their gradient needs the input itself",
+        samples=(Sample("prelu", _f.prelu, ((5, 6, 11),), ((6,),)),),
     ),
 )

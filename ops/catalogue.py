@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,9 @@ from monet.ops.packing import replaces
 from monet.ops.registry import record
 
 Named = Mapping[str, Implementation]
+
+# How many times its limit a scale must be when a plan is made that divides by it: training changes scales.
+SCALE_MARGIN = 10.0
 
 # Storages that are offered only where asked for: a step ends with an error where "sparse" is too full, and "half"
 # changes gradients.
@@ -41,9 +44,17 @@ class Catalogue:
 
 
 def catalogue(
-    graph: Graph, *, exact: bool = False, storage: Collection[str] = frozenset(), density: float = sparse.DENSITY
+    graph: Graph,
+    *,
+    exact: bool = False,
+    storage: Collection[str] = frozenset(),
+    density: float = sparse.DENSITY,
+    scales: Callable[[str], float] | None = None,
 ) -> Catalogue:
     """``exact``: only implementations whose results equal eager's bit by bit.
+
+    ``scales``: the smallest magnitude in a source now. What divides by a source is offered if that is well above its
+    limit (zero-initialised scales of residual branches are not); None: in any case, and each step checks the limit.
 
     ``storage``: which of ``STORAGES`` to offer besides. ``density``: the share of non-zero values that a sparse
     storage has room for, in (0, 1]. Raises ``ConfigError`` for others.
@@ -57,7 +68,7 @@ def catalogue(
     intermediates: dict[str, tuple[SavedIntermediate, ...]] = {}
 
     def named(offers: list[Implementation]) -> Named:
-        return {offer.name: offer for offer in offers if offer.exact or not exact}
+        return {offer.name: offer for offer in offers if (offer.exact or not exact) and _divides(offer, scales)}
 
     for op in graph.forward:
         if op.view:
@@ -85,6 +96,13 @@ def catalogue(
         for node, reader in packing.readers.items():
             backward[node] = {**backward[node], reader.name: reader}
     return Catalogue(graph, values, forward, recompute, backward, intermediates)
+
+
+def _divides(offer: Implementation, scales: Callable[[str], float] | None) -> bool:
+    """Whether what the offer divides by is large enough; NaN is not."""
+    if offer.guard is None or scales is None:
+        return True
+    return scales(offer.guard) >= SCALE_MARGIN * offer.guard_least
 
 
 def _check(storage: Collection[str], density: float) -> None:

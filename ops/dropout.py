@@ -3,17 +3,20 @@
 Eager multiplies by noise = Bernoulli(1 - p) / (1 - p) in the input's dtype. The traced
 ``native_dropout`` keeps the mask as bytes but rounds 1 / (1 - p) differently; with eager's scale
 both are bitwise equal, since multiplying by 1 first changes nothing.
+
+For the backward pass the mask can also be kept as one bit an element, an eighth of its bytes, or drawn again from the
+generator's saved state.
 """
 
 from __future__ import annotations
 
 import torch
 
-from monet.graph import Operator, Ref
-from monet.ops import generic
-from monet.ops.implementation import Context, Implementation
+from monet.graph import Operator, Ref, Value
+from monet.ops import bits, generic
+from monet.ops.implementation import Context, Implementation, SavedIntermediate
 from monet.ops.record import Record
-from monet.ops.sample import Sample
+from monet.ops.sample import HALVES, Sample
 
 aten = torch.ops.aten
 
@@ -43,13 +46,54 @@ def recompute(op: Operator, context: Context) -> list[Implementation] | None:
     return [Implementation("eager", generic.draw_again, args, (), op.outputs, False)]
 
 
+def _mask_bits(op: Operator, context: Context) -> Value | None:
+    """The mask of a forward dropout, one bit an element; None where no kernel makes it."""
+    result, mask = op.outputs
+    if result is None or mask is None or _scale(op, context) is None or bits.library() is None:
+        return None
+    y, dense = context.value(result), context.value(mask)
+    if not bits.dense(y) or y.stride != dense.stride or dense.storage_bytes != dense.numel:
+        return None
+    return bits.bit_value(f"{op.name}.bits", dense)
+
+
+def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
+    packed = _mask_bits(op, context)
+    if packed is None or op.outputs[1] is None:
+        return []
+    make = Implementation("bits", bits.mask_bits, (Ref(op.outputs[1]),), (), (packed.name,))
+    return [SavedIntermediate(packed, make, "mask-bits")]
+
+
 def backward(op: Operator, context: Context) -> list[Implementation]:
+    """Eager's product with the mask, and the same from its bits: gradient * 1 * scale is gradient * scale, and
+    gradient * 0 keeps its sign or is NaN however it is scaled."""
     gradient, mask, _ = op.args
     maker = context.maker(mask.name)
     scale = _scale(maker, context) if maker is not None and maker.target is aten.native_dropout.default else None
-    if scale is None:
+    if scale is None or maker is None:
         return generic.backward(op, context)
-    return [Implementation("eager", masked, (gradient, mask, scale), (), op.outputs)]
+    found = [Implementation("eager", masked, (gradient, mask, scale), (), op.outputs)]
+    result, packed = op.outputs[0], _mask_bits(maker, context)
+    if result is None:
+        return found
+    in_place = context.may_overwrite(gradient.name, op, result)
+    if in_place:
+        found.append(
+            Implementation("in-place", masked_, (gradient, mask, scale), (), op.outputs, True, overwrites=gradient.name)
+        )
+    given = context.value(gradient.name)
+    if packed is None or not bits.dense(given) or given.stride != context.value(mask.name).stride:
+        return found
+    call = (gradient, Ref(packed.name), scale, 0.0)
+    found.append(Implementation("from-bits", bits.branch_gradient, call, (), op.outputs))
+    if in_place:
+        found.append(
+            Implementation(
+                "from-bits-in-place", bits.branch_gradient_, call, (), op.outputs, True, overwrites=gradient.name
+            )
+        )
+    return found
 
 
 def dropout(x: torch.Tensor, probability: float, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,16 +106,22 @@ def masked(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Te
     return gradient.mul(mask).mul_(scale)
 
 
+def masked_(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    return gradient.mul_(mask).mul_(scale)
+
+
 RECORDS = (
     Record(
         name="dropout",
         family="dropout",
         forward_targets=(aten.native_dropout.default,),
         backward_targets=(aten.native_dropout_backward.default,),
-        equations="the mask that eager draws, and eager's rounding of 1 / (1 - p)",
-        samples=(Sample("dropout", lambda x: torch.nn.functional.dropout(x, 0.3), ((5, 67),)),),
+        equations="the mask that eager draws, and eager's rounding of 1 / (1 - p); for the gradient as bits, "
+        "or drawn again from the generator's state",
+        samples=(Sample("dropout", lambda x: torch.nn.functional.dropout(x, 0.3), ((5, 67),), (), HALVES),),
         forward=forward,
         recompute=recompute,
         backward=backward,
+        intermediates=intermediates,
     ),
 )

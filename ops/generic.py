@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref
+from monet.graph import Operator, Ref, operator_inputs
 from monet.ops.implementation import Context, Implementation, plain
 
 aten = torch.ops.aten
@@ -15,21 +15,76 @@ aten = torch.ops.aten
 # Elementwise operators whose in-place overload runs the same kernel.
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.add.Tensor: aten.add_.Tensor,
+    aten.add.Scalar: aten.add_.Scalar,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.sub.Scalar: aten.sub_.Scalar,
     aten.mul.Tensor: aten.mul_.Tensor,
-    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.mul.Scalar: aten.mul_.Tensor,  # mul_.Scalar rounds the number to a 16-bit format first
     aten.div.Tensor: aten.div_.Tensor,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.pow.Tensor_Scalar: aten.pow_.Scalar,
+    aten.neg.default: aten.neg_.default,
+    aten.abs.default: aten.abs_.default,
+    aten.exp.default: aten.exp_.default,
+    aten.expm1.default: aten.expm1_.default,
+    aten.log.default: aten.log_.default,
+    aten.log1p.default: aten.log1p_.default,
+    aten.sqrt.default: aten.sqrt_.default,
+    aten.rsqrt.default: aten.rsqrt_.default,
+    aten.reciprocal.default: aten.reciprocal_.default,
+    aten.sin.default: aten.sin_.default,
+    aten.cos.default: aten.cos_.default,
+    aten.erf.default: aten.erf_.default,
+    aten.clamp.default: aten.clamp_.default,
+    aten.clamp_min.default: aten.clamp_min_.default,
+    aten.clamp_max.default: aten.clamp_max_.default,
+    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
+    aten.masked_fill.Tensor: aten.masked_fill_.Tensor,
     aten.relu.default: aten.relu_.default,
+    aten.threshold.default: aten.threshold_.default,
     aten.hardtanh.default: aten.hardtanh_.default,
+    aten.leaky_relu.default: aten.leaky_relu_.default,
+    aten.hardsigmoid.default: aten.hardsigmoid_.default,
+    aten.hardswish.default: aten.hardswish_.default,
     aten.sigmoid.default: aten.sigmoid_.default,
     aten.tanh.default: aten.tanh_.default,
+    aten.elu.default: aten.elu_.default,
+    aten.celu.default: aten.celu_.default,
+    aten.gelu.default: aten.gelu_.default,
+    aten.silu.default: aten.silu_.default,
+    aten.mish.default: aten.mish_.default,
 }
 
-# Their gradient may be written where the incoming gradient is.
-GRADIENT_IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
-    aten.threshold_backward.default: aten.threshold_backward.grad_input,
-    aten.hardtanh_backward.default: aten.hardtanh_backward.grad_input,
-    aten.sigmoid_backward.default: aten.sigmoid_backward.grad_input,
-    aten.tanh_backward.default: aten.tanh_backward.grad_input,
+# Overloads that write into a given tensor, which may be the first argument, and what they call it. Softmax sums a row
+# before it writes the row, and threads share no row.
+INTO: dict[Callable[..., Any], tuple[Callable[..., Any], str]] = {
+    aten._softmax.default: (aten._softmax.out, "out"),
+    aten._log_softmax.default: (aten._log_softmax.out, "out"),
+    aten.softplus.default: (aten.softplus.out, "out"),
+}
+
+# The second argument's memory: addition and multiplication commute, exactly; the others write where they are told.
+COMMUTE = (aten.add.Tensor, aten.mul.Tensor)
+INTO_OTHER: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten.sub.Tensor: aten.sub.out,
+    aten.div.Tensor: aten.div.out,
+}
+
+# The gradient may be written where the incoming one, the first argument, is. hardswish and mish have no such kernel.
+GRADIENT_IN_PLACE: dict[Callable[..., Any], tuple[Callable[..., Any], str]] = {
+    aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
+    aten.hardtanh_backward.default: (aten.hardtanh_backward.grad_input, "grad_input"),
+    aten.leaky_relu_backward.default: (aten.leaky_relu_backward.grad_input, "grad_input"),
+    aten.hardsigmoid_backward.default: (aten.hardsigmoid_backward.grad_input, "grad_input"),
+    aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, "grad_input"),
+    aten.tanh_backward.default: (aten.tanh_backward.grad_input, "grad_input"),
+    aten.elu_backward.default: (aten.elu_backward.grad_input, "grad_input"),
+    aten.gelu_backward.default: (aten.gelu_backward.grad_input, "grad_input"),
+    aten.silu_backward.default: (aten.silu_backward.grad_input, "grad_input"),
+    aten.softplus_backward.default: (aten.softplus_backward.grad_input, "grad_input"),
+    aten.log_sigmoid_backward.default: (aten.log_sigmoid_backward.grad_input, "grad_input"),
+    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
+    aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, "out"),
 }
 
 
@@ -43,28 +98,38 @@ def forward(op: Operator, context: Context) -> list[Implementation]:
 
 
 def in_place(op: Operator, context: Context) -> list[Implementation]:
-    """The in-place overload on an argument that nobody needs afterwards."""
-    overload = IN_PLACE.get(op.target)
+    """The same kernel on the memory of an argument that nobody needs afterwards."""
     result = op.outputs[0] if op.outputs else None
-    if overload is None or result is None or not isinstance(op.args[0], Ref):
+    if result is None or not op.args or not isinstance(op.args[0], Ref):
         return []
     found: list[Implementation] = []
-    arguments = [op.args[0]]
-    if op.target is aten.add.Tensor and not op.kwargs and isinstance(op.args[1], Ref) and op.args[0] != op.args[1]:
-        arguments.append(op.args[1])  # addition commutes, exactly
-    for position, target in enumerate(arguments):
-        others = [Ref(n) for n in _names(op) if Ref(n) != target]
-        shares = any(context.graph.storage(o.name) == context.graph.storage(target.name) for o in others)
-        if shares or not context.may_overwrite(target.name, op, result):
-            continue
-        args = op.args if position == 0 else (op.args[1], op.args[0])
-        name = "in-place" if position == 0 else "in-place-other"
-        found.append(Implementation(name, overload, args, op.kwargs, op.outputs, True, overwrites=target.name))
+    first, second = op.args[0], op.args[1] if len(op.args) > 1 else None
+    if _free(first, op, context, result):
+        if op.target in IN_PLACE:
+            found.append(_over(first, IN_PLACE[op.target], op.args, op.kwargs, op, "in-place"))
+        elif op.target in INTO:
+            overload, keyword = INTO[op.target]
+            found.append(_over(first, overload, op.args, (*op.kwargs, (keyword, first)), op, "in-place"))
+    if isinstance(second, Ref) and second != first and _free(second, op, context, result):
+        if op.target in COMMUTE and not op.kwargs:
+            found.append(_over(second, IN_PLACE[op.target], (second, first, *op.args[2:]), (), op, "in-place-other"))
+        elif op.target in INTO_OTHER:
+            kwargs = (*op.kwargs, ("out", second))
+            found.append(_over(second, INTO_OTHER[op.target], op.args, kwargs, op, "in-place-other"))
     return found
 
 
-def _names(op: Operator) -> list[str]:
-    return [a.name for a in op.args if isinstance(a, Ref)]
+def _free(target: Ref, op: Operator, context: Context, result: str) -> bool:
+    """Whether the result may go into the target's memory, which no other argument shares."""
+    others = [name for name in operator_inputs(op) if name != target.name]
+    shares = any(context.graph.storage(name) == context.graph.storage(target.name) for name in others)
+    return not shares and context.may_overwrite(target.name, op, result)
+
+
+def _over(
+    target: Ref, overload: Callable[..., Any], args: tuple[Any, ...], kwargs: tuple[Any, ...], op: Operator, name: str
+) -> Implementation:
+    return Implementation(name, overload, args, kwargs, op.outputs, True, overwrites=target.name)
 
 
 def recompute(op: Operator, context: Context) -> list[Implementation] | None:
@@ -83,15 +148,12 @@ def recompute(op: Operator, context: Context) -> list[Implementation] | None:
 def backward(op: Operator, context: Context) -> list[Implementation]:
     """The aten kernel, and the same into the incoming gradient's memory where that dies here."""
     found = [plain(op), *in_place(op, context)]
-    overload = GRADIENT_IN_PLACE.get(op.target)
+    overload, keyword = GRADIENT_IN_PLACE.get(op.target, (None, ""))
     result = op.outputs[0] if op.outputs else None
     if overload is not None and result is not None and isinstance(op.args[0], Ref):
         gradient = op.args[0]
-        if context.may_overwrite(gradient.name, op, result):
-            kwargs = (*op.kwargs, ("grad_input", gradient))
-            found.append(
-                Implementation("in-place", overload, op.args, kwargs, op.outputs, True, overwrites=gradient.name)
-            )
+        if _free(gradient, op, context, result):
+            found.append(_over(gradient, overload, op.args, (*op.kwargs, (keyword, gradient)), op, "in-place"))
     return found
 
 

@@ -95,6 +95,11 @@ class Context:
         )
         return base.name if same else None
 
+    def same(self, one: str, other: str) -> bool:
+        """Whether two values are the same elements of the same storage in the same order."""
+        a, b = self.value(one), self.value(other)
+        return (a.storage, a.shape, a.stride, a.offset, a.dtype) == (b.storage, b.shape, b.stride, b.offset, b.dtype)
+
     def may_overwrite(self, name: str, by: Operator, result: str) -> bool:
         """Whether ``by`` may put ``result`` into the memory of ``name``: it is the last reader of that
         storage in its pass, the storage is the step's own, and both are the same whole block."""

@@ -19,22 +19,16 @@ def library() -> ctypes.PyDLL | None:
     lib = native.build(Path(__file__).parent / "kernels.cpp", with_torch=False, openmp=True)
     if lib is None:
         return None
-    p, n, f, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-    lib.monet_pass_bits.argtypes = [p, p, n, f, f, i]
-    lib.monet_pass_gradient.argtypes = [p, p, p, n]
+    p, n = ctypes.c_void_p, ctypes.c_int64
     lib.monet_pool_pack.argtypes = [p, p, p]
     lib.monet_pool_gradient.argtypes = [p, p, p, p]
-    lib.monet_batch_norm_apply.argtypes = [p, p, p, p, p, p, n, n, n, i]
     lib.monet_sparse_pack.argtypes = [p, p, n, n]
     lib.monet_sparse_unpack.argtypes = [p, p, n, n]
     lib.monet_half_pack.argtypes = [p, p, n]
     lib.monet_half_unpack.argtypes = [p, p, n]
     nothing = (
-        "pass_bits",
-        "pass_gradient",
         "pool_pack",
         "pool_gradient",
-        "batch_norm_apply",
         "half_pack",
         "half_unpack",
     )
@@ -50,28 +44,6 @@ def _kernels() -> ctypes.PyDLL:
     if lib is None:
         raise RuntimeError("the plan uses native kernels, which cannot be built on this machine")
     return lib
-
-
-def pass_bits(x: torch.Tensor, low: float, high: float | None) -> torch.Tensor:
-    """One bit an element, whether a clamp to [low, high] lets the gradient pass; shape (ceil(n / 8),), uint8."""
-    bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-    _kernels().monet_pass_bits(
-        x.data_ptr(), bits.data_ptr(), x.numel(), low, 0.0 if high is None else high, int(high is not None)
-    )
-    return bits
-
-
-def pass_gradient(gradient: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """``gradient`` where the bit is set, else 0; a new dense tensor."""
-    out = torch.empty_like(gradient)
-    _kernels().monet_pass_gradient(gradient.data_ptr(), bits.data_ptr(), out.data_ptr(), gradient.numel())
-    return out
-
-
-def pass_gradient_(gradient: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """``pass_gradient`` in place."""
-    _kernels().monet_pass_gradient(gradient.data_ptr(), bits.data_ptr(), gradient.data_ptr(), gradient.numel())
-    return gradient
 
 
 def _window(shape: Sequence[int], out_shape: Sequence[int], geometry: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
@@ -148,54 +120,3 @@ def half_unpack(packed: torch.Tensor, shape: Sequence[int], stride: Sequence[int
     out = torch.empty_strided(list(shape), list(stride), dtype=torch.float32)
     _kernels().monet_half_unpack(packed.data_ptr(), out.data_ptr(), out.numel())
     return out
-
-
-@cache
-def _fused_variant() -> int | None:
-    """Which rounding of ``batch_norm_apply`` equals this build of ATen bit by bit (None: none does)."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 19, 13, 11, generator=generator) * 3 + 1
-    weight, bias = torch.randn(19, generator=generator), torch.randn(19, generator=generator)
-    expected, mean, invstd = torch.ops.aten.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
-    for variant in (3, 0, 1, 2):
-        if torch.equal(_apply(x, weight, bias, mean, invstd, variant), expected):
-            return variant
-    return None
-
-
-def batch_norm_is_exact() -> bool:
-    return library() is not None and _fused_variant() is not None
-
-
-def _apply(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    invstd: torch.Tensor,
-    variant: int,
-) -> torch.Tensor:
-    y = torch.empty_like(x)
-    cells = 1
-    for size in x.shape[2:]:
-        cells *= size
-    _kernels().monet_batch_norm_apply(
-        x.data_ptr(),
-        None if weight is None else weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        mean.data_ptr(),
-        invstd.data_ptr(),
-        y.data_ptr(),
-        x.shape[0],
-        x.shape[1],
-        cells,
-        variant,
-    )
-    return y
-
-
-def batch_norm_apply(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, invstd: torch.Tensor
-) -> torch.Tensor:
-    """Training-mode batch norm of x (N, C, ...) from statistics that were saved when it first ran."""
-    return _apply(x, weight, bias, mean, invstd, _fused_variant() or 0)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from monet.graph import Operator
-from monet.ops import activation, convolution, dropout, normalization, pooling
+from monet.ops import activation, convolution, dropout, normalization, piecewise, pooling, row_norm, softmax
 from monet.ops.record import Record, Target
 
-FAMILIES = (convolution, normalization, activation, dropout, pooling)
+FAMILIES = (convolution, normalization, row_norm, piecewise, activation, softmax, dropout, pooling)
 
 RECORDS: tuple[Record, ...] = tuple(record for family in FAMILIES for record in family.RECORDS)
 

@@ -12,6 +12,7 @@ Maker = Callable[[torch.Generator, torch.dtype], torch.Tensor]
 Input = tuple[int, ...] | Maker
 
 FLOATS = (torch.float32, torch.bfloat16)
+HALVES = (*FLOATS, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,5 +94,14 @@ def between(low: float, high: float, shape: tuple[int, ...], *, requires_grad: b
     def make(generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
         noise = torch.rand(shape, generator=generator) * (high - low) + low
         return noise.to(dtype).requires_grad_(requires_grad)
+
+    return make
+
+
+def single(low: float, high: float, shape: tuple[int, ...], *, requires_grad: bool = True) -> Maker:
+    """``between`` in float32, whatever the activations' dtype."""
+
+    def make(generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+        return between(low, high, shape, requires_grad=requires_grad)(generator, torch.float32)
 
     return make

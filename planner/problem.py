@@ -68,8 +68,8 @@ class Intermediate:
 
     ``id`` and ``bytes`` as for a tensor. ``reads``: the tensors (outputs of ``operator``) its making
     reads; they are in memory at that time anyway. ``time_s`` and ``workspace_bytes`` are what making it adds.
-    ``kind``: ``sign-bits``, ``pool-index``, ``sparse`` (bit mask and non-zero values), ``half`` (16-bit copy; it
-    changes gradients), or "" for what needs no name.
+    ``kind``: ``sign-bits``, ``mask-bits`` (of dropout), ``pool-index``, ``sparse`` (bit mask and non-zero values),
+    ``half`` (16-bit copy; it changes gradients), or "" for what needs no name.
     """
 
     id: str

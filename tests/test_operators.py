@@ -57,6 +57,7 @@ def test_families_offer_what_they_should() -> None:
         ("backward", "from-cells"),
         ("backward", "chunks-4"),
         ("backward", "from-output-aten"),
+        ("backward", "from-output-in-place"),
         ("intermediate", "bits"),
         ("intermediate", "cells"),
     }

@@ -1,0 +1,168 @@
+"""How results of the CPU's kernels look, where torch's own description of them differs.
+
+A trace asks how an operator's results look. For batch, layer and group norm torch answers from decompositions that are
+made for compilers: saved statistics in the input's dtype although the kernel keeps them in float32 where the parameters
+are, running statistics in float32 although they are bfloat16, gradients in the strides of the incoming one although the
+kernel takes the input's, or in the parameters' dtype. Gradients of activations have the strides of what the kernel
+reads first, gradient or saved tensor, and in a decomposition of another one. A plan needs the kernels' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table, meta_table
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+aten = torch.ops.aten
+Results = tuple[torch.Tensor | None, ...]
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous, or channels-last where x is."""
+    return torch.empty_like(x, memory_format=suggest_memory_format(x))
+
+
+def _statistics(x: torch.Tensor, parameters: tuple[torch.Tensor | None, ...]) -> torch.dtype:
+    mixed = x.dtype in _HALVES and any(p is not None and p.dtype is torch.float32 for p in parameters)
+    return torch.float32 if mixed else x.dtype
+
+
+def _batch_norm(
+    x: torch.Tensor, parameters: tuple[torch.Tensor | None, ...], training: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    size, dtype = x.shape[1] if training else 0, _statistics(x, parameters)
+    return _like(x), x.new_empty(size, dtype=dtype), x.new_empty(size, dtype=dtype)
+
+
+def _plain(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Results:
+    return _batch_norm(x, (weight, bias, mean, var), training)
+
+
+def _no_statistics(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Results:
+    return _batch_norm(x, (weight, bias), training)
+
+
+def _no_training(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Results:
+    return _batch_norm(x, (weight, bias, mean, var), False)
+
+
+def _functional(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Results:
+    found = _batch_norm(x, (weight, bias, mean, var), training)
+    return (*found, torch.empty_like(mean), torch.empty_like(var))
+
+
+def _batch_norm_backward(
+    gradient: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    var: Any,
+    saved: Any,
+    inverse: Any,
+    train: bool,
+    eps: float,
+    mask: Any,
+) -> Results:
+    like = x if weight is None else weight
+    of_parameter = [like.new_empty(x.shape[1]) if wanted else None for wanted in mask[1:]]
+    return (_like(x) if mask[0] else None, *of_parameter)
+
+
+def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Results:
+    outer = x.dim() - len(shape)
+    sizes, dtype = [*x.shape[:outer], *([1] * len(shape))], _statistics(x, (weight, bias))
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return y, x.new_empty(sizes, dtype=dtype), x.new_empty(sizes, dtype=dtype)
+
+
+def _group_norm(
+    x: Any, weight: Any, bias: Any, images: int, channels: int, cells: int, groups: int, eps: float
+) -> Results:
+    dtype = _statistics(x, (weight, bias))
+    return _like(x), x.new_empty((images, groups), dtype=dtype), x.new_empty((images, groups), dtype=dtype)
+
+
+def _group_norm_backward(
+    gradient: Any, x: Any, mean: Any, rstd: Any, weight: Any, images: int, channels: int, cells: int, groups: int,
+    mask: Any,
+) -> Results:  # fmt: skip
+    like = x if weight is None else weight
+    of_parameter = [like.new_empty(channels) if wanted else None for wanted in mask[1:]]
+    return (_like(x) if mask[0] else None, *of_parameter)
+
+
+def _elementwise(gradient: Any, x: Any, *numbers: Any, **named: Any) -> Any:
+    """An iterator over the gradient and what was saved, in this order, as an addition is."""
+    return torch.add(gradient, x)
+
+
+def _saved_first(gradient: Any, x: Any, *numbers: Any, **named: Any) -> Any:
+    return torch.add(x, gradient)
+
+
+def _elu_backward(gradient: Any, alpha: Any, scale: Any, input_scale: Any, of_output: Any, saved: Any) -> Any:
+    return torch.add(gradient, saved)
+
+
+# Operator → its results, and which argument is its input.
+_RULES: dict[Any, tuple[Callable[..., Any], int]] = {
+    aten.native_batch_norm.default: (_plain, 0),
+    aten._native_batch_norm_legit.default: (_plain, 0),
+    aten._native_batch_norm_legit.no_stats: (_no_statistics, 0),
+    aten._native_batch_norm_legit_no_training.default: (_no_training, 0),
+    aten._native_batch_norm_legit_functional.default: (_functional, 0),
+    aten.native_batch_norm_backward.default: (_batch_norm_backward, 1),
+    aten.native_layer_norm.default: (_layer_norm, 0),
+    aten.native_group_norm.default: (_group_norm, 0),
+    aten.native_group_norm_backward.default: (_group_norm_backward, 1),
+    aten.threshold_backward.default: (_saved_first, 0),
+    aten.hardtanh_backward.default: (_elementwise, 0),
+    aten.leaky_relu_backward.default: (_saved_first, 0),
+    aten.hardsigmoid_backward.default: (_elementwise, 0),
+    aten.hardswish_backward.default: (_elementwise, 0),
+    aten.sigmoid_backward.default: (_elementwise, 0),
+    aten.tanh_backward.default: (_elementwise, 0),
+    aten.silu_backward.default: (_elementwise, 0),
+    aten.mish_backward.default: (_elementwise, 0),
+    aten.gelu_backward.default: (_elementwise, 0),
+    aten.softplus_backward.default: (_elementwise, 0),
+    aten.elu_backward.default: (_elu_backward, 0),
+}
+
+
+def _described(mode: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    rule, position = _RULES[target]
+    with mode:
+        if args[position].device.type == "cpu":
+            return rule(*args, **kwargs)
+        other = decomposition_table.get(target)
+        return NotImplemented if other is None else other(*args, **kwargs)
+
+
+@contextmanager
+def kernels_own_geometry() -> Iterator[None]:
+    """While it is open, fake tensors of the CPU look as these kernels make them."""
+    FakeTensorMode.cache_clear()  # answers that torch keeps across modes, given before and in here
+    # Being in the one table keeps torch from decomposing the operator, so that it asks the other.
+    before = [(table, {t: table[t] for t in _RULES if t in table}) for table in (op_implementations_dict, meta_table)]
+    for target in _RULES:
+        op_implementations_dict[target] = _described
+        meta_table[target] = _described
+    try:
+        yield
+    finally:
+        for table, old in before:
+            for target in _RULES:
+                table.pop(target, None)
+            table.update(old)
+        FakeTensorMode.cache_clear()

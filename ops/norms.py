@@ -1,0 +1,250 @@
+"""Normalizations from saved statistics, and their gradients from the output; calls into ``norm_kernels.cpp``.
+
+Data are float32, bfloat16 or float16, on the CPU; parameters and statistics are in the data's format or in float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import torch
+
+from monet import native
+from monet.ops.bits import FORMATS
+
+aten = torch.ops.aten
+Results = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+@cache
+def library() -> ctypes.PyDLL | None:
+    """The kernels, or None (said once) where they cannot be built; then nothing that needs them is offered."""
+    lib = native.build(Path(__file__).parent / "norm_kernels.cpp", with_torch=False, openmp=True)
+    if lib is None:
+        return None
+    p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    lib.monet_channel_norm_apply.argtypes = [*[p] * 6, *[n] * 4, *[i] * 5]
+    lib.monet_row_norm_apply.argtypes = [*[p] * 6, n, n, i, i, i]
+    lib.monet_row_norm_gradient.argtypes = [*[p] * 7, n, n, i, i]
+    lib.monet_row_norm_parameters.argtypes = [*[p] * 6, n, n, i, i]
+    lib.monet_group_norm_gradient.argtypes = [*[p] * 9, *[n] * 4, i, i]
+    for name in ("channel_norm_apply", "row_norm_apply", "row_norm_gradient", "row_norm_parameters"):
+        getattr(lib, f"monet_{name}").restype = None
+    lib.monet_group_norm_gradient.restype = None
+    return lib
+
+
+def _kernels() -> ctypes.PyDLL:
+    lib = library()
+    if lib is None:
+        raise RuntimeError("the plan uses native kernels, which cannot be built on this machine")
+    return lib
+
+
+def _at(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _formats(data: torch.Tensor, parameters: torch.Tensor) -> tuple[int, int]:
+    return FORMATS[data.dtype], FORMATS[parameters.dtype]
+
+
+def _channels_last(x: torch.Tensor) -> bool:
+    return not x.is_contiguous()
+
+
+def batch_norm_apply(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, invstd: torch.Tensor
+) -> torch.Tensor:
+    """Training-mode batch norm of x (N, C, ...) from statistics (C,) that were saved when it first ran."""
+    variant = variant_of(_try_batch_norm, x.dtype, mean.dtype, _channels_last(x))
+    return _channel_norm(x, weight, bias, mean, invstd, None, variant or 0)
+
+
+def group_norm_apply(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    groups: int,
+) -> torch.Tensor:
+    """Group norm of x (N, C, ...) from statistics (N, groups) that were saved when it first ran."""
+    variant = variant_of(_try_group_norm, x.dtype, mean.dtype, _channels_last(x))
+    return _channel_norm(x, weight, bias, mean, rstd, groups, variant or 0)
+
+
+def layer_norm_apply(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, rstd: torch.Tensor
+) -> torch.Tensor:
+    """Layer norm of contiguous x from statistics of its rows that were saved when it first ran."""
+    return _row_norm(x, weight, bias, mean, rstd, variant_of(_try_layer_norm, x.dtype, mean.dtype, False) or 0)
+
+
+def _channel_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    groups: int | None,
+    variant: int,
+) -> torch.Tensor:
+    y = torch.empty_like(x)
+    _kernels().monet_channel_norm_apply(
+        x.data_ptr(), _at(weight), _at(bias), mean.data_ptr(), rstd.data_ptr(), y.data_ptr(),
+        x.shape[0], x.shape[1], prod(x.shape[2:]), x.shape[1] // (groups or 1), int(groups is not None),
+        int(_channels_last(x)), variant, *_formats(x, mean),
+    )  # fmt: skip
+    return y
+
+
+def _row_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    variant: int,
+) -> torch.Tensor:
+    y = torch.empty_like(x)
+    rows = mean.numel()
+    _kernels().monet_row_norm_apply(
+        x.data_ptr(), _at(weight), _at(bias), mean.data_ptr(), rstd.data_ptr(), y.data_ptr(),
+        rows, x.numel() // max(rows, 1), variant, *_formats(x, mean),
+    )  # fmt: skip
+    return y
+
+
+def layer_norm_from_output(
+    gradient: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rstd: torch.Tensor,
+    mask: list[bool],
+) -> Results:
+    """Gradients of layer norm's input, weight and bias, as ``mask`` asks, from its output y; all contiguous."""
+    return _layer_norm(gradient, y, weight, bias, rstd, mask, torch.empty_like(gradient) if mask[0] else None)
+
+
+def layer_norm_from_output_(
+    gradient: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rstd: torch.Tensor,
+    mask: list[bool],
+) -> Results:
+    """``layer_norm_from_output`` with the input's gradient in place of the incoming one."""
+    return _layer_norm(gradient, y, weight, bias, rstd, mask, gradient)
+
+
+def _layer_norm(
+    gradient: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rstd: torch.Tensor,
+    mask: list[bool],
+    dx: torch.Tensor | None,
+) -> Results:
+    rows = rstd.numel()
+    sizes = (rows, y.numel() // max(rows, 1), *_formats(y, rstd))
+    of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
+    inverse = None if weight is None else weight.reciprocal() if weight.dtype is torch.float32 else _reciprocal(weight)
+    common = (gradient.data_ptr(), y.data_ptr())
+    # The parameters' first: the input's may lie where the incoming gradient is.
+    if of_weight is not None or of_bias is not None:
+        _kernels().monet_row_norm_parameters(*common, _at(inverse), _at(bias), _at(of_weight), _at(of_bias), *sizes)
+    if dx is not None:
+        _kernels().monet_row_norm_gradient(
+            *common, _at(weight), _at(inverse), _at(bias), rstd.data_ptr(), dx.data_ptr(), *sizes
+        )
+    return dx, of_weight, of_bias
+
+
+def _reciprocal(weight: torch.Tensor) -> torch.Tensor:
+    return weight.float().reciprocal_()
+
+
+def group_norm_from_output(
+    gradient: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rstd: torch.Tensor,
+    mask: list[bool],
+) -> Results:
+    """Gradients of group norm's input, weight and bias, as ``mask`` asks, from its output y (N, C, ...); contiguous."""
+    return _group_norm(gradient, y, weight, bias, rstd, mask, torch.empty_like(gradient) if mask[0] else None)
+
+
+def group_norm_from_output_(
+    gradient: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rstd: torch.Tensor,
+    mask: list[bool],
+) -> Results:
+    """``group_norm_from_output`` with the input's gradient in place of the incoming one."""
+    return _group_norm(gradient, y, weight, bias, rstd, mask, gradient)
+
+
+def _group_norm(
+    gradient: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    rstd: torch.Tensor,
+    mask: list[bool],
+    dx: torch.Tensor | None,
+) -> Results:
+    of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
+    sums = torch.empty((2, y.shape[0], y.shape[1]), dtype=torch.float32)
+    _kernels().monet_group_norm_gradient(
+        gradient.data_ptr(), y.data_ptr(), _at(weight), _at(bias), rstd.data_ptr(), sums.data_ptr(), _at(dx),
+        _at(of_weight), _at(of_bias), y.shape[0], y.shape[1], prod(y.shape[2:]), rstd.shape[-1], *_formats(y, rstd),
+    )  # fmt: skip
+    return dx, of_weight, of_bias
+
+
+Trial = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], torch.Tensor]
+
+
+def _try_batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+    y, mean, rstd = aten.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)
+    return y if variant is None else _channel_norm(x, w, b, mean, rstd, None, variant)
+
+
+def _try_group_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+    cells = prod(x.shape[2:])
+    y, mean, rstd = aten.native_group_norm(x, w, b, x.shape[0], x.shape[1], cells, 4, 1e-5)
+    return y if variant is None else _channel_norm(x, w, b, mean, rstd, 4, variant)
+
+
+def _try_layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+    y, mean, rstd = aten.native_layer_norm(x, [x.shape[1]], w, b, 1e-5)
+    return y if variant is None else _row_norm(x, w, b, mean, rstd, variant)
+
+
+@cache
+def variant_of(trial: Trial, data: torch.dtype, parameters: torch.dtype, channels_last: bool) -> int | None:
+    """Which rounding of a kernel equals this build of ATen bit by bit on noise (None: none does)."""
+    if library() is None:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1037, 83), (301, 512)] if trial is _try_layer_norm else [(3, 20, 13, 11), (2, 64, 9, 7)]
+    variants = [3, 0, 1, 2, *((6, 4) if trial is _try_layer_norm else ())]
+    for shape in shapes:
+        x = (torch.randn(shape, generator=generator) * 3 + 1).to(data)
+        x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+        w, b = (torch.randn(shape[1], generator=generator).to(parameters) for _ in range(2))
+        expected = trial(x, w, b, None)
+        variants = [v for v in variants if torch.equal(trial(x, w, b, v), expected)]
+    return variants[0] if variants else None

@@ -1,0 +1,77 @@
+"""The kernels of one bit an element against PyTorch's own, on every float16 and bfloat16 number and on special ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from monet.ops import bits
+from monet.ops.dropout import masked
+
+DTYPES = tuple(bits.FORMATS)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def every(dtype: torch.dtype) -> torch.Tensor:
+    """All numbers of a 16-bit format; of float32 noise of all magnitudes, and the numbers around 0, 1, 3 and 6."""
+    if dtype is not torch.float32:
+        return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-149, 128, (40_001,), generator=generator)
+    noise = torch.randn(40_001, generator=generator).ldexp(exponents)
+    near = torch.tensor([0.0, 1.0, 3.0, 6.0]).view(torch.int32)[:, None] + torch.arange(-3, 4)
+    near[0] = torch.arange(7)
+    around = near.flatten().to(torch.int32).view(torch.float32)
+    return torch.cat([noise, around, -around, torch.tensor([math.nan, math.inf, -math.inf])])
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit by bit, the sign of 0 too; any NaN for a NaN."""
+    word = torch.int32 if a.dtype is torch.float32 else torch.int16
+    return a.dtype is b.dtype and bool(((a.view(word) == b.view(word)) | (a.isnan() & b.isnan())).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("nan", [True, False])
+@pytest.mark.parametrize("high", [None, 1.5])
+def test_inside_bits(dtype: torch.dtype, nan: bool, high: float | None, threads: int) -> None:
+    x = every(dtype)[:-1]  # a number that 8 does not divide
+    found = np.unpackbits(bits.inside_bits(x, -0.5, high, nan).numpy(), bitorder="little")[: x.numel()]
+    wide = x.float()
+    expected = (wide > -0.5) & ((wide < high) if high is not None else True) | (wide.isnan() & nan)
+    assert np.array_equal(found.astype(bool), expected.numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inside", "outside"), [(1.0, None), (1 / 6, None), (1.0, 0.2), (1.0, -0.01), (1.25, 0.0)])
+def test_branch_gradient(dtype: torch.dtype, inside: float, outside: float | None, threads: int) -> None:
+    gradient = every(dtype)
+    mask = torch.rand(gradient.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    packed = bits.mask_bits(mask)
+    assert packed.shape == ((gradient.numel() + 7) // 8,)
+    clear = torch.zeros_like(gradient) if outside is None else gradient * outside
+    expected = torch.where(mask, gradient * inside, clear)
+    assert same(bits.branch_gradient(gradient, packed, inside, outside), expected)
+    target = gradient.clone()
+    assert bits.branch_gradient_(target, packed, inside, outside) is target and same(target, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout_from_bits_is_the_product_with_the_mask(dtype: torch.dtype) -> None:
+    gradient = every(dtype)
+    mask = torch.rand(gradient.shape, generator=torch.Generator().manual_seed(1)) < 0.7
+    scale = float(torch.ones((), dtype=dtype).div_(0.7))
+    expected = masked(gradient, mask, scale)
+    assert expected.isnan().any() and (expected == 0).any() and expected.isinf().any()
+    assert same(bits.branch_gradient(gradient, bits.mask_bits(mask), scale, 0.0), expected)

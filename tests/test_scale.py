@@ -1,0 +1,150 @@
+"""Gradients that divide by a scale: not planned where the scale is small now, refused where it has become small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from eager_reference import compare_steps
+from torch import nn
+
+from monet.api import plan_smallest, prepare, prepare_whole
+from monet.capture import capture
+from monet.errors import PlanMismatch
+from monet.ops.catalogue import SCALE_MARGIN, Catalogue, catalogue
+from monet.ops.implementation import Implementation
+from monet.ops.profiling import implementations
+from monet.ops.scale import LEAST_SCALE
+from monet.planfile import Plan
+from monet.present_scales import present_scales
+from monet.whole_step import capture_whole_step
+
+
+class Branches(nn.Module):
+    """Residual branches that each end with a norm, as torchvision's with ``zero_init_residual``."""
+
+    def __init__(self, norm: Any, depth: int = 2) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 1)
+        self.convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(depth))
+        self.norms = nn.ModuleList(norm() for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = x + torch.relu(norm(convolution(x)))
+        return x
+
+
+class Scaled(nn.Module):
+    """A norm whose scale is computed, so that nobody can look at it before a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x * 2.0, (6,), self.weight * 3.0) * 2.0
+
+
+NORMS = {
+    "batch": lambda: nn.BatchNorm2d(8),
+    "instance": lambda: nn.InstanceNorm2d(8, affine=True),
+    "group": lambda: nn.GroupNorm(2, 8),
+}
+
+
+def _images(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    return (torch.randn(3, 3, 10, 10, generator=torch.Generator().manual_seed(seed)),), {}
+
+
+def _model(norm: str) -> Branches:
+    torch.manual_seed(0)
+    return Branches(NORMS[norm])
+
+
+def _zero(norm: nn.Module) -> None:
+    nn.init.zeros_(norm.get_parameter("weight"))
+
+
+def _guarded(offers: Any) -> list[Implementation]:
+    return [i for i in implementations(offers) if i.guard is not None]
+
+
+def _smallest(model: nn.Module) -> Plan:
+    return plan_smallest(prepare(model, *_images(0)), time_limit_s=5).plan
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_scale_of_zero_is_planned_around(norm: str) -> None:
+    model = _model(norm)
+    captured = capture(model, *_images(0))
+    assert len({i.guard for i in _guarded(catalogue(captured.graph))}) == 2
+    _zero(model.norms[1])
+    offers = catalogue(captured.graph, scales=present_scales(model, captured))
+    (guard,) = {i.guard for i in _guarded(offers)}
+    assert {s.value: s.target for s in captured.graph.sources}[guard or ""] == "norms.0.weight"
+    compare_steps(model, _smallest(model), _images)
+
+
+@pytest.fixture
+def from_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans take the gradient of every norm that they may from its output: nothing else is offered."""
+
+    def only(*args: Any, **options: Any) -> Catalogue:
+        offers: Catalogue = catalogue(*args, **options)
+        backward = {
+            # The planner asks for one exact implementation of everything, to compare costs with.
+            node: {n: replace(i, exact=True) for n, i in named.items() if i.guard is not None} or named
+            for node, named in offers.backward.items()
+        }
+        return replace(offers, backward=backward)
+
+    monkeypatch.setattr("monet.api.catalogue", only)
+
+
+@pytest.mark.usefixtures("from_outputs")
+@pytest.mark.parametrize("norm", NORMS)
+def test_steps_from_outputs_equal_eager_and_refuse_a_scale_that_shrinks(norm: str) -> None:
+    model = _model(norm)
+    plan = _smallest(model)
+    assert sum(step.implementation.startswith("from-output") for step in plan.steps) >= 2
+    planned = compare_steps(model, plan, _images)
+    for module in planned.norms:
+        module.weight.data[3] = -1e-4
+    with pytest.raises(PlanMismatch, match=r"norms\.\d\.weight has a value of magnitude 0\.0001.*at least 0\.001"):
+        planned(*_images(1)[0])
+
+
+def test_the_limit_when_planning_is_above_that_of_a_step() -> None:
+    for dtype, least in LEAST_SCALE.items():
+        model = nn.LayerNorm(6).to(dtype)
+        x = torch.randn(4, 6).to(dtype)
+        captured = capture(nn.Sequential(nn.Linear(6, 6).to(dtype), model, nn.Tanh()), (x,))
+        whole = nn.Sequential(nn.Linear(6, 6).to(dtype), model, nn.Tanh())
+        for factor, offered in ((1.01, True), (0.99, False)):
+            nn.init.constant_(model.weight, -SCALE_MARGIN * least * factor)
+            offers = catalogue(captured.graph, scales=present_scales(whole, captured))
+            assert bool(_guarded(offers)) is offered
+            assert all(i.guard_least == least for i in _guarded(offers))
+        nn.init.constant_(model.weight, float("nan"))
+        assert not _guarded(catalogue(captured.graph, scales=present_scales(whole, captured)))
+
+
+def test_a_computed_scale_is_never_divided_by() -> None:
+    offers = catalogue(capture(Scaled(), (torch.randn(4, 6, requires_grad=True),)).graph)
+    assert not _guarded(offers) and all(i.exact for i in implementations(offers))
+
+
+def test_whole_steps_look_at_scales_too() -> None:
+    model = _model("batch")
+    _zero(model.norms[1])
+    step = capture_whole_step(
+        model, _images(0)[0][0], torch.zeros(3, 8, 10, 10), loss_fn=nn.functional.mse_loss,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+    )  # fmt: skip
+    guards = {i.guard for i in _guarded(prepare_whole(step).lowered.catalogue)}
+    names = {s.value: s.target for s in step.captured.graph.sources}
+    assert {names[g or ""] for g in guards} == {"model.norms.0.weight"}
