@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from monet.capture import Captured, capture
+from monet import autocast
+from monet.capture import Captured, capture, device_type
 from monet.errors import PlanMismatch
 from monet.executor.inputs import example_inputs
 from monet.executor.planned_step import PlannedStep
@@ -74,7 +75,7 @@ class MonetModule(torch.nn.Module):
 
 
 def _capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
-    """The model captured on inputs of the plan's geometry, each submodule in the mode it was planned in."""
+    """The model captured on inputs of the plan's geometry, in the modes and the autocast that it was planned in."""
     args, kwargs = example_inputs(plan)
     modules = list(model.modules())
     if len(plan.model["training"]) != len(modules):
@@ -85,7 +86,8 @@ def _capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
     try:
         for module, training in zip(modules, plan.model["training"], strict=True):
             module.training = training
-        return capture(model, args, kwargs)
+        with autocast.entered(plan.model.get("autocast"), device_type(model, (args, kwargs))):
+            return capture(model, args, kwargs)
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet import autocast
 from monet.capture import Captured
 from monet.errors import PlanMismatch
 from monet.executor.inputs import InputCheck
@@ -51,6 +52,8 @@ class PlannedStep:
         self.graph = captured.graph
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan))
+        self._device = next(iter(self.graph.values.values())).device.type
+        self._autocast = plan.model.get("autocast")
         self._modes = list(zip(model.modules(), plan.model["training"], strict=True))
         self._inputs = InputCheck(captured)
         self._owners = [self._locate(source, state) for source in self.graph.sources]
@@ -67,6 +70,16 @@ class PlannedStep:
         here, there = environment(device), self.plan.environment.get("profile")
         if here != there:
             raise PlanMismatch(f"the plan was made for [{there}], and this is [{here}]; plan again here")
+
+    def check_autocast(self) -> None:
+        """The precision that the caller is in must be the planned one: a loss outside the plan follows it."""
+        now = autocast.state(self._device)
+        if now != self._autocast:
+            raise PlanMismatch(
+                f"autocast is {autocast.describe(now)}, and the plan was made with autocast "
+                f"{autocast.describe(self._autocast)}: call it under the same torch.autocast as monet.plan or "
+                "monet.optimize, or plan again"
+            )
 
     def _check_modules(self) -> None:
         """The modules whose parameters are used must still be the model's."""
@@ -109,6 +122,7 @@ class PlannedStep:
                 f"the plan was made for {self.plan.environment['threads']} threads and torch now has "
                 f"{torch.get_num_threads()}; memory requests depend on it. Set torch.set_num_threads, or plan again"
             )
+        self.check_autocast()
         self._check_modules()
         self._check_modes()
         leaves = self._inputs.leaves(args, kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monet import allocator
+from monet import allocator, autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.codegen import Generated, generate
 from monet.ops.catalogue import Catalogue
@@ -66,7 +66,8 @@ class Runner:
             self._check_guards(sources)
             self.generation += 1
             try:
-                outputs, activations = self.code.forward(self._enter, self._handle, sources)
+                with autocast.ignored():
+                    outputs, activations = self.code.forward(self._enter, self._handle, sources)
             except BaseException as error:
                 self.generation += 1
                 self._refuse(error)
@@ -99,7 +100,8 @@ class Runner:
         with self._alone():
             self.generation += 1
             try:
-                gradients = self.code.backward(self._enter, self._handle, kept, activations, tangents)
+                with autocast.ignored():
+                    gradients = self.code.backward(self._enter, self._handle, kept, activations, tangents)
             except BaseException as error:
                 self._refuse(error)
                 raise

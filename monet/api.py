@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from monet import autocast
 from monet.byte_count import ByteBudget, format_bytes, parse_budget
 from monet.capture import capture
 from monet.errors import InfeasibleBudget
@@ -82,7 +83,7 @@ def plan(
 
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries; see ``plan_model``
-    for the options. Raises ``InfeasibleBudget``, ``CaptureError`` or ``SolverError``.
+    for the options. Under ``torch.autocast`` the step is planned, and must later be called, in that precision. Raises ``InfeasibleBudget``, ``CaptureError`` or ``SolverError``.
     """
     return plan_model(model, args, kwargs or {}, budget, **options).plan
 
@@ -176,6 +177,7 @@ def _described(
     density: float,
 ) -> dict[str, Any]:
     """What a plan says of its model."""
+    cast = autocast.state(next(iter(lowered.catalogue.graph.values.values())).device.type)
     return {
         "name": lowered.problem.name,
         "fingerprint": lowered.catalogue.graph.fingerprint(),
@@ -183,6 +185,7 @@ def _described(
         "training": [part.training for part in module.modules()],
         "exact": exact,
         "seed": seed,
+        **({"autocast": cast} if cast is not None else {}),
         **({"storage": sorted(storage), "density": density} if storage else {}),
     }
 
@@ -190,7 +193,8 @@ def _described(
 def _measured(offers: Catalogue, name: str, reserve_bytes: int, *, cache: bool, progress: bool) -> Lowered:
     store = ProfileCache() if cache else None
     try:
-        profiled = profile(offers, cache=store, progress=progress)
+        with autocast.ignored():  # the graph has its casts in it
+            profiled = profile(offers, cache=store, progress=progress)
     finally:
         if store is not None:
             store.close()

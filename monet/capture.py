@@ -7,12 +7,14 @@ removes mutation; both work on fake tensors, so no memory of the step is touched
 from __future__ import annotations
 
 import operator as python_operator
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
+import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -20,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from monet.errors import CaptureError
 from monet.graph import Graph, Operator, Ref, Source, Value
 from monet.rewrite import canonical
+from monet.shared_casts import share_casts
 
 aten = torch.ops.aten
 
@@ -52,8 +55,8 @@ class Captured:
 def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Captured:
     """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
-    The model is captured in the mode it is in; inputs that require a gradient get one. Neither
-    parameters nor buffers are changed. Model and inputs may be fake (made under one ``FakeTensorMode``): then
+    The model is captured in the mode it is in, and in the state of autocast that is on; as eager should be, backward is
+    then called outside of it. Inputs that require a gradient get one. Neither parameters nor buffers are changed. Model and inputs may be fake (made under one ``FakeTensorMode``): then
     the largest model is captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of
     the model where torch knows it.
     """
@@ -69,13 +72,15 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     ):
         raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
     try:
-        program = torch.export.export(model, args, kwargs, strict=False)
+        with _autocast_as_written():
+            program = torch.export.export(model, args, kwargs, strict=False)
         module = program.module(check_guards=False)
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(_reason("torch.export cannot trace the model", error)) from error
     if not isinstance(module, torch.fx.GraphModule):
         raise CaptureError("torch.export returned no graph")
     constants = _promote_constants(module, model)
+    share_casts(module, device_type(model, (args, kwargs)))
     _separate_outputs(module)
     leaves = pytree.tree_leaves((args, kwargs))
     literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
@@ -91,6 +96,25 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     reader = _Reader(joint, model, constants, leaves)
     graph = reader.graph()
     return Captured(canonical(graph), constants, in_spec, out_spec, literals, reader.output_literals)
+
+
+def device_type(model: torch.nn.Module, inputs: Any) -> str:
+    """Of the first parameter, buffer or input: the kind of device whose autocast matters."""
+    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs))
+    return next((t.device.type for t in tensors if isinstance(t, torch.Tensor)), "cpu")
+
+
+@contextmanager
+def _autocast_as_written() -> Iterator[None]:
+    """Tracing turns autocast's cache off, and then writes down for each ``with torch.autocast`` in the model that it was
+    off. Here it is left as it is; ``share_casts`` does what the cache does."""
+    real = proxy_tensor.disable_autocast_cache
+    proxy_tensor.disable_autocast_cache = nullcontext  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        proxy_tensor.disable_autocast_cache = real
+        torch.clear_autocast_cache()  # of fake tensors
 
 
 def _reason(what: str, error: BaseException) -> str:
@@ -165,6 +189,7 @@ def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
     """The joint graph; None where torch wants to rebuild an output from an intermediate outside the graph."""
     try:
         with ExitStack() as stack:  # closes the fake-tensor mode before anything real runs
+            stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
             joint = aot_export_joint_with_descriptors(stack, module, args, kwargs)
             graph = joint.graph_module.graph
     except Exception as error:

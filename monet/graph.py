@@ -137,3 +137,12 @@ def operator_inputs(operator: Operator) -> tuple[str, ...]:
     """Values that the operator is called with, without repetition, in order."""
     names = [*references(operator.args), *references([value for _, value in operator.kwargs])]
     return tuple(dict.fromkeys(names))
+
+
+def substitute(argument: Any, names: dict[str, str]) -> Any:
+    """The argument tree with values renamed."""
+    if isinstance(argument, Ref):
+        return Ref(names.get(argument.name, argument.name))
+    if isinstance(argument, list | tuple):
+        return type(argument)(substitute(item, names) for item in argument)
+    return argument
