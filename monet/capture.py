@@ -60,7 +60,7 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     the largest model is captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of
     the model where torch knows it.
     """
-    args, kwargs = tuple(args), dict(kwargs or {})
+    args, kwargs = _with_own_memory(model, tuple(args), dict(kwargs or {}))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type == "meta":
             raise CaptureError(
@@ -98,6 +98,33 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     return Captured(canonical(graph), constants, in_spec, out_spec, literals, reader.output_literals)
 
 
+def _with_own_memory(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs; one that shares memory with another (a text and its labels), or is a part of a larger tensor, is
+    replaced by one of its geometry.
+
+    Tracing would take two that are one tensor for one input. A plan is for a geometry, not for what shares memory.
+    """
+    taken = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+            return leaf
+        storage = leaf.untyped_storage()
+        least = 1 + sum((n - 1) * s for n, s in zip(leaf.shape, leaf.stride(), strict=True)) if leaf.numel() else 0
+        if storage._cdata not in taken and storage.nbytes() == least * leaf.itemsize:
+            taken.add(storage._cdata)
+            return leaf
+        mode = leaf.fake_mode if isinstance(leaf, torch._subclasses.FakeTensor) else nullcontext()
+        with mode:
+            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        return made.requires_grad_(leaf.requires_grad)
+
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(own, (args, kwargs))
+    return found
+
+
 def device_type(model: torch.nn.Module, inputs: Any) -> str:
     """Of the first parameter, buffer or input: the kind of device whose autocast matters."""
     tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs))
@@ -124,6 +151,9 @@ def _reason(what: str, error: BaseException) -> str:
         None,
     )
     head = lines[0] if lines else type(error).__name__
+    if "DynamicCache" in head:
+        source, head = None, "it returns its cache of keys and values (past_key_values), which training does not need; "
+        head += "set model.config.use_cache = False, or pass use_cache=False"
     return f"{what}: {type(error).__name__}: {head}" + (f"\n  at {source}" if source else "")
 
 
