@@ -118,6 +118,9 @@ class _Step(torch.autograd.Function):
         runner: Runner = ctx.runner
         tangent_of = {o: t for o, t in zip(runner.graph.outputs, runner.graph.tangents, strict=True) if o is not None}
         given = dict(zip((tangent_of[o] for o in runner.code.outputs), gradients, strict=True))
+        # As in eager: what only leads to outputs that the loss leaves out has no gradient, not one of zeros, which an
+        # optimiser would use (weight decay, momentum).
+        reached = {name for name, tangent in given.items() if tangent is not None}
         tangents = []
         for name in runner.graph.tangents:
             if name is None:
@@ -131,4 +134,6 @@ class _Step(torch.autograd.Function):
                 ).copy_(tangent)
             tangents.append(tangent)
         made = runner.backward(ctx.generation, ctx.saved_tensors, ctx.activations, tangents)
-        return (None, *(made.get(name) for name in runner.code.forward_sources))
+        behind = runner.tangents_behind
+        used = {name: gradient for name, gradient in made.items() if behind[name] & reached}
+        return (None, *(used.get(name) for name in runner.code.forward_sources))

@@ -13,6 +13,7 @@ import torch
 from monet import allocator, autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.codegen import Generated, generate
+from monet.graph import tangents_behind
 from monet.ops.catalogue import Catalogue
 from monet.planfile import Plan
 
@@ -48,6 +49,8 @@ class Runner:
             ]
             self.arena = allocator.Arena(requests, plan.arena_bytes)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
+        # By source: the tangents that its gradient comes from.
+        self.tangents_behind = tangents_behind(self.graph)
         position = {name: i for i, name in enumerate(self.code.forward_sources)}
         self._guards = [(position[name], name, least) for name, least in self.code.guards]
         self.generation = 0

@@ -139,6 +139,17 @@ def operator_inputs(operator: Operator) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def tangents_behind(graph: Graph) -> dict[str, frozenset[str]]:
+    """Source → the tangents that its gradient is computed from."""
+    tangents = [name for name in graph.tangents if name is not None]
+    behind = {name: frozenset({name}) for name in tangents}
+    nothing: frozenset[str] = frozenset()
+    for op in graph.backward:
+        found = nothing.union(*(behind.get(name, nothing) for name in operator_inputs(op)))
+        behind.update({name: found for name in op.outputs if name is not None})
+    return {source: behind.get(gradient, nothing) for source, gradient in graph.gradients.items()}
+
+
 def substitute(argument: Any, names: dict[str, str]) -> Any:
     """The argument tree with values renamed."""
     if isinstance(argument, Ref):
