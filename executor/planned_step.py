@@ -9,6 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet import autocast
+from monet.accumulation import TOTAL
 from monet.capture import Captured
 from monet.errors import PlanMismatch
 from monet.executor.inputs import InputCheck
@@ -19,7 +20,7 @@ from monet.ops.measure import environment
 from monet.ops.sparse import DENSITY
 from monet.planfile import Plan
 
-Locate = Callable[[], torch.Tensor]
+Locate = Callable[[], torch.Tensor | None]
 
 
 def planned_catalogue(graph: Graph, plan: Plan) -> Catalogue:
@@ -50,10 +51,10 @@ class PlannedStep:
         """
         self.model, self.plan, self.captured = model, plan, captured
         self.graph = captured.graph
-        self._check_environment()
-        self.runner = Runner(plan, planned_catalogue(self.graph, plan))
         self._device = next(iter(self.graph.values.values())).device.type
         self._autocast = plan.model.get("autocast")
+        self._check_environment()
+        self.runner = Runner(plan, planned_catalogue(self.graph, plan))
         self._modes = list(zip(model.modules(), plan.model["training"], strict=True))
         self._inputs = InputCheck(captured)
         self._owners = [self._locate(source, state) for source in self.graph.sources]
@@ -108,6 +109,8 @@ class PlannedStep:
             return int(source.target)
         if source.kind == "constant":
             return self.captured.constants[source.target]
+        if source.kind == TOTAL:
+            return lambda: None  # there when the backward pass begins
         if source.kind == "state":
             if state is None:
                 raise PlanMismatch("the plan updates weights; use it with monet.optimize, not with MonetModule")
@@ -126,7 +129,7 @@ class PlannedStep:
         self._check_modules()
         self._check_modes()
         leaves = self._inputs.leaves(args, kwargs)
-        found: list[torch.Tensor] = []
+        found: list[Any] = []  # None for a .grad
         for where in self._owners:
             if isinstance(where, int):
                 found.append(leaves[where])

@@ -50,7 +50,8 @@ class Runner:
             self.arena = allocator.Arena(requests, plan.arena_bytes)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
         # By source: the tangents that its gradient comes from.
-        self.tangents_behind = tangents_behind(self.graph)
+        behind = tangents_behind(self.graph)
+        self.tangents_behind = {s: behind.get(g, frozenset()) for s, g in self.graph.gradients.items()}
         position = {name: i for i, name in enumerate(self.code.forward_sources)}
         self._guards = [(position[name], name, least) for name, least in self.code.guards]
         self.generation = 0

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from monet import autocast
+from monet.accumulation import with_accumulation
 from monet.byte_count import ByteBudget, format_bytes, parse_budget
 from monet.capture import capture
 from monet.errors import InfeasibleBudget
@@ -83,7 +84,8 @@ def plan(
 
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries; see ``plan_model``
-    for the options. Under ``torch.autocast`` the step is planned, and must later be called, in that precision. Raises ``InfeasibleBudget``, ``CaptureError`` or ``SolverError``.
+    for the options. Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
+    Raises ``InfeasibleBudget``, ``CaptureError`` or ``SolverError``.
     """
     return plan_model(model, args, kwargs or {}, budget, **options).plan
 
@@ -102,6 +104,7 @@ def plan_model(
     prove: bool = False,
     variant: str = "all",
     exact: bool = False,
+    accumulate: bool = False,
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
@@ -111,8 +114,8 @@ def plan_model(
     The model is not changed: neither its parameters, nor its buffers, nor the random state.
     """
     prepared = prepare(
-        model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, storage=STORAGE.get(variant, ()), cache=cache,
-        progress=progress, seed=seed,
+        model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, accumulate=accumulate,
+        storage=STORAGE.get(variant, ()), cache=cache, progress=progress, seed=seed,
     )  # fmt: skip
     return plan_prepared(
         prepared, budget, variant=variant, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver,
@@ -127,6 +130,7 @@ def prepare(
     *,
     reserve_bytes: int = 0,
     exact: bool = False,
+    accumulate: bool = False,
     storage: Collection[str] = (),
     density: float = DENSITY,
     cache: bool = True,
@@ -136,14 +140,19 @@ def prepare(
     """Capture a training step and measure its operators: all that comes before a budget.
 
     ``reserve_bytes``: part of any budget that monet must leave to others (optimiser state). ``exact``:
-    only implementations that equal eager's bit by bit. ``storage``: compressed storages to offer besides, see
+    only implementations that equal eager's bit by bit. ``accumulate``: for gradients that add up over several batches:
+    each is added to ``.grad`` as soon as it is made, so that a step holds one set of gradients and not two, whether
+    ``.grad`` was there or not; gradient hooks of parameters cannot be called then, and ``torch.autograd.grad`` finds no
+    gradients of parameters. ``storage``: compressed storages to offer besides, see
     ``planner.schedules.STORAGE``, and ``density``, the share of non-zero values that ``sparse`` has room for.
     ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
     """
-    graph = capture(model, args, kwargs).graph
+    captured = capture(model, args, kwargs)
+    graph = with_accumulation(captured).captured.graph if accumulate else captured.graph
     offers = catalogue(graph, exact=exact, storage=frozenset(storage), density=density)
     lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
     described = _described(model, lowered, (args, kwargs), exact, seed, storage, density)
+    described |= {"accumulate": True} if accumulate else {}
     return Prepared(lowered, baseline(lowered.problem), described, _environment(lowered))
 
 

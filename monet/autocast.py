@@ -32,7 +32,7 @@ def entered(planned: State | None, device: str) -> AbstractContextManager[Any]:
 
 def ignored() -> AbstractContextManager[Any]:
     """A context in which operators run in the precision of their arguments: a graph has its casts in it."""
-    return torch._C._DisableAutocast()  # type: ignore[no-any-return, attr-defined]
+    return torch._C._DisableAutocast()
 
 
 def describe(found: State | None) -> str:

@@ -56,9 +56,9 @@ def capture(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
     The model is captured in the mode it is in, and in the state of autocast that is on; as eager should be, backward is
-    then called outside of it. Inputs that require a gradient get one. Neither parameters nor buffers are changed. Model and inputs may be fake (made under one ``FakeTensorMode``): then
-    the largest model is captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of
-    the model where torch knows it.
+    then called outside of it. Inputs that require a gradient get one. Neither parameters nor buffers are changed. Model
+    and inputs may be fake (made under one ``FakeTensorMode``): then the largest model is captured without memory for
+    it. Raises ``CaptureError`` with torch's reason and the line of the model where torch knows it.
     """
     args, kwargs = _with_own_memory(model, tuple(args), dict(kwargs or {}))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -133,7 +133,7 @@ def device_type(model: torch.nn.Module, inputs: Any) -> str:
 
 @contextmanager
 def _autocast_as_written() -> Iterator[None]:
-    """Tracing turns autocast's cache off, and then writes down for each ``with torch.autocast`` in the model that it was
+    """Tracing turns autocast's cache off, and then writes down for each ``with torch.autocast`` in the model that it is
     off. Here it is left as it is; ``share_casts`` does what the cache does."""
     real = proxy_tensor.disable_autocast_cache
     proxy_tensor.disable_autocast_cache = nullcontext  # type: ignore[assignment]

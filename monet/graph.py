@@ -140,14 +140,15 @@ def operator_inputs(operator: Operator) -> tuple[str, ...]:
 
 
 def tangents_behind(graph: Graph) -> dict[str, frozenset[str]]:
-    """Source → the tangents that its gradient is computed from."""
+    """Value of the backward pass → the tangents that it is computed from; those that come from none are left out."""
     tangents = [name for name in graph.tangents if name is not None]
     behind = {name: frozenset({name}) for name in tangents}
     nothing: frozenset[str] = frozenset()
     for op in graph.backward:
         found = nothing.union(*(behind.get(name, nothing) for name in operator_inputs(op)))
-        behind.update({name: found for name in op.outputs if name is not None})
-    return {source: behind.get(gradient, nothing) for source, gradient in graph.gradients.items()}
+        if found:
+            behind.update({name: found for name in op.outputs if name is not None})
+    return behind
 
 
 def substitute(argument: Any, names: dict[str, str]) -> Any:

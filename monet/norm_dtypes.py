@@ -7,7 +7,9 @@ statistics stay bfloat16. A plan with the wrong dtype would count other bytes, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -15,7 +17,7 @@ from monet.graph import Graph, Operator, Ref, substitute
 
 aten = torch.ops.aten
 
-_FORWARD = {
+_FORWARD: dict[Callable[..., Any], tuple[int, ...]] = {
     aten.native_layer_norm.default: (2, 3),  # positions of weight and bias
     aten.native_group_norm.default: (1, 2),
     aten.native_batch_norm.default: (1, 2, 3, 4),  # and of the running statistics
@@ -26,7 +28,7 @@ _RUNNING = aten._native_batch_norm_legit_functional.default
 
 
 def with_real_dtypes(graph: Graph) -> Graph:
-    """``graph`` with the dtypes that the kernels return; casts that are then to the dtype that is there are left out."""
+    """``graph`` with the dtypes that the kernels return, and without casts to a dtype that is there already."""
     changed: dict[str, torch.dtype] = {}  # storage → dtype
     for op in (*graph.forward, *graph.backward):
         for name, dtype in _dtypes(op, graph):
@@ -36,8 +38,8 @@ def with_real_dtypes(graph: Graph) -> Graph:
         return graph
     values = dict(graph.values)
     for name, value in graph.values.items():
-        dtype = changed.get(value.storage)
-        if dtype is not None:
+        if value.storage in changed:
+            dtype = changed[value.storage]
             size = value.storage_bytes // value.dtype.itemsize * dtype.itemsize
             values[name] = replace(value, dtype=dtype, storage_bytes=size)
     return _without_idle_casts(replace(graph, values=values))
@@ -83,7 +85,9 @@ def _without_idle_casts(graph: Graph) -> Graph:
         renamed[new] = old
         return None
 
-    passes = [tuple(new for op in phase if (new := change(op)) is not None) for phase in (graph.forward, graph.backward)]
+    passes = [
+        tuple(new for op in phase if (new := change(op)) is not None) for phase in (graph.forward, graph.backward)
+    ]
     values = {
         name: replace(value, storage=graph.storage(renamed[value.storage])) if value.storage in renamed else value
         for name, value in graph.values.items()

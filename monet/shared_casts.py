@@ -167,7 +167,7 @@ class _Casts(TorchDispatchMode):
     """Notes which tensors are cast."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.dtype = dtype
         self.found: list[Any] = []
 
@@ -185,10 +185,10 @@ def _casts(node: torch.fx.Node, weight: torch.fx.Node, mode: _Mode) -> bool:
     if not isinstance(probe, torch._subclasses.FakeTensor):
         return False
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: arguments[n])
-    with probe.fake_mode, torch.no_grad(), torch.autocast(mode.device, dtype=mode.dtype, cache_enabled=False):
-        with _Casts(mode.dtype) as casts:
-            try:
-                node.target(*args, **kwargs)  # type: ignore[operator]
-            except Exception:  # tracing itself will say what is wrong with it
-                return False
+    autocast = torch.autocast(mode.device, dtype=mode.dtype, cache_enabled=False)
+    with probe.fake_mode, torch.no_grad(), autocast, _Casts(mode.dtype) as casts:
+        try:
+            node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # tracing itself will say what is wrong with it
+            return False
     return any(tensor is probe for tensor in casts.found)
