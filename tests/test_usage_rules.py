@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ from torch import nn
 from usage_cases import HALF, USAGES, Several, tiny_gpt2
 
 import monet
+from monet.api import plan_prepared, prepare
+from monet.config import Config, InputSpec
 from monet.errors import CaptureError, ConfigError, ExecutionError, PlanMismatch
+from monet.measurement import measure_config
+from monet.model_loading import build_model
+from monet.model_loading import precision as precision_of
+from monet.sample_inputs import make_inputs
 
 
 def _net() -> nn.Module:
@@ -295,3 +302,29 @@ def test_accumulating_steps_refuse_gradient_hooks() -> None:
     twin.zero_grad()
     twin(_rows()).sum().backward()
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(twin.parameters(), planned.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+# Configurations.
+
+
+@pytest.mark.parametrize(
+    ("precision", "parameter", "output"),
+    [({"autocast": "bfloat16"}, torch.float32, HALF), ({"dtype": "bfloat16"}, HALF, HALF)],
+)
+def test_a_configuration_has_a_precision(
+    tmp_path: Path, precision: dict[str, Any], parameter: torch.dtype, output: torch.dtype
+) -> None:
+    """Planned and measured in it: the measured peak is the promised one."""
+    images = InputSpec(shape=(2, 3, 16, 16), dtype=precision.get("dtype", "float32"))
+    config = Config(
+        model="monet.example_models:tiny_resnet", kwargs={"width": 4}, inputs=(images,), **precision
+    )  # fmt: skip
+    model, (args, kwargs) = build_model(config), make_inputs(config, 0)
+    assert {p.dtype for p in model.parameters()} == {parameter}
+    with precision_of(config):
+        assert model(*args, **kwargs).dtype is output
+        prepared = prepare(model, args, kwargs)
+    plan = plan_prepared(prepared, "90%", gap=0.5, time_limit_s=10).plan
+    plan.save(tmp_path / "step.plan.json")
+    measured = measure_config(config, tmp_path / "step.plan.json", eager=False, progress=False)
+    assert measured["planned"]["allocator_peak_bytes"] == plan.peak_bytes
