@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.accumulation import TOTAL
 from monet.capture import Captured
 from monet.errors import PlanMismatch
 from monet.planfile import Plan
@@ -94,6 +95,8 @@ class InputCheck:
     def check_sources(self, sources: list[torch.Tensor]) -> None:
         """Shapes, dtypes, devices, ``requires_grad``; an input with other strides is replaced by a copy."""
         for position, source in enumerate(self._graph.sources):
+            if source.kind == TOTAL:
+                continue
             tensor, value = sources[position], self._graph.values[source.value]
             name = f"input {source.target}" if source.kind == "input" else f"{source.kind} {source.target}"
             if not isinstance(tensor, torch.Tensor):

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
-from monet.capture import Captured, capture
+from monet import autocast
+from monet.accumulation import with_accumulation
+from monet.capture import Captured, capture, device_type
 from monet.errors import PlanMismatch
+from monet.executor.accumulator import Accumulator
 from monet.executor.inputs import example_inputs
 from monet.executor.planned_step import PlannedStep
 from monet.executor.runner import Runner
@@ -39,7 +42,13 @@ class MonetModule(torch.nn.Module):
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = model.__dict__[shared]
         self.training = model.training
-        self._step = PlannedStep(model, plan, _capture_as_planned(model, plan))
+        captured = _capture_as_planned(model, plan)
+        self._accumulator: Accumulator | None = None
+        if plan.model.get("accumulate"):
+            made = with_accumulation(captured)
+            captured, self._accumulator = made.captured, Accumulator(model, made)
+        self._step = PlannedStep(model, plan, captured)
+        self._said = False
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -63,7 +72,25 @@ class MonetModule(torch.nn.Module):
         if not self._model.training or not torch.is_grad_enabled():
             return self._model(*args, **kwargs)
         step = self._step
-        return step.results(_Step.apply(step.runner, *step.sources(args, kwargs)))  # type: ignore[no-untyped-call]
+        sources = step.sources(args, kwargs)
+        if self._accumulator is not None:
+            self._accumulator.check()
+        else:
+            self._check_gradients()
+        return step.results(_Step.apply(step.runner, self._accumulator, *sources))  # type: ignore[no-untyped-call]
+
+    def _check_gradients(self) -> None:
+        """Say once that gradients of an earlier batch are memory that the plan does not count."""
+        if self._said:
+            return
+        held = sum(p.grad.untyped_storage().nbytes() for p in self._model.parameters() if p.grad is not None)
+        if held:
+            self._said = True
+            logger.warning(
+                "parameters have gradients already, %d bytes that the plan does not count: the peak is that much above "
+                "the promise. To accumulate gradients, plan with accumulate=True; else call "
+                "zero_grad(set_to_none=True) before the step", held,
+            )  # fmt: skip
 
     def __reduce__(self) -> tuple[type[MonetModule], tuple[torch.nn.Module, Plan]]:
         """Copies and pickles are the model and the plan; each copy captures anew and has its own arena."""
@@ -74,7 +101,7 @@ class MonetModule(torch.nn.Module):
 
 
 def _capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
-    """The model captured on inputs of the plan's geometry, each submodule in the mode it was planned in."""
+    """The model captured on inputs of the plan's geometry, in the modes and the autocast that it was planned in."""
     args, kwargs = example_inputs(plan)
     modules = list(model.modules())
     if len(plan.model["training"]) != len(modules):
@@ -85,7 +112,8 @@ def _capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
     try:
         for module, training in zip(modules, plan.model["training"], strict=True):
             module.training = training
-        return capture(model, args, kwargs)
+        with autocast.entered(plan.model.get("autocast"), device_type(model, (args, kwargs))):
+            return capture(model, args, kwargs, gradients_leave=not plan.model.get("accumulate"))
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
@@ -95,15 +123,18 @@ class _Step(torch.autograd.Function):
     """The whole step as one node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, runner: Runner, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, runner: Runner, accumulator: Accumulator | None, *sources: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         outputs, activations, generation = runner.forward(sources)
         ctx.runner, ctx.activations, ctx.generation = runner, activations, generation
+        ctx.accumulator = accumulator
         named = {
             **dict(zip(runner.code.forward_sources, sources, strict=True)),
             **dict(zip(runner.code.outputs, outputs, strict=True)),
         }
         # Checks versions too: a parameter changed before backward is an error, as in eager.
-        ctx.save_for_backward(*(named[name] for name in runner.code.kept))
+        ctx.save_for_backward(*(named[name] for name in runner.code.kept))  # None for a .grad
         tangents = dict(zip(runner.graph.outputs, runner.graph.tangents, strict=True))
         # No zeros for outputs that the loss leaves out: where one takes a gradient, backward makes them.
         ctx.set_materialize_grads(False)
@@ -116,6 +147,9 @@ class _Step(torch.autograd.Function):
         runner: Runner = ctx.runner
         tangent_of = {o: t for o, t in zip(runner.graph.outputs, runner.graph.tangents, strict=True) if o is not None}
         given = dict(zip((tangent_of[o] for o in runner.code.outputs), gradients, strict=True))
+        # As in eager: what only leads to outputs that the loss leaves out has no gradient, not one of zeros, which an
+        # optimiser would use (weight decay, momentum).
+        reached = {name for name, tangent in given.items() if tangent is not None}
         tangents = []
         for name in runner.graph.tangents:
             if name is None:
@@ -128,5 +162,11 @@ class _Step(torch.autograd.Function):
                     value.shape, value.stride, dtype=tangent.dtype, device=tangent.device
                 ).copy_(tangent)
             tangents.append(tangent)
-        made = runner.backward(ctx.generation, ctx.saved_tensors, ctx.activations, tangents)
-        return (None, *(made.get(name) for name in runner.code.forward_sources))
+        totals = {} if ctx.accumulator is None else ctx.accumulator.begin()
+        kept = [totals.get(name, saved) for name, saved in zip(runner.code.kept, ctx.saved_tensors, strict=True)]
+        made = runner.backward(ctx.generation, kept, ctx.activations, tangents)
+        if ctx.accumulator is not None:
+            ctx.accumulator.end(totals, reached)
+        behind = runner.tangents_behind
+        used = {name: gradient for name, gradient in made.items() if behind[name] & reached}
+        return (None, None, *(used.get(name) for name in runner.code.forward_sources))

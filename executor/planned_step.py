@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet import autocast
+from monet.accumulation import TOTAL
 from monet.capture import Captured
 from monet.errors import PlanMismatch
 from monet.executor.inputs import InputCheck
@@ -18,7 +20,7 @@ from monet.ops.measure import environment
 from monet.ops.sparse import DENSITY
 from monet.planfile import Plan
 
-Locate = Callable[[], torch.Tensor]
+Locate = Callable[[], torch.Tensor | None]
 
 
 def planned_catalogue(graph: Graph, plan: Plan) -> Catalogue:
@@ -49,6 +51,8 @@ class PlannedStep:
         """
         self.model, self.plan, self.captured = model, plan, captured
         self.graph = captured.graph
+        self._device = next(iter(self.graph.values.values())).device.type
+        self._autocast = plan.model.get("autocast")
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan))
         self._modes = list(zip(model.modules(), plan.model["training"], strict=True))
@@ -67,6 +71,16 @@ class PlannedStep:
         here, there = environment(device), self.plan.environment.get("profile")
         if here != there:
             raise PlanMismatch(f"the plan was made for [{there}], and this is [{here}]; plan again here")
+
+    def check_autocast(self) -> None:
+        """The precision that the caller is in must be the planned one: a loss outside the plan follows it."""
+        now = autocast.state(self._device)
+        if now != self._autocast:
+            raise PlanMismatch(
+                f"autocast is {autocast.describe(now)}, and the plan was made with autocast "
+                f"{autocast.describe(self._autocast)}: call it under the same torch.autocast as monet.plan or "
+                "monet.optimize, or plan again"
+            )
 
     def _check_modules(self) -> None:
         """The modules whose parameters are used must still be the model's."""
@@ -95,6 +109,8 @@ class PlannedStep:
             return int(source.target)
         if source.kind == "constant":
             return self.captured.constants[source.target]
+        if source.kind == TOTAL:
+            return lambda: None  # there when the backward pass begins
         if source.kind == "state":
             if state is None:
                 raise PlanMismatch("the plan updates weights; use it with monet.optimize, not with MonetModule")
@@ -109,10 +125,11 @@ class PlannedStep:
                 f"the plan was made for {self.plan.environment['threads']} threads and torch now has "
                 f"{torch.get_num_threads()}; memory requests depend on it. Set torch.set_num_threads, or plan again"
             )
+        self.check_autocast()
         self._check_modules()
         self._check_modes()
         leaves = self._inputs.leaves(args, kwargs)
-        found: list[torch.Tensor] = []
+        found: list[Any] = []  # None for a .grad
         for where in self._owners:
             if isinstance(where, int):
                 found.append(leaves[where])

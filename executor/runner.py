@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from monet import allocator
+from monet import allocator, autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.codegen import Generated, generate
+from monet.graph import tangents_behind
 from monet.ops.catalogue import Catalogue
 from monet.planfile import Plan
 
@@ -48,6 +49,9 @@ class Runner:
             ]
             self.arena = allocator.Arena(requests, plan.arena_bytes)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
+        # By source: the tangents that its gradient comes from.
+        behind = tangents_behind(self.graph)
+        self.tangents_behind = {s: behind.get(g, frozenset()) for s, g in self.graph.gradients.items()}
         position = {name: i for i, name in enumerate(self.code.forward_sources)}
         self._guards = [(position[name], name, least) for name, least in self.code.guards]
         self.generation = 0
@@ -66,7 +70,8 @@ class Runner:
             self._check_guards(sources)
             self.generation += 1
             try:
-                outputs, activations = self.code.forward(self._enter, self._handle, sources)
+                with autocast.ignored():
+                    outputs, activations = self.code.forward(self._enter, self._handle, sources)
             except BaseException as error:
                 self.generation += 1
                 self._refuse(error)
@@ -99,7 +104,8 @@ class Runner:
         with self._alone():
             self.generation += 1
             try:
-                gradients = self.code.backward(self._enter, self._handle, kept, activations, tangents)
+                with autocast.ignored():
+                    gradients = self.code.backward(self._enter, self._handle, kept, activations, tangents)
             except BaseException as error:
                 self._refuse(error)
                 raise

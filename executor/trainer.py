@@ -38,8 +38,6 @@ class Trainer:
         self._plain = plain
         self._step = PlannedStep(module, plan, captured, self._state)
         self._groups = self._parameters()
-        self._device = next(iter(captured.graph.values.values())).device.type
-        self._autocast = torch.is_autocast_enabled(self._device)
         self._owners = {name: owner_of(module, name) for name in updates}
 
     @property
@@ -55,7 +53,7 @@ class Trainer:
         leaves the parameters that were updated by then updated.
         """
         self._check_optimizer()
-        with torch.no_grad(), torch.autocast(self._device, enabled=False):  # casts are part of the plan
+        with torch.no_grad():
             sources = self._step.sources((self._plain(inputs), targets), {})
             results = self._step.results(self._step.runner.whole(sources))
         for live in self._updates.values():
@@ -71,11 +69,7 @@ class Trainer:
                 "the optimizer has step hooks, and a planned step has no moment at which to call them; remove them, or "
                 "plan the module alone (monet.plan, MonetModule)"
             )
-        if torch.is_autocast_enabled(self._device) != self._autocast:
-            raise PlanMismatch(
-                f"autocast is {'off' if self._autocast else 'on'} now and was not when planning; call the trainer "
-                "where it was made, or plan again"
-            )
+        self._step.check_autocast()
         if self._parameters() != self._groups:
             raise PlanMismatch("the optimizer's parameters have changed since planning; plan again")
         for name, live in self._updates.items():

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from monet import autocast
+from monet.accumulation import with_accumulation
 from monet.byte_count import ByteBudget, format_bytes, parse_budget
 from monet.capture import capture
 from monet.errors import InfeasibleBudget
@@ -83,7 +85,8 @@ def plan(
 
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries; see ``plan_model``
-    for the options. Raises ``InfeasibleBudget``, ``CaptureError`` or ``SolverError``.
+    for the options. Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
+    Raises ``InfeasibleBudget``, ``CaptureError`` or ``SolverError``.
     """
     return plan_model(model, args, kwargs or {}, budget, **options).plan
 
@@ -102,6 +105,7 @@ def plan_model(
     prove: bool = False,
     variant: str = "all",
     exact: bool = False,
+    accumulate: bool = False,
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
@@ -111,8 +115,8 @@ def plan_model(
     The model is not changed: neither its parameters, nor its buffers, nor the random state.
     """
     prepared = prepare(
-        model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, storage=STORAGE.get(variant, ()), cache=cache,
-        progress=progress, seed=seed,
+        model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, accumulate=accumulate,
+        storage=STORAGE.get(variant, ()), cache=cache, progress=progress, seed=seed,
     )  # fmt: skip
     return plan_prepared(
         prepared, budget, variant=variant, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver,
@@ -127,6 +131,7 @@ def prepare(
     *,
     reserve_bytes: int = 0,
     exact: bool = False,
+    accumulate: bool = False,
     storage: Collection[str] = (),
     density: float = DENSITY,
     cache: bool = True,
@@ -136,17 +141,21 @@ def prepare(
     """Capture a training step and measure its operators: all that comes before a budget.
 
     ``reserve_bytes``: part of any budget that monet must leave to others (optimiser state). ``exact``:
-    only implementations that equal eager's bit by bit. ``storage``: compressed storages to offer besides, see
+    only implementations that equal eager's bit by bit. ``accumulate``: for gradients that add up over several batches:
+    each is added to ``.grad`` as soon as it is made, so that a step holds one set of gradients and not two, whether
+    ``.grad`` was there or not; gradient hooks of parameters cannot be called then, and ``torch.autograd.grad`` finds no
+    gradients of parameters. ``storage``: compressed storages to offer besides, see
     ``planner.schedules.STORAGE``, and ``density``, the share of non-zero values that ``sparse`` has room for.
     ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
     """
-    captured = capture(model, args, kwargs)
+    captured = capture(model, args, kwargs, gradients_leave=not accumulate)
+    graph = with_accumulation(captured).captured.graph if accumulate else captured.graph
     offers = catalogue(
-        captured.graph, exact=exact, storage=frozenset(storage), density=density,
-        scales=present_scales(model, captured),
-    )  # fmt: skip
+        graph, exact=exact, storage=frozenset(storage), density=density, scales=present_scales(model, captured)
+    )
     lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
     described = _described(model, lowered, (args, kwargs), exact, seed, storage, density)
+    described |= {"accumulate": True} if accumulate else {}
     return Prepared(lowered, baseline(lowered.problem), described, _environment(lowered))
 
 
@@ -183,6 +192,7 @@ def _described(
     density: float,
 ) -> dict[str, Any]:
     """What a plan says of its model."""
+    cast = autocast.state(next(iter(lowered.catalogue.graph.values.values())).device.type)
     return {
         "name": lowered.problem.name,
         "fingerprint": lowered.catalogue.graph.fingerprint(),
@@ -190,6 +200,7 @@ def _described(
         "training": [part.training for part in module.modules()],
         "exact": exact,
         "seed": seed,
+        **({"autocast": cast} if cast is not None else {}),
         **({"storage": sorted(storage), "density": density} if storage else {}),
     }
 
@@ -197,7 +208,8 @@ def _described(
 def _measured(offers: Catalogue, name: str, reserve_bytes: int, *, cache: bool, progress: bool) -> Lowered:
     store = ProfileCache() if cache else None
     try:
-        profiled = profile(offers, cache=store, progress=progress)
+        with autocast.ignored():  # the graph has its casts in it
+            profiled = profile(offers, cache=store, progress=progress)
     finally:
         if store is not None:
             store.close()

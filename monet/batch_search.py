@@ -17,7 +17,7 @@ from monet.api import PlanResult, Prepared, plan_prepared, prepare
 from monet.byte_count import ByteBudget, PeakShare, format_bytes
 from monet.config import Config, InputSpec
 from monet.errors import ConfigError, InfeasibleBudget, SolverError
-from monet.model_loading import build_model
+from monet.model_loading import build_model, precision
 from monet.planner.planning import plan_problem
 from monet.planner.problem import Problem
 from monet.planner.variants import restrict
@@ -75,10 +75,11 @@ def largest_batch(
         sized = with_batch(config, batch)
         args, kwargs = empty_inputs(sized)
         log.info("planning batch %d", batch)
-        prepared = prepare(
-            build_model(sized), args, kwargs, reserve_bytes=reserve_bytes, exact=exact, cache=cache,
-            progress=progress, seed=config.seed,
-        )  # fmt: skip
+        with precision(sized):
+            prepared = prepare(
+                build_model(sized), args, kwargs, reserve_bytes=reserve_bytes, exact=exact, cache=cache,
+                progress=progress, seed=config.seed,
+            )  # fmt: skip
         result = _try(prepared, budget_bytes, max_overhead, progress, options)
         tried[batch] = result is not None
         if result is None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import operator as python_operator
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
+import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -23,6 +25,7 @@ from monet.gradient_sums import sum_gradients_in_place
 from monet.graph import Graph, Operator, Ref, Source, Value
 from monet.kernel_geometry import kernels_own_geometry
 from monet.rewrite import canonical
+from monet.shared_casts import share_casts
 
 aten = torch.ops.aten
 
@@ -67,13 +70,14 @@ def capture(
 ) -> Captured:
     """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
-    The model is captured in the mode it is in; inputs that require a gradient get one. Neither
-    parameters nor buffers are changed. ``gradients_leave``: gradients are the caller's memory, in which they add up;
-    else they are values like others, for updates in the step. Model and inputs may be fake (made under one
-    ``FakeTensorMode``): then the largest model is captured without memory for it. Raises ``CaptureError`` with torch's
-    reason and the line of the model where torch knows it.
+    The model is captured in the mode it is in, and in the state of autocast that is on; as eager should be, backward is
+    then called outside of it. Inputs that require a gradient get one. Neither parameters nor buffers are changed.
+    ``gradients_leave``: gradients are the caller's memory, in which they add up; else they are values like others, for
+    operators of the step. Model and inputs may be fake (made under one ``FakeTensorMode``): then the largest model is
+    captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of the model where torch
+    knows it.
     """
-    args, kwargs = tuple(args), dict(kwargs or {})
+    args, kwargs = _with_own_memory(model, tuple(args), dict(kwargs or {}))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type == "meta":
             raise CaptureError(
@@ -85,13 +89,15 @@ def capture(
     ):
         raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
     try:
-        program = torch.export.export(model, args, kwargs, strict=False)
+        with _autocast_as_written():
+            program = torch.export.export(model, args, kwargs, strict=False)
         module = program.module(check_guards=False)
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(_reason("torch.export cannot trace the model", error)) from error
     if not isinstance(module, torch.fx.GraphModule):
         raise CaptureError("torch.export returned no graph")
     constants = _promote_constants(module, model)
+    share_casts(module, device_type(model, (args, kwargs)))
     _separate_outputs(module)
     leaves = pytree.tree_leaves((args, kwargs))
     literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
@@ -112,11 +118,57 @@ def capture(
     return Captured(graph, constants, in_spec, out_spec, literals, reader.output_literals)
 
 
+def _with_own_memory(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs; one that shares memory with another (a text and its labels), or is a part of a larger tensor, is
+    replaced by one of its geometry.
+
+    Tracing would take two that are one tensor for one input. A plan is for a geometry, not for what shares memory.
+    """
+    taken = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+            return leaf
+        storage = leaf.untyped_storage()
+        least = 1 + sum((n - 1) * s for n, s in zip(leaf.shape, leaf.stride(), strict=True)) if leaf.numel() else 0
+        if storage._cdata not in taken and storage.nbytes() == least * leaf.itemsize:
+            taken.add(storage._cdata)
+            return leaf
+        mode = leaf.fake_mode if isinstance(leaf, torch._subclasses.FakeTensor) else nullcontext()
+        with mode:
+            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        return made.requires_grad_(leaf.requires_grad)
+
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(own, (args, kwargs))
+    return found
+
+
+def device_type(model: torch.nn.Module, inputs: Any) -> str:
+    """Of the first parameter, buffer or input: the kind of device whose autocast matters."""
+    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs))
+    return next((t.device.type for t in tensors if isinstance(t, torch.Tensor)), "cpu")
+
+
+@contextmanager
+def _autocast_as_written() -> Iterator[None]:
+    """Tracing turns autocast's cache off, and then writes down for each ``with torch.autocast`` in the model that it is
+    off. Here it is left as it is; ``share_casts`` does what the cache does."""
+    real = proxy_tensor.disable_autocast_cache
+    proxy_tensor.disable_autocast_cache = nullcontext  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        proxy_tensor.disable_autocast_cache = real
+        torch.clear_autocast_cache()  # of fake tensors
+
+
 def _reason(what: str, error: BaseException) -> str:
     unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
     if unknown is not None:
         advice = (
-            "; training needs no cache of keys and values: set model.config.use_cache = False"
+            "; training needs no cache of keys and values: set model.config.use_cache = False, or pass use_cache=False"
             if "Cache" in unknown[1]
             else "; return tensors in tuples, lists or dicts, or register the class with torch.utils._pytree"
         )
@@ -192,6 +244,7 @@ def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
     """The joint graph; None where torch wants to rebuild an output from an intermediate outside the graph."""
     try:
         with ExitStack() as stack:  # closes the fake-tensor mode before anything real runs
+            stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
             joint = aot_export_joint_with_descriptors(stack, module, args, kwargs)
             graph = joint.graph_module.graph
     except Exception as error:

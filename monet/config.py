@@ -22,6 +22,8 @@ from monet.yaml_document import YamlDocument
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 INTEGER_DTYPES = ("int64", "int32", "int16", "int8", "uint8")
+FloatName = Literal["float32", "float64", "float16", "bfloat16"]
+AutocastName = Literal["bfloat16", "float16"]
 DtypeName = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 # The two ways to write ``inputs``; pydantic puts the tag into the location of an error below it.
@@ -80,7 +82,8 @@ class Config(BaseModel):
     """A training step to plan: ``model`` is ``package.module:callable``, called with ``kwargs``.
 
     ``inputs`` is a tuple for positional inputs or a mapping for keyword inputs. ``seed`` is set
-    before the model is built.
+    before the model is built. ``dtype``: parameters and buffers are converted to it (None: as the model is made).
+    ``autocast``: the step is planned and run under ``torch.autocast`` with this dtype.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,6 +95,8 @@ class Config(BaseModel):
         | Annotated[dict[str, InputSpec], Field(min_length=1), Tag(_BY_NAME)],
         Discriminator(_written_form),
     ]
+    dtype: FloatName | None = None
+    autocast: AutocastName | None = None
     training: StrictBool = True
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
 
@@ -151,6 +156,7 @@ _MEANING = {
     "inputs": "a list of inputs, or a mapping from names to inputs, each with a shape",
     "shape": "a list of positive whole numbers, such as [8, 3, 224, 224]",
     "dtype": "one of " + ", ".join(("float32", *FLOAT_DTYPES[1:], *INTEGER_DTYPES, "bool")),
+    "autocast": "bfloat16 or float16",
     "requires_grad": "true or false",
     "low": "a whole number",
     "high": "a whole number",
@@ -176,6 +182,8 @@ def _describe(detail: Any, document: YamlDocument) -> str:
     # Below a field, parts are positions (a shape's numbers, inputs): the field's own name says what is meant.
     known = tuple(Config.model_fields) if len(location) == 1 else tuple(InputSpec.model_fields)
     named = [part for part in location if part in _MEANING]
+    if location == ["dtype"]:  # the model's, not an input's
+        return f"{place}: must be one of {', '.join(FLOAT_DTYPES)}; got {reprlib.repr(detail['input'])}"
     match detail["type"]:
         case "extra_forbidden":
             guess = _did_you_mean(str(location[-1]), known)

@@ -70,3 +70,51 @@ class LSTMLanguageModel(nn.Module):
             found.append(x)
         output: Tensor = self.head(torch.stack(found, 1))
         return output
+
+
+class _Layer(nn.Module):
+    """A transformer's layer: causal attention and a two-layer network, each after a layer norm and with dropout."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.network = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        x = x + nn.functional.dropout(self.out(mixed.transpose(1, 2).reshape(x.shape)), self.dropout, self.training)
+        output: Tensor = x + self.network(self.norm2(x))
+        return output
+
+
+class _Gpt(nn.Module):
+    def __init__(self, words: int, length: int, width: int, layers: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.drop = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(_Layer(width, heads, dropout) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.drop(self.words(text) + self.places.weight[: text.shape[1]])
+        for layer in self.layers:
+            x = layer(x)
+        output: Tensor = self.head(self.norm(x))
+        return output
+
+
+def tiny_gpt(
+    words: int = 64, length: int = 32, width: int = 64, layers: int = 2, heads: int = 4, dropout: float = 0.1
+) -> nn.Module:
+    """A small GPT with dropout: texts (N, length) of whole numbers below ``words`` to (N, length, words)."""
+    return _Gpt(words, length, width, layers, heads, dropout)

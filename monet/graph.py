@@ -137,3 +137,24 @@ def operator_inputs(operator: Operator) -> tuple[str, ...]:
     """Values that the operator is called with, without repetition, in order."""
     names = [*references(operator.args), *references([value for _, value in operator.kwargs])]
     return tuple(dict.fromkeys(names))
+
+
+def tangents_behind(graph: Graph) -> dict[str, frozenset[str]]:
+    """Value of the backward pass → the tangents that it is computed from; those that come from none are left out."""
+    tangents = [name for name in graph.tangents if name is not None]
+    behind = {name: frozenset({name}) for name in tangents}
+    nothing: frozenset[str] = frozenset()
+    for op in graph.backward:
+        found = nothing.union(*(behind.get(name, nothing) for name in operator_inputs(op)))
+        if found:
+            behind.update({name: found for name in op.outputs if name is not None})
+    return behind
+
+
+def substitute(argument: Any, names: dict[str, str]) -> Any:
+    """The argument tree with values renamed."""
+    if isinstance(argument, Ref):
+        return Ref(names.get(argument.name, argument.name))
+    if isinstance(argument, list | tuple):
+        return type(argument)(substitute(item, names) for item in argument)
+    return argument

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from monet.accumulation import TOTAL
 from monet.graph import Graph, Operator, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
@@ -107,7 +108,7 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] |
         "inputs": of_kind["input"],
         "outputs": total(graph.outputs),
         "output_gradients": total(graph.tangents),
-        "gradients": total(gradients),
+        "gradients": total([*gradients, *(s.value for s in graph.sources if s.kind == TOTAL)]),
         **({"optimizer_state": of_kind["state"]} if of_kind["state"] else {}),
         "reserve": reserve_bytes,
     }

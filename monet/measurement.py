@@ -54,7 +54,7 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
     import torch.utils._pytree as pytree
 
     from monet import allocator
-    from monet.model_loading import build_model
+    from monet.model_loading import build_model, precision
     from monet.planfile import Plan
     from monet.sample_inputs import make_inputs
 
@@ -75,9 +75,10 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
         if metered:
             allocator.reset_peak()
         start = time.perf_counter()
-        outputs = [
-            t for t in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
-        ]
+        with precision(config):
+            result = module(*args, **kwargs)
+        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+        del result
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
         seconds = time.perf_counter() - start
         peak = allocator.peak_bytes() if metered else None

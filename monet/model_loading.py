@@ -21,7 +21,7 @@ _EXTRA_PACKAGES = ("torchvision", "monai", "transformers")
 
 
 def build_model(config: Config) -> nn.Module:
-    """The configuration's model in its training or evaluation mode, initialised from its seed.
+    """The configuration's model in its dtype and its training or evaluation mode, initialised from its seed.
 
     The global random state is left as it was. The working directory can be imported from, as it
     can by ``python train.py``. Raises :class:`ConfigError`.
@@ -35,7 +35,16 @@ def build_model(config: Config) -> nn.Module:
             f"model {config.model}: returned a {type(model).__qualname__}, not a torch.nn.Module; "
             "name a module class or a function that returns a module"
         )
+    if config.dtype is not None:
+        model = model.to(getattr(torch, config.dtype))
     return model.train(config.training)
+
+
+def precision(config: Config) -> contextlib.AbstractContextManager[Any]:
+    """Where the configuration's model is planned and called: ``torch.autocast``, if it asks for that."""
+    if config.autocast is None:
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=getattr(torch, config.autocast))
 
 
 def _load_factory(reference: str) -> Callable[..., Any]:

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from monet import autocast
 from monet.api import plan_prepared, prepare_whole
+from monet.capture import device_type
+from monet.errors import PlanMismatch
 from monet.executor.trainer import Trainer
 from monet.planfile import Plan
 from monet.planner.schedules import STORAGE
@@ -41,7 +44,8 @@ def optimize(
     batch, outputs, gradients, activations and temporaries. ``plan``: of an earlier call, or its file, instead.
     ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
-    bit. Other options as for ``monet.plan``.
+    bit. Other options as for ``monet.plan``. Under ``torch.autocast``, forward and loss are in that precision, backward
+    and update as eager runs them outside of it; the trainer is then called under the same ``torch.autocast``.
 
     Raises ``ConfigError``, ``CaptureError``, ``InfeasibleBudget``, ``SolverError``, or ``PlanMismatch`` for a ``plan``
     of another model. Ctrl-C while it plans is a KeyboardInterrupt: nothing is trained by a plan that nobody asked for.
@@ -63,4 +67,10 @@ def optimize(
             raise KeyboardInterrupt
     elif not isinstance(plan, Plan):
         plan = Plan.load(plan)
+    planned, now = plan.model.get("autocast"), autocast.state(device_type(model, sample_inputs))
+    if planned != now:
+        raise PlanMismatch(
+            f"autocast is {autocast.describe(now)}, and the plan was made with autocast {autocast.describe(planned)}; "
+            "call optimize under the same torch.autocast"
+        )
     return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs)

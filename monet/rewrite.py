@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from monet.errors import CaptureError
-from monet.graph import Graph, Operator, Ref, operator_inputs, references
+from monet.graph import Graph, Operator, Ref, operator_inputs, references, substitute
+from monet.norm_dtypes import with_real_dtypes
 
 aten = torch.ops.aten
 
@@ -21,6 +22,7 @@ aten = torch.ops.aten
 def canonical(graph: Graph) -> Graph:
     """``graph`` after all rewrites; buffers are then updated by operators and ``mutations`` is empty."""
     for rewrite in (
+        with_real_dtypes,
         _drop_clones,
         _batch_norm_in_place,
         _split_convolution_gradients,
@@ -30,15 +32,6 @@ def canonical(graph: Graph) -> Graph:
     ):
         graph = rewrite(graph)
     return graph
-
-
-def substitute(argument: Any, names: dict[str, str]) -> Any:
-    """The argument tree with values renamed."""
-    if isinstance(argument, Ref):
-        return Ref(names.get(argument.name, argument.name))
-    if isinstance(argument, list | tuple):
-        return type(argument)(substitute(item, names) for item in argument)
-    return argument
 
 
 def _map_operators(graph: Graph, change: Callable[[Operator], tuple[Operator, ...]]) -> Graph:

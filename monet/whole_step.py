@@ -76,7 +76,8 @@ def capture_whole_step(
 ) -> WholeStep:
     """The step of ``model`` on inputs and targets of this geometry; nothing is changed or run.
 
-    Raises ``ConfigError`` where the loss is no scalar tensor or the optimiser cannot be planned, and ``CaptureError``.
+    Raises ``ConfigError`` where the loss is no scalar tensor, an input requires a gradient or the optimiser cannot be
+    planned, and ``CaptureError``.
     """
     algorithm(optimizer)
     if clip_grad_norm is not None and not (isinstance(clip_grad_norm, float | int) and clip_grad_norm > 0):
@@ -84,8 +85,13 @@ def capture_whole_step(
             f"clip_grad_norm is {clip_grad_norm}; it is the largest norm that gradients may have, above 0"
         )
     module = LossModule(model, loss_fn, return_outputs=return_outputs)
-    # The step is about parameters: inputs get no gradient.
-    args = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (plain_inputs(inputs), targets))
+    args = (plain_inputs(inputs), targets)
+    for tensor in pytree.tree_leaves(args):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise ConfigError(
+                f"an input of shape {tuple(tensor.shape)} requires a gradient, and a whole step makes those of "
+                "parameters only, which it uses itself: detach it, or plan the module alone (monet.plan, MonetModule)"
+            )
     captured = with_unit_tangent(capture(module, args, gradients_leave=False))
     slots = parameter_slots(captured, module, optimizer)
     graph = with_updates(captured.graph, slots, catalogue(captured.graph), clip_grad_norm=clip_grad_norm)

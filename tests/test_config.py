@@ -50,11 +50,13 @@ def test_defaults() -> None:
 def test_every_field() -> None:
     read = load(
         "model: a:B.c\nkwargs: {width: 3, sizes: [1, 2], name: x}\ntraining: false\nseed: 7\n"
+        "dtype: float64\nautocast: bfloat16\n"
         "inputs:\n  ids: {shape: [4], dtype: int64, low: 1, high: 9}\n"
         "  image: {shape: [], dtype: bfloat16, requires_grad: true}\n"
     )
     assert read.kwargs == {"width": 3, "sizes": [1, 2], "name": "x"}
     assert (read.training, read.seed) == (False, 7)
+    assert (read.dtype, read.autocast) == ("float64", "bfloat16")
     assert read.inputs == {
         "ids": InputSpec(shape=(4,), dtype="int64", low=1, high=9),
         "image": InputSpec(shape=(), dtype="bfloat16", requires_grad=True),
@@ -106,6 +108,8 @@ INPUT = "inputs:\n  - shape: [1]\n"
         (MODEL + "inputs: 3\n", "net.yaml:2: inputs: must be a list of inputs, or a mapping"),
         (MODEL + INPUT + "training: 1\n", "net.yaml:4: training: must be true or false; got 1"),
         (MODEL + INPUT + "seed: -1\n", "net.yaml:4: seed: must be a whole number, 0 or more; got -1"),
+        (MODEL + INPUT + "dtype: int8\n", "net.yaml:4: dtype: must be one of float32, float64, float16, bfloat16; got"),
+        (MODEL + INPUT + "autocast: true\n", "net.yaml:4: autocast: must be bfloat16 or float16; got True"),
         (MODEL + INPUT + "sed: 1\n", "net.yaml:4: sed: unknown field (did you mean seed?)"),
         (MODEL + INPUT + "kwargs: [1]\n", "net.yaml:4: kwargs: must be a mapping"),
         (MODEL + INPUT + "kwargs: {1: 2}\n", "net.yaml:4: kwargs[1]: must be a mapping"),

@@ -54,7 +54,7 @@ def plan_model(request: PlanRequest) -> None:
 def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
     """The plan, and the configuration that it is for: ``--max-batch`` has one of its own."""
     from monet.api import plan_prepared, plan_smallest, prepare
-    from monet.model_loading import build_model
+    from monet.model_loading import build_model, precision
     from monet.planner.schedules import STORAGE
     from monet.sample_inputs import empty_inputs
 
@@ -81,10 +81,11 @@ def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
         return found.config, replace(found.result, summary=summary)
     args, kwargs = empty_inputs(config)
     storage = STORAGE.get(request.variant, ())
-    prepared = prepare(
-        build_model(config), args, kwargs, **measuring, storage=storage, density=request.density, progress=shown,
-        seed=config.seed,
-    )  # fmt: skip
+    with precision(config):
+        prepared = prepare(
+            build_model(config), args, kwargs, **measuring, storage=storage, density=request.density, progress=shown,
+            seed=config.seed,
+        )  # fmt: skip
     if request.minimise is not None:
         return config, plan_smallest(prepared, request.max_overhead, **solving, progress=shown)
     assert request.budget is not None

@@ -141,24 +141,25 @@ class _ModelPlanner:
         import torch
 
         from monet.api import prepare
-        from monet.model_loading import build_model
+        from monet.model_loading import build_model, precision
         from monet.sample_inputs import empty_inputs
 
         assert source.config is not None
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         args, kwargs = empty_inputs(source.config)
-        self._prepared: Prepared = prepare(
-            build_model(source.config),
-            args,
-            kwargs,
-            reserve_bytes=options.reserve_bytes,
-            exact=options.exact,
-            storage=options.storage,
-            density=options.density,
-            progress=progress,
-            seed=source.config.seed,
-        )
+        with precision(source.config):
+            self._prepared: Prepared = prepare(
+                build_model(source.config),
+                args,
+                kwargs,
+                reserve_bytes=options.reserve_bytes,
+                exact=options.exact,
+                storage=options.storage,
+                density=options.density,
+                progress=progress,
+                seed=source.config.seed,
+            )
         self._limits = _limits(options, cores)
         self.step = _step(self.problem.name, self.problem, self._prepared.eager)
 

@@ -1,0 +1,56 @@
+"""``.grad`` of a module's parameters as sources of a step that adds its gradients to them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from monet.accumulation import Accumulated
+from monet.errors import ExecutionError
+from monet.executor.planned_step import owner_of
+from monet.graph import Graph, tangents_behind
+
+
+class Accumulator:
+    """Hands a step the gradients that exist, makes those that do not, and puts them where they belong."""
+
+    def __init__(self, model: torch.nn.Module, made: Accumulated) -> None:
+        self._totals = made.totals
+        self._owners = {name: owner_of(model, live.target) for name, live in made.totals.items()}
+        self._graph: Graph = made.captured.graph
+        behind = tangents_behind(self._graph)
+        self._behind = {name: behind.get(gradient, frozenset()) for name, gradient in made.gradient_of.items()}
+
+    def check(self) -> None:
+        """Raises ``ExecutionError`` where somebody waits for a gradient that will not pass by."""
+        for name in self._totals:
+            parameter = self._parameter(name)
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise ExecutionError(
+                    f"{self._totals[name].target} has gradient hooks, and a step planned with accumulate=True adds to "
+                    ".grad itself and has no moment at which to call them; remove them, or plan without accumulate"
+                )
+
+    def begin(self) -> dict[str, torch.Tensor]:
+        """Source value → the tensor to add to. What there is no ``.grad`` for is empty, and the step knows."""
+        found = {}
+        for name, live in self._totals.items():
+            total, value = self._parameter(name).grad, self._graph.values[name]
+            live.fresh = total is None
+            if total is None:
+                total = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
+            found[name] = total
+        return found
+
+    def end(self, totals: Mapping[str, torch.Tensor], reached: Collection[str]) -> None:
+        """Give parameters their first gradients: those that come from one of these tangents."""
+        for name, live in self._totals.items():
+            if live.fresh and self._behind[name] & set(reached):
+                self._parameter(name).grad = totals[name]
+
+    def _parameter(self, name: str) -> torch.Tensor:
+        owner, key = self._owners[name]
+        parameter = owner._parameters[key]
+        assert parameter is not None
+        return parameter

@@ -1,0 +1,42 @@
+"""The state of ``torch.autocast``: read as plain data, entered again, and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+# What a plan's ``model.autocast`` says: {"dtype": "bfloat16", "cache": True}, or None where autocast is off.
+# ``cache``: a weight is cast once a context, and the gradients of its uses add up in the lower precision.
+State = Mapping[str, Any]
+
+
+def state(device: str) -> State | None:
+    """Autocast for this kind of device as it is now."""
+    if not torch.is_autocast_enabled(device):
+        return None
+    return {
+        "dtype": str(torch.get_autocast_dtype(device)).removeprefix("torch."),
+        "cache": torch.is_autocast_cache_enabled(),
+    }
+
+
+def entered(planned: State | None, device: str) -> AbstractContextManager[Any]:
+    """A context in which autocast for this kind of device is as planned, whatever it is outside."""
+    if planned is None:
+        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, dtype=getattr(torch, planned["dtype"]), cache_enabled=planned["cache"])
+
+
+def ignored() -> AbstractContextManager[Any]:
+    """A context in which operators run in the precision of their arguments: a graph has its casts in it."""
+    return torch._C._DisableAutocast()
+
+
+def describe(found: State | None) -> str:
+    """For a sentence: ``off``, or ``on with bfloat16``."""
+    if found is None:
+        return "off"
+    return f"on with {found['dtype']}" + ("" if found["cache"] else " and without a cache of weights")

@@ -1,0 +1,330 @@
+"""What a training loop may do around a planned step, and what it is told when it does something else."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from usage_cases import HALF, USAGES, Several, tiny_gpt2
+
+import monet
+from monet.api import plan_prepared, prepare
+from monet.config import Config, InputSpec
+from monet.errors import CaptureError, ConfigError, ExecutionError, PlanMismatch
+from monet.measurement import measure_config
+from monet.model_loading import build_model
+from monet.model_loading import precision as precision_of
+from monet.sample_inputs import make_inputs
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _rows(count: int = 5) -> torch.Tensor:
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
+
+
+def _planned(model: nn.Module, **options: Any) -> monet.MonetModule:
+    return monet.MonetModule(model, monet.plan(model, (_rows(),), budget="1GB", exact=True, **options))
+
+
+def _bfloat16(**options: Any) -> torch.autocast:
+    return torch.autocast("cpu", dtype=HALF, **options)
+
+
+@pytest.fixture(scope="module")
+def autocast_plan() -> monet.Plan:
+    with _bfloat16():
+        return monet.plan(_net(), (_rows(),), budget="1GB", exact=True)
+
+
+# Autocast.
+
+
+def test_a_step_is_called_in_the_precision_of_its_plan(autocast_plan: monet.Plan) -> None:
+    assert autocast_plan.model["autocast"] == {"dtype": "bfloat16", "cache": True}
+    planned = monet.MonetModule(_net(), autocast_plan)  # made outside of the context
+    with pytest.raises(PlanMismatch, match="autocast is off, and the plan was made with autocast on with bfloat16"):
+        planned(_rows())
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(PlanMismatch, match="on with float16"):
+        planned(_rows())
+    with _bfloat16(cache_enabled=False), pytest.raises(PlanMismatch, match="without a cache"):
+        planned(_rows())
+    with _bfloat16(), torch.autocast("cpu", enabled=False), pytest.raises(PlanMismatch, match="is off"):
+        planned(_rows())
+    with _bfloat16():
+        assert planned(_rows()).dtype is HALF
+    plain = _planned(_net())
+    assert "autocast" not in plain.plan.model
+    with _bfloat16(), pytest.raises(PlanMismatch, match="on with bfloat16, and the plan was made with autocast off"):
+        plain(_rows())
+
+
+def test_a_step_made_under_another_autocast_is_the_plans(autocast_plan: monet.Plan) -> None:
+    with torch.autocast("cpu", dtype=torch.float16):
+        planned = monet.MonetModule(_net(), autocast_plan)
+    plan = monet.plan(_net(), (_rows(),), budget="1GB", exact=True)
+    with _bfloat16():
+        plain = monet.MonetModule(_net(), plan)
+        assert planned(_rows()).dtype is HALF
+    assert plain(_rows()).dtype is torch.float32
+
+
+def test_backward_may_also_be_called_inside(autocast_plan: monet.Plan) -> None:
+    """Its casts are the plan's: as eager's outside, where PyTorch wants it."""
+    planned, eager = monet.MonetModule(_net(), autocast_plan), _net()
+    with _bfloat16():
+        planned(_rows()).float().square().sum().backward()
+        out = eager(_rows())
+    out.float().square().sum().backward()
+    for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+
+
+def test_evaluation_is_in_the_callers_precision(autocast_plan: monet.Plan) -> None:
+    planned, eager = monet.MonetModule(_net(), autocast_plan), _net()
+    with _bfloat16(), torch.no_grad():
+        assert torch.equal(planned(_rows(2)), eager(_rows(2)))
+    planned.eval()
+    assert torch.equal(planned(_rows(2)), eager(_rows(2)))
+
+
+def test_trainers_say_the_same(autocast_plan: monet.Plan) -> None:
+    model = _net()
+    arguments: dict[str, Any] = {
+        "loss_fn": lambda out, _: out.float().square().mean(),
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+    }
+    with _bfloat16():
+        trainer = monet.optimize(model, _rows(), **arguments, budget="1GB", exact=True)
+        trainer(_rows())
+    with pytest.raises(PlanMismatch, match="autocast is off"):
+        trainer(_rows())
+    with pytest.raises(PlanMismatch, match="autocast is off, and the plan was made with autocast on"):
+        monet.optimize(model, _rows(), **arguments, plan=trainer.plan)
+    with pytest.raises(ConfigError, match="requires a gradient"):
+        monet.optimize(model, _rows().requires_grad_(), **arguments, budget="1GB")
+
+
+# Gradients.
+
+
+def test_what_leads_only_to_unused_outputs_has_no_gradient() -> None:
+    """None as in eager: weight decay and momentum would move a parameter whose gradient is zeros."""
+    usage = USAGES["several outputs"]
+    args, kwargs = usage.inputs(0)
+    model = usage.model()
+    planned = monet.MonetModule(model, monet.plan(model, args, kwargs, budget="1GB", exact=True))
+    assert isinstance(model, Several)
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    for heads, missing in (((True, False), model.unused), ((False, True), model.used)):
+        out = planned(*args, **kwargs)["heads"]
+        loss = sum(t.sum() for t, take in zip((out[0], out[1][0]), heads, strict=True) if take)
+        found = torch.autograd.grad(loss, wanted, allow_unused=True)
+        none = {id(p) for p, gradient in zip(wanted, found, strict=True) if gradient is None}
+        assert none == {id(p) for p in missing.parameters()}
+
+
+def test_gradient_hooks_of_parameters_are_called() -> None:
+    model = _net()
+    planned, eager = _planned(model), copy.deepcopy(model)
+    calls: list[str] = []
+    for net, name in ((planned, "planned"), (eager, "eager")):
+        weight = net.get_parameter("0.weight")
+        weight.register_hook(lambda gradient, name=name: calls.append(name) or gradient * 3)  # type: ignore[func-returns-value]
+        weight.register_post_accumulate_grad_hook(lambda _, name=name: calls.append(f"{name} after"))
+        net(_rows()).square().sum().backward()
+    assert calls == ["planned", "planned after", "eager", "eager after"]
+    for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+
+
+def test_gradients_may_be_set_to_zero_instead_of_none() -> None:
+    model = _net()
+    planned, eager = _planned(model), copy.deepcopy(model)
+    places = None
+    for _ in range(3):
+        for net in (planned, eager):
+            net.zero_grad(set_to_none=False)
+            net(_rows()).square().sum().backward()
+        now = [p.grad.data_ptr() for p in planned.parameters() if p.grad is not None]
+        assert places is None or places == now  # the same memory, as in eager
+        places = now
+    for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+
+
+# Around the step.
+
+
+def test_evaluation_in_inference_mode_between_steps() -> None:
+    model = _net()
+    planned, eager = _planned(model), copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (planned, eager)]
+    for _ in range(2):
+        for net, optimizer in zip((planned, eager), optimizers, strict=True):
+            optimizer.zero_grad()
+            net(_rows()).square().mean().backward()
+            optimizer.step()
+        with torch.inference_mode():
+            assert torch.equal(planned(_rows(2)), eager(_rows(2)))
+    assert all(torch.equal(p, q) for p, q in zip(planned.parameters(), eager.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda net: net.half(), "0.weight is torch.float16 on cpu, and the plan was made for torch.float32"),
+        (lambda net: net.bfloat16(), "0.weight is torch.bfloat16"),
+        (lambda net: net.get_parameter("3.bias").requires_grad_(False), "3.bias has requires_grad=False"),
+        (lambda net: net.requires_grad_(False), "requires_grad=False, and the plan was made for True"),
+    ],
+)
+def test_a_changed_model_is_said(change: Any, said: str) -> None:
+    planned = _planned(_net())
+    change(planned)
+    with pytest.raises(PlanMismatch, match=said):
+        planned(_rows())
+
+
+def test_a_last_smaller_batch_is_said() -> None:
+    planned = _planned(_net())
+    with pytest.raises(PlanMismatch, match=r"shape \(3, 6\).*drop_last"):
+        planned(_rows(3))
+    planned(_rows()).sum().backward()
+
+
+class _Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Embedding(9, 9)
+
+    def forward(self, text: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.layer(text).flatten(0, 1), labels.flatten())
+
+
+def test_inputs_may_share_memory_when_planning_or_later() -> None:
+    """A text and its labels: one tensor, two parts of one, or two tensors; the plan is for their shapes."""
+    whole = torch.randint(0, 9, (4, 8), generator=torch.Generator().manual_seed(0))
+    other = torch.randint(0, 9, (4, 8), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    model = _Pair()
+    calls = [(whole, whole), (whole, other), (whole[:, :], whole.clone())]
+    for sample in calls:
+        planned = monet.MonetModule(copy.deepcopy(model), monet.plan(model, sample, budget="1GB", exact=True))
+        for text, labels in calls:
+            assert torch.equal(planned(text, labels), model(text, labels))
+    shifted = (whole[:, :-1], whole[:, 1:])
+    planned = monet.MonetModule(model, monet.plan(model, shifted, budget="1GB", exact=True))
+    assert torch.equal(planned(*shifted), copy.deepcopy(model)(*shifted))
+    trainer = monet.optimize(
+        model, {"text": whole, "labels": whole}, loss_fn=lambda out, _: out,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1), budget="1GB", exact=True,
+    )  # fmt: skip
+    expected = copy.deepcopy(model)(whole, other)
+    assert torch.equal(trainer({"text": whole, "labels": other})[0], expected)
+
+
+def test_a_returned_cache_is_said() -> None:
+    model = tiny_gpt2()
+    model.config.use_cache = True  # type: ignore[union-attr]
+    with pytest.raises(CaptureError, match=r"returns a .*DynamicCache.* set model.config.use_cache = False"):
+        monet.plan(model, (torch.zeros(1, 4, dtype=torch.int64),), budget="1GB")
+
+
+# Accumulation over micro-batches.
+
+
+def _micro_batches(net: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int = 2, batches: int = 3) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        for batch in range(batches):
+            torch.manual_seed(10 * step + batch)
+            (net(torch.randn(5, 6)).square().mean() / batches).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_gradients_add_up_over_micro_batches(accumulate: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model = _net()
+    planned, eager = _planned(model, accumulate=accumulate), copy.deepcopy(model)
+    for net in (planned, eager):
+        _micro_batches(net, torch.optim.AdamW(net.parameters(), 1e-2))
+    for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad) and torch.equal(p, q)
+        assert p.grad.stride() == q.grad.stride()
+    assert ("accumulate=True" in caplog.text) != accumulate  # the plan counts one set of gradients, and two are there
+
+
+def test_accumulation_needs_no_second_set_of_gradients() -> None:
+    """Gradients are in the arena until they are added, where others come after them."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())))
+    x = torch.randn(2, 64)
+    once, more = (monet.plan(model, (x,), budget="1GB", accumulate=accumulate) for accumulate in (False, True))
+    assert more.fixed == once.fixed
+    largest = 64 * 64 * 4
+    assert once.peak_bytes < more.peak_bytes < once.peak_bytes + 2 * largest < once.peak_bytes + once.fixed["gradients"]
+
+
+def test_accumulating_steps_leave_alone_what_the_loss_does_not_reach() -> None:
+    usage = USAGES["several outputs"]
+    args, kwargs = usage.inputs(0)
+    model, eager = usage.model(), usage.model()
+    planned = monet.MonetModule(model, monet.plan(model, args, kwargs, budget="1GB", exact=True, accumulate=True))
+    for seed, batch in enumerate(("used", "both", "used")):
+        for net in (planned, eager):
+            args, kwargs = usage.inputs(seed)
+            out = net(*args, **kwargs)
+            loss = usage.loss(out) + (out["heads"][1][0].sum() if batch == "both" else 0.0)
+            loss.backward()
+            inputs = [value.grad for value in kwargs.values() if isinstance(value, torch.Tensor)]
+            assert all(gradient is not None for gradient in inputs)
+        for (name, p), q in zip(model.named_parameters(), eager.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), (name, batch)
+            assert p.grad is None or torch.equal(p.grad, q.grad), (name, batch)  # type: ignore[arg-type]
+
+
+def test_accumulating_steps_refuse_gradient_hooks() -> None:
+    model = _net()
+    planned = _planned(model, accumulate=True)
+    handle = model.get_parameter("0.weight").register_hook(lambda gradient: gradient)
+    with pytest.raises(ExecutionError, match=r"0\.weight has gradient hooks"):
+        planned(_rows())
+    handle.remove()
+    planned(_rows()).sum().backward()
+    twin = copy.deepcopy(planned)  # captures anew, as planned
+    twin.zero_grad()
+    twin(_rows()).sum().backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(twin.parameters(), planned.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+# Configurations.
+
+
+@pytest.mark.parametrize(
+    ("precision", "parameter", "output"),
+    [({"autocast": "bfloat16"}, torch.float32, HALF), ({"dtype": "bfloat16"}, HALF, HALF)],
+)
+def test_a_configuration_has_a_precision(
+    tmp_path: Path, precision: dict[str, Any], parameter: torch.dtype, output: torch.dtype
+) -> None:
+    """Planned and measured in it: the measured peak is the promised one."""
+    images = InputSpec(shape=(2, 3, 16, 16), dtype=precision.get("dtype", "float32"))
+    config = Config(
+        model="monet.example_models:tiny_resnet", kwargs={"width": 4}, inputs=(images,), **precision
+    )  # fmt: skip
+    model, (args, kwargs) = build_model(config), make_inputs(config, 0)
+    assert {p.dtype for p in model.parameters()} == {parameter}
+    with precision_of(config):
+        assert model(*args, **kwargs).dtype is output
+        prepared = prepare(model, args, kwargs)
+    plan = plan_prepared(prepared, "90%", gap=0.5, time_limit_s=10).plan
+    plan.save(tmp_path / "step.plan.json")
+    measured = measure_config(config, tmp_path / "step.plan.json", eager=False, progress=False)
+    assert measured["planned"]["allocator_peak_bytes"] == plan.peak_bytes
