@@ -104,25 +104,27 @@ def tight(plan: Callable[[int], Any]) -> Any:
     raise SystemExit("budgets that errors name do not suffice")
 
 
-def tight_plan(prepared: Prepared) -> monet.Plan:
-    return tight(lambda budget: plan_prepared(prepared, budget, time_limit_s=20).plan)  # type: ignore[no-any-return]
+def tight_plan(prepared: Prepared, time_limit_s: float = 20.0) -> monet.Plan:
+    return tight(lambda budget: plan_prepared(prepared, budget, time_limit_s=time_limit_s).plan)  # type: ignore[no-any-return]
 
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
-def exact_rows(case: Case, eager: nn.Module, losses: Sequence[float], steps: int) -> list[dict[str, Any]]:
+def exact_rows(
+    case: Case, eager: nn.Module, losses: Sequence[float], steps: int, time_limit_s: float = 20.0
+) -> list[dict[str, Any]]:
     """The first seed by exact plans: steps whose loss is not bitwise eager's, and whether the last weights are."""
     inputs, targets = case.batch(0)
     model = case.model(0)
-    plan = tight_plan(prepare(model, (inputs,), {}, exact=True))
+    plan = tight_plan(prepare(model, (inputs,), {}, exact=True), time_limit_s)
     module = train(case, monet.MonetModule(model, plan), 0, steps)
     whole = case.model(0)
     trainer = tight(
         lambda budget: monet.optimize(
             whole, inputs, targets, loss_fn=loss_of, optimizer=case.optimizer(whole.parameters()), budget=budget,
-            exact=True, time_limit_s=20,
+            exact=True, time_limit_s=time_limit_s,
         )
     )  # fmt: skip
     found = train_whole(case, trainer, 0, steps)

@@ -26,12 +26,12 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
-def _assert_exact(bench: Any, name: str, steps: int) -> None:
+def _assert_exact(bench: Any, name: str, steps: int, time_limit_s: float) -> None:
     case = bench.CASES[name]
     eager = case.model(0)
     losses = bench.train(case, eager, 0, steps)
     assert bench.final(losses) < 0.9 * losses[0]  # it learns
-    for row in bench.exact_rows(case, eager, losses, steps):
+    for row in bench.exact_rows(case, eager, losses, steps, time_limit_s):
         assert row["steps_with_another_loss"] == 0 and row["weights_equal"], row
         assert row["recomputed"] > 0 and row["peak_bytes"] < row["eager_peak_bytes"], row
 
@@ -39,13 +39,13 @@ def _assert_exact(bench: Any, name: str, steps: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_thirty_steps_have_eagers_losses(bench: Any, name: str) -> None:
     """By exact plans for about the smallest budget, as a module and as a whole step."""
-    _assert_exact(bench, name, 30)
+    _assert_exact(bench, name, 30, 3.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_three_hundred_steps_have_eagers_losses(bench: Any, name: str) -> None:
-    _assert_exact(bench, name, 300)
+    _assert_exact(bench, name, 300, 20.0)
 
 
 @pytest.mark.slow

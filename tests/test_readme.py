@@ -49,12 +49,12 @@ def test_whole_step_example() -> None:
 
 
 def test_examples_of_the_training_step() -> None:
-    """The planned steps, and eager's lines after them on the same objects."""
+    """The planned steps, and on the same objects eager's lines and a step under autocast."""
     blocks = _blocks("python", (Path(__file__).parents[1] / "docs" / "training-step.md").read_text())
     space: dict[str, Any] = {}
     for block in blocks:
         exec(block, space)
-    assert len(blocks) == 2 and torch.isfinite(space["loss"])
+    assert len(blocks) == 3 and torch.isfinite(space["loss"])
 
 
 def test_yaml_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from monet.whole_step import capture_whole_step
 STEPS = 3
 MOST_NORM = 0.3
 # Any plan will do: these tests are about results, and a good plan takes longer to find.
-HASTE: dict[str, Any] = {"gap": 0.5, "time_limit_s": 5}
+HASTE: dict[str, Any] = {"gap": 0.5, "time_limit_s": 2}
 # Those that share their operators with another one, or take seconds to plan.
 QUICK_MODULES = ["float32", "bfloat16", "bfloat16 inverted", "autocast", "autocast shared", "shared", "autocast inside"]
 QUICK_MODULES += ["frozen autocast", "several outputs", "gpt2 autocast"]
