@@ -14,7 +14,6 @@ import torch
 
 from monet.errors import CaptureError
 from monet.graph import Graph, Operator, Ref, operator_inputs, references, substitute
-from monet.norm_dtypes import with_real_dtypes
 
 aten = torch.ops.aten
 
@@ -22,7 +21,6 @@ aten = torch.ops.aten
 def canonical(graph: Graph) -> Graph:
     """``graph`` after all rewrites; buffers are then updated by operators and ``mutations`` is empty."""
     for rewrite in (
-        with_real_dtypes,
         _drop_clones,
         _batch_norm_in_place,
         _split_convolution_gradients,
