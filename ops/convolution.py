@@ -15,7 +15,7 @@ from monet.graph import Operator, Ref, references
 from monet.ops.implementation import Context, Implementation, plain
 from monet.ops.record import Record
 from monet.ops.sample import Sample
-from monet.ops.shape import of_shape
+from monet.ops.shape import stand_in
 
 aten = torch.ops.aten
 
@@ -130,7 +130,7 @@ def chunked(
 
 def input_gradient(gradient: torch.Tensor, shape: list[int], weight: torch.Tensor, geometry: list[Any]) -> torch.Tensor:
     """The input gradient alone; of the input only the shape is needed."""
-    like = of_shape(gradient, shape)
+    like = stand_in(shape, [0] * len(shape), gradient.dtype)
     result: torch.Tensor = aten.convolution_backward.default(gradient, like, weight, *geometry, [True, False, False])[0]
     return result
 
