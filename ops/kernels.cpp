@@ -63,6 +63,12 @@ static inline void each_window(const Windows& w, F f) {
 // Channels are divided among threads in blocks of this many.
 constexpr int64_t kBlock = 64;
 
+// a / b for a >= 0, b > 0; most are small, and a division of 64 bits is slow.
+static inline int64_t quotient(int64_t a, int64_t b) {
+  if (b == 1) return a;
+  return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+}
+
 struct BFloat16 {
   uint16_t bits;
 };
@@ -82,6 +88,7 @@ template <class T>
 static void pool_gradient(const T* gradient, const uint8_t* cells, T* out, const Windows& w) {
   const int64_t size = w.out[0] * w.out[1] * w.out[2], whole = w.in[0] * w.in[1] * w.in[2];
   const int64_t blocks = (w.inner + kBlock - 1) / kBlock;
+  const int64_t count = w.kernel[0] * w.kernel[1] * w.kernel[2];
   int32_t dz[256], dy[256], dx[256];  // where a cell lies in its window
   for (int64_t cell = 0; cell < 256; ++cell) {
     dz[cell] = static_cast<int32_t>(cell / (w.kernel[1] * w.kernel[2]) * w.dilation[0]);
@@ -97,13 +104,27 @@ static void pool_gradient(const T* gradient, const uint8_t* cells, T* out, const
         std::memset(plane, 0, sizeof(T) * whole);
       else
         for (int64_t j = 0; j < whole; ++j) std::memset(plane + j * w.inner + begin, 0, sizeof(T) * (end - begin));
+      // The place in the plane of each cell of a window; -1 outside, which cannot come from pooling: nothing is
+      // written outside memory for it.
+      const auto place = [&](int cell, int64_t d, int64_t h, int64_t c) {
+        const int64_t z = d + dz[cell], y = h + dy[cell], x = c + dx[cell];
+        const bool inside = z >= 0 && z < w.in[0] && y >= 0 && y < w.in[1] && x >= 0 && x < w.in[2];
+        return inside ? (z * w.in[1] + y) * w.in[2] + x : -1;
+      };
+      if (w.inner == 1) {
+        each_window(w, [&](int64_t at, int64_t d, int64_t h, int64_t c) {
+          const int64_t to = place(cells[p * size + at], d, h, c);
+          if (to >= 0) add(plane[to], gradient[p * size + at]);
+        });
+        continue;
+      }
+      int64_t places[256];
+      std::fill(places, places + 256, -1);
       each_window(w, [&](int64_t at, int64_t d, int64_t h, int64_t c) {
+        for (int64_t cell = 0; cell < count; ++cell) places[cell] = place(cell, d, h, c);
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t here = (p * size + at) * w.inner + i;
-          const int64_t z = d + dz[cells[here]], y = h + dy[cells[here]], x = c + dx[cells[here]];
-          // A cell outside the plane cannot come from pooling; never write outside memory for it.
-          if (z >= 0 && z < w.in[0] && y >= 0 && y < w.in[1] && x >= 0 && x < w.in[2])
-            add(plane[((z * w.in[1] + y) * w.in[2] + x) * w.inner + i], gradient[here]);
+          const int64_t here = (p * size + at) * w.inner + i, to = places[cells[here]];
+          if (to >= 0) add(plane[to * w.inner + i], gradient[here]);
         }
       });
     }
@@ -121,9 +142,11 @@ void monet_pool_pack(const int64_t* indices, uint8_t* cells, const Windows* wind
       each_window(w, [&](int64_t at, int64_t d, int64_t h, int64_t c) {
         for (int64_t i = block * kBlock; i < end; ++i) {
           const int64_t here = (p * size + at) * w.inner + i, index = indices[here];
-          const int64_t kd = (index / (w.in[1] * w.in[2]) - d) / w.dilation[0];
-          const int64_t kh = (index / w.in[2] % w.in[1] - h) / w.dilation[1];
-          const int64_t kw = (index % w.in[2] - c) / w.dilation[2];
+          const int64_t z = w.in[0] == 1 ? 0 : quotient(index, w.in[1] * w.in[2]);
+          const int64_t rest = index - z * w.in[1] * w.in[2], y = quotient(rest, w.in[2]), x = rest - y * w.in[2];
+          const int64_t kd = quotient(z - d, w.dilation[0]);
+          const int64_t kh = quotient(y - h, w.dilation[1]);
+          const int64_t kw = quotient(x - c, w.dilation[2]);
           cells[here] = static_cast<uint8_t>((kd * w.kernel[1] + kh) * w.kernel[2] + kw);
         }
       });
