@@ -18,6 +18,21 @@ from typing import Any
 import torch
 
 
+def temporary_numbers(
+    channels: int,
+    sizes: Sequence[int],
+    out: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> int:
+    """Elements of the padded image and its columns."""
+    if pointwise(kernel, stride, padding):
+        return 0
+    padded = math.prod(size + 2 * p for size, p in zip(sizes, padding, strict=True)) if any(padding) else 0
+    return channels * (math.prod(kernel) * math.prod(out) + padded)
+
+
 def pointwise(kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> bool:
     """Whether an image is its own matrix of columns."""
     return all(n == 1 for n in (*kernel, *stride)) and not any(padding)
@@ -66,8 +81,8 @@ def _add_columns(
     padded = image.new_zeros([image.shape[0], *(size + 2 * p for size, p in zip(sizes, padding, strict=True))])
     for cell in product(*(range(k) for k in kernel)):
         begins = [c * d for c, d in zip(cell, dilation, strict=True)]
-        places = (slice(b, b + (o - 1) * s + 1, s) for b, o, s in zip(begins, out, stride, strict=True))
-        padded[(slice(None), *places)] += windows[(slice(None), *cell)]
+        places = tuple(slice(b, b + (o - 1) * s + 1, s) for b, o, s in zip(begins, out, stride, strict=True))
+        padded[(slice(None), *places)].add_(windows[(slice(None), *cell)])
     image.copy_(_inside(padded, sizes, padding))
 
 
@@ -128,18 +143,17 @@ def input_gradient(
 def weight_gradient(
     gradient: torch.Tensor,
     x: torch.Tensor,
-    weight_shape: Sequence[int],
+    shape: Sequence[int],
+    stride: Sequence[int],
     geometry: Sequence[Sequence[int]],
     groups: int,
-    biased: str,
+    summed: Sequence[torch.Tensor],
 ) -> Any:
-    """Gradient of the weight (O, I / groups, *kernel), summed over images in float32 at least.
-
-    ``biased``: '' for the weight alone; 'gradient' or 'x' for the bias too, whose gradient is the sum of that tensor.
-    """
-    kernel = weight_shape[2:]
+    """Gradient of the weight (O, I / groups, *kernel), of ``shape`` and ``stride``, summed over images in float32 at
+    least. ``summed``: the tensor whose sum is the bias's gradient, or none."""
+    kernel = shape[2:]
     total = gradient.new_zeros(
-        [groups, weight_shape[0] // groups, weight_shape[1] * math.prod(kernel)],
+        [groups, shape[0] // groups, shape[1] * math.prod(kernel)],
         dtype=torch.promote_types(gradient.dtype, torch.float32),
     )
     for part, image in zip(gradient, x, strict=True):
@@ -150,7 +164,9 @@ def weight_gradient(
         else:
             total += torch.bmm(part, columns.mT)
         del columns
-    of_weight = total.view(list(weight_shape)).to(gradient.dtype)
-    if not biased:
+    of_weight = total.view(list(shape))
+    if of_weight.stride() != tuple(stride) or of_weight.dtype is not gradient.dtype:
+        of_weight = torch.empty_strided(list(shape), list(stride), dtype=gradient.dtype).copy_(of_weight)
+    if not summed:
         return of_weight
-    return of_weight, (gradient if biased == "gradient" else x).sum([0, *range(2, gradient.dim())])
+    return of_weight, summed[0].sum([0, *range(2, gradient.dim())])

@@ -115,7 +115,7 @@ def try_every_implementation(
 
 def _scale(implementation: Implementation, env: Mapping[str, Any], name: str, expected: torch.Tensor) -> torch.Tensor:
     """What an error is relative to: for a sum, the sum of its terms' magnitudes, as they may cancel."""
-    if implementation.name.startswith("chunks"):
+    if implementation.name.startswith(("chunks", "channels-last", "im2col")):
         magnitudes = {n: env[n].abs() for n in implementation.inputs()}
         results = dict(zip(implementation.outputs, call(implementation, magnitudes, set()), strict=False))
         largest: torch.Tensor = results[name].abs().max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ SAMPLES = [
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
+def bench() -> Iterator[Bench]:
     """One for all: its memory is made resident once."""
-    return Bench()
+    made = Bench()
+    yield made
+    made._inputs.clear()  # they must not outlive their arenas, as they could in the traceback of a failed test
 
 
 @pytest.mark.parametrize(("record", "sample", "dtype"), SAMPLES)
