@@ -1,13 +1,14 @@
 """Convolution and its two gradients: by oneDNN on the whole batch or on chunks of it, or by im2col.
 
-Measured on layers of ResNet-50, VGG-16, MobileNet-V2, ResNeXt and a 3d U-Net at batches of 8 to 32 (seconds and
-workspace of all of them, ``benchmarks/bench_convolution.py``), each is offered where some layer had it on the front of
-time and workspace:
+Measured on layers of ResNet-50, VGG-16, MobileNet-V2, ResNeXt and a 3d U-Net at batches of 8 to 32, each is offered
+where some layer had it on the front of time and workspace (``benchmarks/bench_convolution.py`` measures what is
+offered):
 
 - Chunks: wherever the tensors are large, unless the filter is 1 x 1.
 - im2col: 1 x 1 filters of any stride, where it is as fast as oneDNN and takes no workspace (so no chunks either), and
   where the filters outweigh an image's columns (512 channels at 14 x 14: oneDNN reorders 9 MiB of filters, the columns
   are 4 MiB). Elsewhere columns take more than a chunk, and are slower.
+- Nothing but the kernel where the tensors are channels-last already: it has hardly any workspace there.
 - Channels-last copies: for the input gradient of a strided convolution. Elsewhere, chunks take less and are
   faster: what is gained in the kernel goes into two copies.
 """
@@ -82,7 +83,8 @@ class _Convolution:
         batched = len(value.shape) >= 3 and value.shape[0] > 1
         dense = all(v.stride[0] >= max(v.stride) for v in (self.x, self.y))
         size = max(v.storage_bytes for v in (self.x, self.weight, self.y))
-        return known and batched and dense and size >= LEAST_BYTES
+        last = len(value.shape) > 3 and any(v.stride[1] == 1 and v.shape[1] > 1 for v in (self.x, self.y))
+        return known and batched and dense and not last and size >= LEAST_BYTES
 
     @property
     def pointwise(self) -> bool:
@@ -179,7 +181,7 @@ def _input_gradients(op: Operator, context: Context, it: _Convolution | None) ->
         args = (gradient, weight, geometry, shape, stride, result, count)
         found.append(_inexact(f"chunks-{count}", parts.input_gradient_in_parts, args, outputs, value.dtype))
     last = parts.channels_last_stride(shape)
-    if not it.transposed and len(shape) > 3 and max(it.lists[0]) > 1 and stride != last and not it.pointwise:
+    if not it.transposed and len(shape) > 3 and max(it.lists[0]) > 1 and not it.pointwise:
         for count in (1, *it.counts):
             name = "channels-last" if count == 1 else f"channels-last-chunks-{count}"
             args = (gradient, weight, geometry, shape, last, result, count)

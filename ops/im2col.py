@@ -64,7 +64,8 @@ def _columns(
 
 
 def _inside(padded: torch.Tensor, sizes: Sequence[int], padding: Sequence[int]) -> torch.Tensor:
-    return padded[(slice(None), *(slice(p, p + size) for p, size in zip(padding, sizes, strict=True)))]
+    inside: list[slice] = [slice(p, p + size) for p, size in zip(padding, sizes, strict=True)]
+    return padded[(slice(None), *inside)]
 
 
 def _add_columns(
@@ -81,8 +82,8 @@ def _add_columns(
     padded = image.new_zeros([image.shape[0], *(size + 2 * p for size, p in zip(sizes, padding, strict=True))])
     for cell in product(*(range(k) for k in kernel)):
         begins = [c * d for c, d in zip(cell, dilation, strict=True)]
-        places = tuple(slice(b, b + (o - 1) * s + 1, s) for b, o, s in zip(begins, out, stride, strict=True))
-        padded[(slice(None), *places)].add_(windows[(slice(None), *cell)])
+        places: list[slice] = [slice(b, b + (o - 1) * s + 1, s) for b, o, s in zip(begins, out, stride, strict=True)]
+        padded[(slice(None), *places)].add_(windows[(slice(None), *cell)])  # type: ignore[index]
     image.copy_(_inside(padded, sizes, padding))
 
 
