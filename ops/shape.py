@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref
+from monet.graph import Operator, Ref, references
 from monet.ops.implementation import Context, Implementation, plain
 
 aten = torch.ops.aten
@@ -84,7 +84,9 @@ def shape_only(op: Operator, context: Context, positions: Sequence[int]) -> Impl
     if not where:
         return plain(op)
     args = [a for i, a in enumerate(op.args) if i not in {position for position, *_ in where}]
-    return Implementation("aten", on_stand_ins, (op.target, where, *args), op.kwargs, op.outputs, op.single)
+    holds = tuple(references([op.args[position] for position, *_ in where]))
+    call = (op.target, where, *args)
+    return Implementation("aten", on_stand_ins, call, op.kwargs, op.outputs, op.single, holds=holds)
 
 
 def on_stand_ins(target: Callable[..., Any], where: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
