@@ -14,6 +14,16 @@ from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
 
 
+# Operators whose results are memory with any content.
+UNDEFINED = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+
 def call(implementation: Implementation, env: Mapping[str, torch.Tensor], private: set[str]) -> list[Any]:
     """Run it on copies of what it may write to."""
     copies: dict[str, torch.Tensor] = {}
@@ -92,7 +102,7 @@ def try_every_implementation(
     for group, again in ((offers.forward, False), (offers.recompute, True), (offers.backward, False)):
         for node, named in group.items():
             for implementation in named.values():
-                if not again and not any(implementation.outputs):
+                if implementation.call in UNDEFINED or (not again and not any(implementation.outputs)):
                     continue  # a counter or a write-back: covered by comparing buffers
                 written = {implementation.overwrites} if implementation.overwrites else set()
                 before = torch.get_rng_state()
