@@ -37,7 +37,7 @@ def _overloads() -> list[torch._ops.OpOverload]:
 
 @contextmanager
 def without_decompositions() -> Iterator[None]:
-    """While this lasts, traced interpolation is the operator that eager dispatches to. Not for several threads at once."""
+    """While this lasts, traced interpolation is the operator that eager dispatches to. Not for several threads."""
     removed = []
     try:
         for overload in _overloads():

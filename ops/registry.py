@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 from monet.graph import Operator
-from monet.ops import activation, convolution, dropout, normalization, pooling
+from monet.ops import (
+    activation,
+    attention,
+    convolution,
+    dropout,
+    indexing,
+    interpolation,
+    linear,
+    loss,
+    normalization,
+    padding,
+    pooling,
+    reduction,
+)
 from monet.ops.record import Record, Target
 
-FAMILIES = (convolution, normalization, activation, dropout, pooling)
+FAMILIES = (
+    convolution,
+    normalization,
+    activation,
+    dropout,
+    pooling,
+    linear,
+    attention,
+    interpolation,
+    padding,
+    indexing,
+    reduction,
+    loss,
+)
 
 RECORDS: tuple[Record, ...] = tuple(record for family in FAMILIES for record in family.RECORDS)
 

@@ -13,7 +13,6 @@ from monet.graph import Operator, Ref
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
 
-
 # Operators whose results are memory with any content.
 UNDEFINED = {
     torch.ops.aten.empty.memory_format,
@@ -74,6 +73,8 @@ def evaluate(offers: Catalogue, captured: Captured, model: nn.Module, inputs: li
     def run(op: Operator, named: Mapping[str, Implementation]) -> None:
         first = _view(op) if op.view else next(iter(named.values()))
         results = call(first, env, set())
+        if first.call in UNDEFINED:
+            results[0].zero_()  # a NaN in it would equal nothing
         env.update({n: r for n, r in zip(first.outputs, results, strict=False) if n is not None})
         for saved in offers.intermediates.get(op.name, ()):
             env[saved.value.name] = call(saved.implementation, env, set())[0]
