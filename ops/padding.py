@@ -21,13 +21,19 @@ def _record(mode: str, kernel: str, rank: int) -> Record:
     def call(x: torch.Tensor) -> torch.Tensor:
         return functional.pad(x, SIDES[rank], mode)
 
+    def last(x: torch.Tensor) -> torch.Tensor:
+        return call(x.contiguous(memory_format=torch.channels_last))
+
+    samples = [Sample(f"{kernel}{rank}d", call, (SHAPES[rank],))]
+    if rank == 2:
+        samples.append(Sample(f"{kernel}{rank}d-channels-last", last, (SHAPES[rank],)))
     return Record(
         name=f"{kernel}{rank}d",
         family="padding",
         forward_targets=(getattr(aten, f"{kernel}{rank}d").default,),
         backward_targets=(getattr(aten, f"{kernel}{rank}d_backward").default,),
         equations="linear in the input: of the input, the gradient reads the shape",
-        samples=(Sample(f"{kernel}{rank}d", call, (SHAPES[rank],)),),
+        samples=tuple(samples),
         backward=shape.backward,
     )
 

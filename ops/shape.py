@@ -85,16 +85,32 @@ def shape_only(op: Operator, context: Context, positions: Sequence[int]) -> Impl
         return plain(op)
     args = [a for i, a in enumerate(op.args) if i not in {position for position, *_ in where}]
     holds = tuple(references([op.args[position] for position, *_ in where]))
-    call = (op.target, where, *args)
+    result = op.outputs[0] if op.single else None
+    stride = list(context.value(result).stride) if result is not None else []
+    call = (op.target, where, stride, *args)
     return Implementation("aten", on_stand_ins, call, op.kwargs, op.outputs, op.single, holds=holds)
 
 
-def on_stand_ins(target: Callable[..., Any], where: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-    """``target`` with stand-ins inserted among its arguments. ``where``: position, shape, stride and dtype of each."""
+def on_stand_ins(
+    target: Callable[..., Any], where: Sequence[Any], wanted: Sequence[int], *args: Any, **kwargs: Any
+) -> Any:
+    """``target`` with stand-ins inserted among its arguments. ``where``: position, shape, stride and dtype of each.
+
+    ``wanted``: strides of the result, if it is one tensor. Some kernels return others than torch traced them with
+    (reflection padding's gradient in channels-last), and what comes after is planned for these.
+    """
     filled = list(args)
     for position, shape, stride, dtype in where:
         filled.insert(position, stand_in(shape, stride, dtype))
-    return target(*filled, **kwargs)
+    result = target(*filled, **kwargs)
+    if wanted and _differs(result, wanted):
+        return torch.empty_strided(result.shape, list(wanted), dtype=result.dtype).copy_(result)
+    return result
+
+
+def _differs(result: torch.Tensor, stride: Sequence[int]) -> bool:
+    """In a dimension of more than one element."""
+    return any(a != b and size > 1 for a, b, size in zip(result.stride(), stride, result.shape, strict=True))
 
 
 def forward(op: Operator, context: Context) -> list[Implementation]:

@@ -32,7 +32,7 @@ def _poisoned(op: Operator, env: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 
 
 def test_values_of_such_arguments_do_not_matter() -> None:
-    """Of every operator in the table, on the samples of the records; strides are the results' too."""
+    """Of every operator in the table, on the samples of the records."""
     seen = set()
     for record in RECORDS:
         if not {*record.forward_targets, *record.backward_targets} & SHAPE_ONLY.keys():
@@ -50,7 +50,6 @@ def test_values_of_such_arguments_do_not_matter() -> None:
                     for name, result in zip(op.outputs, _poisoned(op, env), strict=True):
                         if name is not None:
                             assert torch.equal(result, env[name]), f"{sample.name}: {op.target}"
-                            assert result.stride() == env[name].stride(), f"{sample.name}: {op.target}"
     assert seen == SHAPE_ONLY.keys()
 
 
