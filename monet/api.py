@@ -17,7 +17,7 @@ from monet.byte_count import ByteBudget, format_bytes, parse_budget
 from monet.capture import capture
 from monet.errors import InfeasibleBudget
 from monet.executor.inputs import describe_inputs
-from monet.graph import Operator
+from monet.graph import Graph, Operator
 from monet.lowering import Lowered, lower
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.profiling import profile
@@ -156,7 +156,13 @@ def prepare(
     lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
     described = _described(model, lowered, (args, kwargs), exact, seed, storage, density)
     described |= {"accumulate": True} if accumulate else {}
-    return Prepared(lowered, baseline(lowered.problem), described, _environment(lowered))
+    return Prepared(lowered, _eager(lowered, graph, reserve_bytes), described, _environment(lowered))
+
+
+def _eager(lowered: Lowered, graph: Graph, reserve_bytes: int) -> Solution:
+    """How PyTorch itself would run ``graph``."""
+    offers, name = replace(lowered.catalogue, graph=graph), lowered.problem.name
+    return baseline(lower(offers, lowered.profile, name=name, reserve_bytes=reserve_bytes, eager=True).problem)
 
 
 def prepare_whole(
@@ -177,9 +183,9 @@ def prepare_whole(
         scales=present_scales(step.module, step.captured),
     )  # fmt: skip
     lowered = _measured(offers, name, reserve_bytes, cache=cache, progress=progress)
-    eager = lower(replace(offers, graph=updates_last(graph)), lowered.profile, name=name, reserve_bytes=reserve_bytes)
     described = _described(step.module, lowered, (step.args, {}), exact, seed, storage, density)
-    return Prepared(lowered, baseline(eager.problem), described, _environment(lowered))
+    eager = _eager(lowered, updates_last(graph), reserve_bytes)
+    return Prepared(lowered, eager, described, _environment(lowered))
 
 
 def _described(

@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from monet.decompositions import without_decompositions
 from monet.errors import CaptureError
 from monet.gradient_sums import sum_gradients_in_place
 from monet.graph import Graph, Operator, Ref, Source, Value
@@ -36,8 +37,9 @@ _UNDECLARED_VIEWS = {
     aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default,
 }
-# torch.export puts one before every cast; shapes, strides and dtypes of a plan are fixed anyway.
-_CHECKS = {aten._assert_tensor_metadata.default}
+# torch.export puts the first before every cast; shapes, strides and dtypes of a plan are fixed anyway. The others look
+# at data (classes of a one-hot encoding) and make nothing.
+_CHECKS = {aten._assert_tensor_metadata.default, aten._assert_async.default, aten._assert_async.msg}
 # Its workspace has pointers in it: it can be neither measured on made-up data nor moved.
 _OPAQUE = {aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default}
 
@@ -89,7 +91,7 @@ def capture(
     ):
         raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
     try:
-        with _autocast_as_written():
+        with _autocast_as_written(), without_decompositions():
             program = torch.export.export(model, args, kwargs, strict=False)
         module = program.module(check_guards=False)
     except Exception as error:  # torch.export raises many kinds
@@ -243,7 +245,7 @@ def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False)
 def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Graph | None:
     """The joint graph; None where torch wants to rebuild an output from an intermediate outside the graph."""
     try:
-        with ExitStack() as stack:  # closes the fake-tensor mode before anything real runs
+        with without_decompositions(), ExitStack() as stack:  # closes the fake-tensor mode before anything real runs
             stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
             joint = aot_export_joint_with_descriptors(stack, module, args, kwargs)
             graph = joint.graph_module.graph
@@ -289,6 +291,7 @@ class _Reader:
         sources: list[Source] = []
         tangents: dict[int, str] = {}
         dependent: set[torch.fx.Node] = set()  # on a tangent
+        late: set[torch.fx.Node] = set()  # in the backward pass
         forward: list[Operator] = []
         backward: list[Operator] = []
         for node in self.fx.nodes:
@@ -311,11 +314,14 @@ class _Reader:
                 if any(parent in dependent for parent in node.all_input_nodes):
                     dependent.add(node)
                 if node.target is python_operator.getitem:
+                    late |= {node} if node.args[0] in late else set()
                     continue
                 # What is traced after the first gradient belongs to the backward pass even when it
-                # needs no gradient: made earlier, it would only live longer.
+                # needs no gradient: made earlier, it would only live longer. Views of forward values go with these.
                 made = self._operator(node)
-                (backward if node in dependent or (backward and not made.view) else forward).append(made)
+                if node in dependent or (backward and not made.view) or late & {*node.all_input_nodes}:
+                    late.add(node)
+                (backward if node in late else forward).append(made)
             elif node.op != "output":
                 raise CaptureError(f"the joint graph has a {node.op} node {node.name}, which monet does not know")
         outputs: dict[int, str | None] = {}

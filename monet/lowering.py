@@ -114,8 +114,9 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] |
     }
 
 
-def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0) -> Lowered:
-    """The problem of one training step."""
+def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0, eager: bool = False) -> Lowered:
+    """The problem of one training step. ``eager``: as PyTorch's autograd runs it, which also keeps inputs of which only
+    the shape matters; to count what eager needs, not to plan."""
     graph, storages = catalogue.graph, _Storages(catalogue, profile)
     fixed = fixed_bytes(graph, reserve_bytes, storages.asked)
     recompute_name: dict[str, Mapping[str, str]] = {}
@@ -154,7 +155,7 @@ def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: i
         tensors=tensors,
         forward=tuple(forward),
         intermediates=tuple(intermediates),
-        backward=_backward(catalogue, profile, storages),
+        backward=_backward(catalogue, profile, storages, eager),
         fixed_bytes=sum(fixed.values()),
     )
     return Lowered(problem, catalogue, profile, recompute_name, fixed)
@@ -212,7 +213,7 @@ def _forward(
     return operator, names
 
 
-def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages) -> tuple[BackwardOperator, ...]:
+def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager: bool) -> tuple[BackwardOperator, ...]:
     """Backward operators in order, with the bytes of backward values alive around each."""
     operators = [op for op in catalogue.graph.backward if not op.view]
     last: dict[str, int] = {}
@@ -227,23 +228,24 @@ def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages) -> tu
         alive.update({s: storages.bytes(s) for s in outputs})
         runs = catalogue.backward[op.name].values()
         exact_s = min(profile.of(run, catalogue).time_s for run in runs if run.exact)
-        offered = [_backward_choice(run, catalogue, profile, storages, exact_s) for run in runs]
+        offered = [_backward_choice(run, catalogue, profile, storages, exact_s, eager) for run in runs]
         found.append(BackwardOperator(op.name, tuple(offered), before, sum(alive.values())))
         alive = {s: size for s, size in alive.items() if last[s] > position}
     return tuple(found)
 
 
 def _backward_choice(
-    run: Implementation, catalogue: Catalogue, profile: Profile, storages: _Storages, exact_s: float
+    run: Implementation, catalogue: Catalogue, profile: Profile, storages: _Storages, exact_s: float, eager: bool
 ) -> BackwardImplementation:
     measured = profile.of(run, catalogue)
     # What keeps its storage, as a sum that grows, counts once anyway.
     made = storages.of(run.outputs)
     overwritten = tuple(s for s in storages.of([run.overwrites]) if s not in made)
+    read = storages.of((*run.inputs(), *run.holds) if eager else run.inputs())
     return BackwardImplementation(
         name=run.name,
         time_s=_seconds(run, measured, exact_s),
-        reads=tuple(s for s in storages.of(run.inputs()) if s not in storages.backward),
+        reads=tuple(s for s in read if s not in storages.backward),
         workspace_bytes=aligned(measured.workspace_bytes()),
         aliased_bytes=storages.bytes(overwritten[0]) if overwritten else 0,
     )

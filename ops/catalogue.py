@@ -12,7 +12,7 @@ from monet.graph import Graph, Operator, Value
 from monet.ops import half, sparse
 from monet.ops.implementation import Context, Implementation, SavedIntermediate
 from monet.ops.packing import replaces
-from monet.ops.registry import record
+from monet.ops.registry import GENERIC, record
 
 Named = Mapping[str, Implementation]
 
@@ -73,7 +73,7 @@ def catalogue(
     for op in graph.forward:
         if op.view:
             continue
-        offered = record(op)
+        offered = record(op) if op.target in record(op).forward_targets else GENERIC
         forward[op.name] = named(offered.forward(op, context))
         again = offered.recompute(op, context)
         if again is not None:
@@ -87,7 +87,9 @@ def catalogue(
             values[state.name] = state
     for op in graph.backward:
         if not op.view:
-            backward[op.name] = named(record(op).backward(op, context))
+            # An operator can occur in the other pass than its own: a ReLU in the gradient of another operator.
+            offered = record(op) if op.target in record(op).backward_targets else GENERIC
+            backward[op.name] = named(offered.backward(op, context))
     packings = sparse.packings(context, density) if "sparse" in storage else []
     packings += half.packings(context) if "half" in storage and not exact else []
     for packing in [p for p in packings if replaces(p, backward, values)]:

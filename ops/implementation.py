@@ -22,6 +22,7 @@ class Implementation:
     relative error that float32 may show, and why is said where the record is defined.
     ``guard``: a value (a parameter) that must be at least ``guard_least`` in absolute value
     everywhere for the equation to hold; checked before each step.
+    ``holds``: values that eager keeps in memory for this call although it does not read them.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Implementation:
     tolerance: float = 0.0
     guard: str | None = None
     guard_least: float = 0.0
+    holds: tuple[str, ...] = ()
 
     def inputs(self) -> tuple[str, ...]:
         """Values it reads, without repetition, in order."""

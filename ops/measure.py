@@ -93,6 +93,9 @@ class Bench:
             ) from error
         finally:
             torch.set_rng_state(state)
+            if implementation.overwrites is not None:  # no more what it was: after some runs in place, anything
+                spoilt = made[implementation.overwrites]
+                self._inputs = {key: tensor for key, tensor in self._inputs.items() if tensor is not spoilt}
 
     def _real(self, argument: Any, made: dict[str, torch.Tensor], values: Mapping[str, Value]) -> Any:
         """The argument tree with tensors for values; one tensor a value."""
@@ -188,8 +191,8 @@ class Bench:
             noise = self._noise.get(value.dtype)
             if noise is None:
                 generator = torch.Generator().manual_seed(0)
-                # Positive too, as some operators (logarithms, deviations) want it.
-                noise = torch.rand(_NOISE, generator=generator).add_(0.1).to(value.dtype)
+                # Between 0 and 1, as some operators (logarithms, deviations, probabilities) want it.
+                noise = torch.rand(_NOISE, generator=generator).mul_(0.8).add_(0.1).to(value.dtype)
                 self._noise[value.dtype] = noise
             whole = size // _NOISE
             base[: whole * _NOISE].view(whole, _NOISE).copy_(noise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,9 @@ import torch
 
 from monet import native
 from monet.errors import ExecutionError
+
+# Of one plane of a pooled tensor: the input's sizes, window, stride (none: adaptive), padding, dilation.
+PoolGeometry = Sequence[Sequence[int]]
 
 
 @cache
@@ -21,14 +25,16 @@ def library() -> ctypes.PyDLL | None:
         return None
     p, n = ctypes.c_void_p, ctypes.c_int64
     lib.monet_pool_pack.argtypes = [p, p, p]
-    lib.monet_pool_gradient.argtypes = [p, p, p, p]
+    lib.monet_pool_gradient_float.argtypes = [p, p, p, p]
+    lib.monet_pool_gradient_bfloat16.argtypes = [p, p, p, p]
     lib.monet_sparse_pack.argtypes = [p, p, n, n]
     lib.monet_sparse_unpack.argtypes = [p, p, n, n]
     lib.monet_half_pack.argtypes = [p, p, n]
     lib.monet_half_unpack.argtypes = [p, p, n]
     nothing = (
         "pool_pack",
-        "pool_gradient",
+        "pool_gradient_float",
+        "pool_gradient_bfloat16",
         "half_pack",
         "half_unpack",
     )
@@ -46,30 +52,71 @@ def _kernels() -> ctypes.PyDLL:
     return lib
 
 
-def _window(shape: Sequence[int], out_shape: Sequence[int], geometry: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    planes = 1
-    for size in shape[:-2]:
-        planes *= size
-    return (ctypes.c_int64 * 13)(planes, *shape[-2:], *out_shape[-2:], *geometry)
+class _Windows(ctypes.Structure):
+    _fields_ = (
+        ("planes", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * 3),
+        ("out", ctypes.c_int64 * 3),
+        ("kernel", ctypes.c_int64 * 3),
+        ("dilation", ctypes.c_int64 * 3),
+        ("begin", ctypes.POINTER(ctypes.c_int64) * 3),
+    )
 
 
-def pool_pack(indices: torch.Tensor, shape: Sequence[int], geometry: Sequence[int]) -> torch.Tensor:
-    """ATen's int64 pool indices as the number of the cell in its window, uint8.
+@cache
+def _windows(shape: tuple[int, ...], stride: tuple[int, ...], geometry: tuple[tuple[int, ...], ...]) -> _Windows:
+    """``kernels.cpp``'s description of the windows of a pooled tensor; ``shape``, ``stride``: the result's."""
+    sizes, kernel, step, padding, dilation = geometry
+    rank, free = len(sizes), 3 - len(sizes)
+    tables: list[list[int]] = [[0]] * free
+    for i, count in enumerate(shape[-rank:]):
+        # The adaptive windows of ATen: from floor(i * size / count) to ceil((i + 1) * size / count).
+        tables.append([o * step[i] - padding[i] if step else o * sizes[i] // count for o in range(count)])
+    channels = shape[-rank - 1]
+    inner = channels if channels > 1 and stride[-rank - 1] == 1 and math.prod(shape[-rank:]) > 1 else 1
+    arrays = [(ctypes.c_int64 * len(table))(*table) for table in tables]
+    pointers = [ctypes.cast(array, ctypes.POINTER(ctypes.c_int64)) for array in arrays]  # they keep the arrays
+    return _Windows(
+        math.prod(shape[:-rank]) // inner,
+        inner,
+        (ctypes.c_int64 * 3)(*[1] * free, *sizes),
+        (ctypes.c_int64 * 3)(*(len(table) for table in tables)),
+        (ctypes.c_int64 * 3)(*[1] * free, *kernel),
+        (ctypes.c_int64 * 3)(*[1] * free, *dilation),
+        (ctypes.POINTER(ctypes.c_int64) * 3)(*pointers),
+    )
 
-    ``shape``: of the pooled input, (..., H, W). ``geometry``: kernel, stride, padding, dilation, each (h, w).
+
+def _windows_of(cells: torch.Tensor, geometry: PoolGeometry) -> int:
+    """The address of the description, which stays in the cache."""
+    return ctypes.addressof(_windows(tuple(cells.shape), cells.stride(), tuple(tuple(part) for part in geometry)))
+
+
+def pool_pack(indices: torch.Tensor, geometry: PoolGeometry) -> torch.Tensor:
+    """ATen's int64 pool indices as the number of the cell in its window, uint8, in the indices' memory format.
+
+    ``geometry``: of one plane, each with one number a dimension: the input's sizes, (largest) window, stride (none:
+    adaptive windows), padding, dilation.
     """
-    cells = torch.empty(indices.shape, dtype=torch.uint8)
-    _kernels().monet_pool_pack(indices.data_ptr(), cells.data_ptr(), _window(shape, indices.shape, geometry))
+    cells = torch.empty_strided(indices.shape, indices.stride(), dtype=torch.uint8)
+    _kernels().monet_pool_pack(indices.data_ptr(), cells.data_ptr(), _windows_of(cells, geometry))
     return cells
 
 
 def pool_gradient(
-    gradient: torch.Tensor, cells: torch.Tensor, shape: Sequence[int], geometry: Sequence[int]
+    gradient: torch.Tensor, cells: torch.Tensor, shape: Sequence[int], stride: Sequence[int], geometry: PoolGeometry
 ) -> torch.Tensor:
-    """The gradient of max pooling's input from the cells that ``pool_pack`` made."""
-    out = torch.empty(list(shape), dtype=gradient.dtype)
-    window = _window(shape, gradient.shape, geometry)
-    _kernels().monet_pool_gradient(gradient.data_ptr(), cells.data_ptr(), out.data_ptr(), window)
+    """The gradient of max pooling's input, of ``shape`` and ``stride``, from the cells that ``pool_pack`` made.
+
+    ``gradient``: float32 or bfloat16, of the cells' shape; copied where its memory format is another.
+    """
+    if gradient.stride() != cells.stride():
+        gradient = torch.empty_strided(cells.shape, cells.stride(), dtype=gradient.dtype).copy_(gradient)
+    out = torch.empty_strided(list(shape), list(stride), dtype=gradient.dtype)
+    kernels = {torch.float32: "monet_pool_gradient_float", torch.bfloat16: "monet_pool_gradient_bfloat16"}
+    kernel = getattr(_kernels(), kernels[gradient.dtype])
+    kernel(gradient.data_ptr(), cells.data_ptr(), out.data_ptr(), _windows_of(cells, geometry))
     return out
 
 

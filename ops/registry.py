@@ -3,10 +3,42 @@
 from __future__ import annotations
 
 from monet.graph import Operator
-from monet.ops import activation, convolution, dropout, normalization, piecewise, pooling, row_norm, softmax
+from monet.ops import (
+    activation,
+    attention,
+    convolution,
+    dropout,
+    indexing,
+    interpolation,
+    linear,
+    loss,
+    normalization,
+    padding,
+    piecewise,
+    pooling,
+    reduction,
+    row_norm,
+    softmax,
+)
 from monet.ops.record import Record, Target
 
-FAMILIES = (convolution, normalization, row_norm, piecewise, activation, softmax, dropout, pooling)
+FAMILIES = (
+    convolution,
+    linear,
+    normalization,
+    row_norm,
+    piecewise,
+    activation,
+    softmax,
+    dropout,
+    attention,
+    pooling,
+    interpolation,
+    padding,
+    indexing,
+    reduction,
+    loss,
+)
 
 RECORDS: tuple[Record, ...] = tuple(record for family in FAMILIES for record in family.RECORDS)
 

@@ -154,3 +154,41 @@ def test_what_cannot_be_planned_says_what_to_do() -> None:
         assert capture(nn.LSTM(16, 32), (torch.randn(4, 6, 16),)).graph.gradients
     with pytest.raises(CaptureError, match="max_norm"):
         capture(nn.Embedding(5, 3, max_norm=1.0), (torch.tensor([1, 2]),))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_interpolation_is_one_operator(mode: str) -> None:
+    """Torch's own tracing makes it of indexing and arithmetic; afterwards it does so again."""
+    model = nn.Upsample(scale_factor=2, mode=mode)
+    x = torch.randn(1, 2, 3, 3, requires_grad=True)
+    graph = capture(model, (x,)).graph
+    kernel = getattr(aten, f"upsample_{mode}2d")
+    assert [op.target for op in graph.forward] == [kernel.default]
+    assert [op.target for op in graph.backward] == [getattr(aten, f"upsample_{mode}2d_backward").default]
+    assert torch._C.DispatchKey.Autograd in kernel.vec.py_kernels
+
+
+def test_views_of_what_the_backward_pass_makes_stay_there() -> None:
+    """Zeros for the parts of a tensor that take no gradient are made late, and so are their views."""
+    graph = capture(_Part(), (torch.randn(2, 3, requires_grad=True),)).graph
+    made = {source.value for source in graph.sources} | set(graph.tangents)
+    for op in (*graph.forward, *graph.backward):
+        assert {*operator_inputs(op)} <= made, op.name
+        made |= set(op.outputs)
+
+
+class _Part(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (x * 2).unbind(1)
+        return parts[0] * parts[1]
+
+
+def test_checks_of_data_are_left_out() -> None:
+    """``one_hot`` looks whether classes are in range; nothing reads what the check makes."""
+
+    class Encoded(nn.Module):
+        def forward(self, x: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+            return x * nn.functional.one_hot(classes, 5)
+
+    graph = capture(Encoded(), (torch.randn(4, 5, requires_grad=True), torch.tensor([0, 4, 2, 1]))).graph
+    assert not any("assert" in str(op.target) for op in graph.forward)
