@@ -16,7 +16,7 @@ from typing import Any
 from monet.errors import InvalidPlan, PlanMismatch
 from monet.graph import Graph, Operator, Ref, operator_inputs
 from monet.ops.catalogue import Catalogue
-from monet.ops.implementation import Implementation
+from monet.ops.implementation import Guard, Implementation
 from monet.planfile import Plan, PlanStep
 
 # What tracebacks call the generated code.
@@ -29,7 +29,7 @@ class Generated:
     tangents)`` returns the gradients in the order of ``gradient_of``, and empties ``activations``.
 
     ``forward_sources``: values that forward takes, in order. ``kept``: sources and outputs that backward
-    reads, in order. ``guards``: (source, least absolute value) to check before a step.
+    reads, in order. ``guards``: to check before a step.
     """
 
     source: str
@@ -39,7 +39,7 @@ class Generated:
     kept: tuple[str, ...]
     outputs: tuple[str, ...]
     gradient_of: tuple[str, ...]
-    guards: tuple[tuple[str, float], ...]
+    guards: tuple[Guard, ...]
 
     def step_of(self, error: BaseException) -> int | None:
         """The step that raised ``error``: the last that was entered above the line where it left the generated code."""
@@ -238,7 +238,7 @@ def generate(plan: Plan, catalogue: Catalogue) -> Generated:
         kept=kept,
         outputs=outputs,
         gradient_of=gradient_of,
-        guards=tuple(sorted({(i.guard, i.guard_least) for _, _, i in steps if i.guard is not None})),
+        guards=tuple(sorted({i.guard for _, _, i in steps if i.guard is not None}, key=str)),
     )
 
 

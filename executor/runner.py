@@ -15,6 +15,7 @@ from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.codegen import Generated, generate
 from monet.graph import tangents_behind
 from monet.ops.catalogue import Catalogue
+from monet.ops.implementation import smallest_scale
 from monet.planfile import Plan
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,10 @@ class Runner:
         behind = tangents_behind(self.graph)
         self.tangents_behind = {s: behind.get(g, frozenset()) for s, g in self.graph.gradients.items()}
         position = {name: i for i, name in enumerate(self.code.forward_sources)}
-        self._guards = [(position[name], name, least) for name, least in self.code.guards]
+        self._guards = [
+            (guard, position[guard.scale], None if guard.shift is None else position[guard.shift])
+            for guard in self.code.guards
+        ]
         self.generation = 0
         self._maker = {saved.value.name: op for op, made in catalogue.intermediates.items() for saved in made}
         self._busy = threading.Lock()
@@ -133,14 +137,14 @@ class Runner:
 
     def _check_guards(self, sources: Sequence[torch.Tensor]) -> None:
         """Scales that an implementation divides by must still be large enough."""
-        for position, name, least in self._guards:
-            smallest = float(sources[position].detach().abs().min())
-            if not smallest >= least:
-                target = next(s.target for s in self.graph.sources if s.value == name)
+        for guard, scale, shift in self._guards:
+            smallest = smallest_scale(sources[scale], None if shift is None else sources[shift])
+            if not smallest >= guard.least:
+                target = next(s.target for s in self.graph.sources if s.value == guard.scale)
                 raise PlanMismatch(
-                    f"{target} has a value of magnitude {smallest:.3g}, and the plan takes a gradient from an output "
-                    f"divided by it, which needs at least {least:g}; plan again, which then avoids it, or with --exact "
-                    "(exact=True)"
+                    f"{target} has a value of magnitude {smallest:.3g} (over its shift, where that is above 1), and the "
+                    f"plan takes a gradient from an output divided by it, which needs at least {guard.least:g}; plan "
+                    "again, which then avoids it, or with --exact (exact=True)"
                 )
 
     def _check_service(self, leaving: Sequence[torch.Tensor]) -> None:

@@ -30,7 +30,8 @@ pass is eager's own kernel.
   shape, and have a place in the arena.
 - *result*: `bitwise` equal to eager's, or within a relative error (of a sum: relative to the sum of the terms'
   magnitudes). `--exact` leaves out all but the bitwise ones.
-- *guard*: a scale that the implementation divides by, and its least magnitude.
+- *guard*: a scale that the implementation divides by, and its least magnitude (over the shift, where that is above 1).
+  Planning leaves it out where a scale is under ten times that, and each step checks it.
 - *dtypes*: in which of the samples' it is offered.
 
 An operator that is not here is run by its own aten kernels, forward and backward, in place where it is one of the
@@ -106,7 +107,7 @@ def _row(step: str, implementation: Implementation, op: Operator | None, offers:
     memory = "" if taken is None else f"in place of {_role(taken, op, offers)}"
     result = "bitwise" if implementation.exact else f"{implementation.tolerance:.0e}"
     if implementation.guard is not None:
-        result += f"; guard {_role(implementation.guard, op, offers)} ≥ {implementation.guard_least:g}"
+        result += f"; guard {_role(implementation.guard.scale, op, offers)} ≥ {implementation.guard.least:g}"
     # Numbers of chunks depend on the batch.
     name = re.sub(r"\d+", "N", implementation.name)
     return Row(step, name, ", ".join(names) or ("shape only" if step == "backward" else ""), memory, result)

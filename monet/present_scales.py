@@ -9,23 +9,26 @@ from functools import cache
 import torch
 
 from monet.capture import Captured
+from monet.ops.implementation import Guard, smallest_scale
 
 
-def present_scales(model: torch.nn.Module, captured: Captured) -> Callable[[str], float]:
-    """The smallest magnitude in a source of the graph; infinity for an input, which each step brings anew."""
+def present_scales(model: torch.nn.Module, captured: Captured) -> Callable[[Guard], float]:
+    """What a guard bounds, as the model is now; infinity for an input, which each step brings anew."""
     sources = {source.value: source for source in captured.graph.sources}
 
-    @cache
-    def smallest(name: str) -> float:
+    def tensor(name: str) -> torch.Tensor | None:
         source = sources[name]
         if source.kind == "parameter":
-            tensor: torch.Tensor = model.get_parameter(source.target)
-        elif source.kind == "buffer":
-            tensor = model.get_buffer(source.target)
-        elif source.kind == "constant":
-            tensor = captured.constants[source.target]
-        else:
+            return model.get_parameter(source.target)
+        if source.kind == "buffer":
+            return model.get_buffer(source.target)
+        return captured.constants.get(source.target) if source.kind == "constant" else None
+
+    @cache
+    def smallest(guard: Guard) -> float:
+        scale = tensor(guard.scale)
+        if scale is None:
             return math.inf
-        return float(tensor.detach().abs().min()) if tensor.numel() else math.inf
+        return smallest_scale(scale, None if guard.shift is None else tensor(guard.shift))
 
     return smallest

@@ -10,7 +10,7 @@ import torch
 from monet.errors import ConfigError
 from monet.graph import Graph, Operator, Value
 from monet.ops import half, sparse
-from monet.ops.implementation import Context, Implementation, SavedIntermediate
+from monet.ops.implementation import Context, Guard, Implementation, SavedIntermediate
 from monet.ops.packing import replaces
 from monet.ops.registry import GENERIC, record
 
@@ -49,11 +49,11 @@ def catalogue(
     exact: bool = False,
     storage: Collection[str] = frozenset(),
     density: float = sparse.DENSITY,
-    scales: Callable[[str], float] | None = None,
+    scales: Callable[[Guard], float] | None = None,
 ) -> Catalogue:
     """``exact``: only implementations whose results equal eager's bit by bit.
 
-    ``scales``: the smallest magnitude in a source now. What divides by a source is offered if that is well above its
+    ``scales``: what a guard bounds, as it is now. What divides by a source is offered if that is well above its
     limit (zero-initialised scales of residual branches are not); None: in any case, and each step checks the limit.
 
     ``storage``: which of ``STORAGES`` to offer besides. ``density``: the share of non-zero values that a sparse
@@ -100,11 +100,11 @@ def catalogue(
     return Catalogue(graph, values, forward, recompute, backward, intermediates)
 
 
-def _divides(offer: Implementation, scales: Callable[[str], float] | None) -> bool:
+def _divides(offer: Implementation, scales: Callable[[Guard], float] | None) -> bool:
     """Whether what the offer divides by is large enough; NaN is not."""
     if offer.guard is None or scales is None:
         return True
-    return scales(offer.guard) >= SCALE_MARGIN * offer.guard_least
+    return scales(offer.guard) >= SCALE_MARGIN * offer.guard.least
 
 
 def _check(storage: Collection[str], density: float) -> None:

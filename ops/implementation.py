@@ -12,6 +12,26 @@ from monet.graph import Graph, Operator, Value, operator_inputs, references
 from monet.rewrite import written_sources
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Guard:
+    """A source that an equation divides by: every ``abs(scale) / max(1, abs(shift))`` must be at least ``least``.
+
+    A result scale * x + shift loses as many digits of x as the shift is larger than the scale. ``shift``: None for 0.
+    """
+
+    scale: str
+    shift: str | None
+    least: float
+
+
+def smallest_scale(scale: torch.Tensor, shift: torch.Tensor | None) -> float:
+    """What ``Guard.least`` bounds; infinity for a scale without elements, NaN where one is NaN."""
+    size = scale.detach().abs()
+    if shift is not None:
+        size = size / shift.detach().abs().to(size.dtype).clamp_min(1.0)
+    return float(size.min()) if size.numel() else float("inf")
+
+
 @dataclass(frozen=True, slots=True)
 class Implementation:
     """One way to compute an operator: ``call(*args, **kwargs)``, with ``Ref`` arguments for values.
@@ -20,9 +40,7 @@ class Implementation:
     returns a tensor and not a tuple. ``overwrites``: the value whose memory becomes the first
     output's. ``exact``: results equal the eager kernel's bit by bit; otherwise ``tolerance`` is the
     relative error that float32 may show, and why is said where the record is defined.
-    ``guard``: a value (a parameter) that must be at least ``guard_least`` in absolute value
-    everywhere for the equation to hold; checked before each step.
-    ``holds``: values that eager keeps in memory for this call although it does not read them.
+    ``guard``: what must hold of a parameter for the equation; checked before each step.
     """
 
     name: str
@@ -34,8 +52,7 @@ class Implementation:
     overwrites: str | None = None
     exact: bool = True
     tolerance: float = 0.0
-    guard: str | None = None
-    guard_least: float = 0.0
+    guard: Guard | None = None
     holds: tuple[str, ...] = ()
 
     def inputs(self) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     call: tuple[Any, ...] = (gradient, Ref(y.name), weight, bias, invstd, eps, mask)
     if training and isinstance(invstd, Ref):
         made = Implementation("from-output", from_output, call, (), op.outputs, False)
-        return found + scaled(made, weight, y.dtype, context)
+        return found + scaled(made, weight, bias, y.dtype, context)
     same = context.value(gradient.name)
     if training or not isinstance(var, Ref) or y.dtype is not torch.float32 or not dense(same):
         return found
@@ -71,11 +71,11 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     if not mask[1]:
         call = (gradient, weight, var, eps, mask)
         return found + scaled(
-            Implementation("from-gradient", from_gradient, call, (), op.outputs, False), None, y.dtype, context
+            Implementation("from-gradient", from_gradient, call, (), op.outputs, False), None, None, y.dtype, context
         )
     call = (gradient, Ref(y.name), weight, bias, var, eps, mask)
     made = Implementation("from-output", from_output_of_running, call, (), op.outputs, False)
-    return found + scaled(made, weight, y.dtype, context)
+    return found + scaled(made, weight, bias, y.dtype, context)
 
 
 def from_output(

@@ -101,7 +101,8 @@ def _backward(
     if (weight is None and bias is not None) or not _parameters(context, rstd.name, weight, bias):
         return found
     call = (gradient, Ref(y.name), weight, bias, rstd, mask)
-    made = from_output(Implementation("from-output", into_new, call, (), op.outputs, False), weight, y.dtype, context)
+    new = Implementation("from-output", into_new, call, (), op.outputs, False)
+    made = from_output(new, weight, bias, y.dtype, context)
     found += made
     result = op.outputs[0]
     if mask[0] and result is not None and context.may_overwrite(gradient.name, op, result):

@@ -11,7 +11,7 @@ from eager_reference import compare_steps
 from torch import nn
 
 from monet.api import plan_smallest, prepare, prepare_whole
-from monet.capture import capture
+from monet.capture import Captured, capture
 from monet.errors import PlanMismatch
 from monet.ops.catalogue import SCALE_MARGIN, Catalogue, catalogue
 from monet.ops.implementation import Implementation
@@ -73,6 +73,12 @@ def _guarded(offers: Any) -> list[Implementation]:
     return [i for i in implementations(offers) if i.guard is not None]
 
 
+def _scales(offers: Any, captured: Captured) -> set[str]:
+    """Names of the parameters that some offer divides by."""
+    names = {s.value: s.target for s in captured.graph.sources}
+    return {names[i.guard.scale] for i in _guarded(offers) if i.guard is not None}
+
+
 def _smallest(model: nn.Module) -> Plan:
     return plan_smallest(prepare(model, *_images(0)), time_limit_s=5).plan
 
@@ -84,9 +90,18 @@ def test_a_scale_of_zero_is_planned_around(norm: str) -> None:
     assert len({i.guard for i in _guarded(catalogue(captured.graph))}) == 2
     _zero(model.norms[1])
     offers = catalogue(captured.graph, scales=present_scales(model, captured))
-    (guard,) = {i.guard for i in _guarded(offers)}
-    assert {s.value: s.target for s in captured.graph.sources}[guard or ""] == "norms.0.weight"
+    assert _scales(offers, captured) == {"norms.0.weight"}
     compare_steps(model, _smallest(model), _images)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_shift_that_is_large_beside_the_scale_is_planned_around(norm: str) -> None:
+    """A scale of 1 and a shift of 100: the output has two digits less of the input than without."""
+    model = _model(norm)
+    captured = capture(model, *_images(0))
+    nn.init.constant_(model.norms[0].get_parameter("bias"), -100.0)
+    offers = catalogue(captured.graph, scales=present_scales(model, captured))
+    assert _scales(offers, captured) == {"norms.1.weight"}
 
 
 @pytest.fixture
@@ -114,7 +129,7 @@ def test_steps_from_outputs_equal_eager_and_refuse_a_scale_that_shrinks(norm: st
     planned = compare_steps(model, plan, _images)
     for module in planned.norms:
         module.weight.data[3] = -1e-4
-    with pytest.raises(PlanMismatch, match=r"norms\.\d\.weight has a value of magnitude 0\.0001.*at least 0\.001"):
+    with pytest.raises(PlanMismatch, match=r"norms\.\d\.weight has a value of magnitude 0\.0001.*at least 0\.005"):
         planned(*_images(1)[0])
 
 
@@ -128,7 +143,7 @@ def test_the_limit_when_planning_is_above_that_of_a_step() -> None:
             nn.init.constant_(model.weight, -SCALE_MARGIN * least * factor)
             offers = catalogue(captured.graph, scales=present_scales(whole, captured))
             assert bool(_guarded(offers)) is offered
-            assert all(i.guard_least == least for i in _guarded(offers))
+            assert all(i.guard is not None and i.guard.least == least for i in _guarded(offers))
         nn.init.constant_(model.weight, float("nan"))
         assert not _guarded(catalogue(captured.graph, scales=present_scales(whole, captured)))
 
@@ -145,6 +160,4 @@ def test_whole_steps_look_at_scales_too() -> None:
         model, _images(0)[0][0], torch.zeros(3, 8, 10, 10), loss_fn=nn.functional.mse_loss,
         optimizer=torch.optim.SGD(model.parameters(), 0.1),
     )  # fmt: skip
-    guards = {i.guard for i in _guarded(prepare_whole(step).lowered.catalogue)}
-    names = {s.value: s.target for s in step.captured.graph.sources}
-    assert {names[g or ""] for g in guards} == {"model.norms.0.weight"}
+    assert _scales(prepare_whole(step).lowered.catalogue, step.captured) == {"model.norms.0.weight"}
