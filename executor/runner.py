@@ -142,7 +142,7 @@ class Runner:
             if not smallest >= guard.least:
                 target = next(s.target for s in self.graph.sources if s.value == guard.scale)
                 raise PlanMismatch(
-                    f"{target} has a value of magnitude {smallest:.3g} (over its shift, where that is above 1), and the "
+                    f"{target} has a magnitude of {smallest:.3g} (over its shift, where that is above 1), and the "
                     f"plan takes a gradient from an output divided by it, which needs at least {guard.least:g}; plan "
                     "again, which then avoids it, or with --exact (exact=True)"
                 )

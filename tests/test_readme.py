@@ -13,6 +13,7 @@ from sweep_profile import write_profile
 
 from monet.cli import program
 from monet.config import load_config
+from monet.model_loading import build_model
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -63,6 +64,14 @@ def test_yaml_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("train.yaml")
     assert config.model == "train:make_model" and isinstance(config.inputs, tuple)
     assert config.inputs[0].shape == (32, 128)
+
+
+def test_yaml_example_of_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "gpt2.yaml").write_text(_blocks("yaml")[1].replace("n_layer: 6", "n_layer: 1, n_embd: 24"))
+    config = load_config(tmp_path / "gpt2.yaml")
+    assert (config.dtype, config.autocast) == ("float32", "bfloat16")
+    assert next(build_model(config).parameters()).shape[1] == 24
 
 
 def _commands() -> list[str]:

@@ -129,7 +129,7 @@ def test_steps_from_outputs_equal_eager_and_refuse_a_scale_that_shrinks(norm: st
     planned = compare_steps(model, plan, _images)
     for module in planned.norms:
         module.weight.data[3] = -1e-4
-    with pytest.raises(PlanMismatch, match=r"norms\.\d\.weight has a value of magnitude 0\.0001.*at least 0\.005"):
+    with pytest.raises(PlanMismatch, match=r"norms\.\d\.weight has a magnitude of 0\.0001.*at least 0\.005"):
         planned(*_images(1)[0])
 
 
