@@ -50,3 +50,10 @@ def build(source: Path, *, with_torch: bool, openmp: bool) -> ctypes.PyDLL | Non
     except OSError as error:
         logger.warning("%s was built but does not load: %s", source.name, error)
         return None
+
+
+def required(library: ctypes.PyDLL | None) -> ctypes.PyDLL:
+    """The library that a plan's steps call. Raises ``RuntimeError`` where there is none."""
+    if library is None:
+        raise RuntimeError("the plan uses native kernels, which cannot be built on this machine")
+    return library

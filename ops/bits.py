@@ -35,10 +35,7 @@ def library() -> ctypes.PyDLL | None:
 
 
 def _kernels() -> ctypes.PyDLL:
-    lib = library()
-    if lib is None:
-        raise RuntimeError("the plan uses native kernels, which cannot be built on this machine")
-    return lib
+    return native.required(library())
 
 
 def dense(value: Value) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 import torch.utils._pytree as pytree
@@ -14,6 +14,12 @@ from monet import allocator
 from monet.planfile import Plan
 
 
+def held_bytes(model: nn.Module, constants: Iterable[torch.Tensor]) -> int:
+    """What a step counts and is there already: parameters, buffers, constants, each memory once."""
+    held = [*model.parameters(), *model.buffers(), *constants]
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}.values())
+
+
 def measured_peak_bytes(
     model: nn.Module,
     plan: Plan,
@@ -22,10 +28,7 @@ def measured_peak_bytes(
     """Of the second planned step, inputs and parameters included; what else lives in this process is left out."""
     module = monet.MonetModule(model, plan)
     gc.collect()
-    # What the step counts and is there already: parameters, buffers, constants, each memory once.
-    held = [*model.parameters(), *model.buffers(), *module._step.captured.constants.values()]
-    counted = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}.values())
-    other = allocator.live_bytes() - counted
+    other = allocator.live_bytes() - held_bytes(model, module._step.captured.constants.values())
 
     def step(seed: int) -> None:
         args, kwargs = inputs(seed)

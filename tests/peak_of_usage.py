@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from peak_meter import held_bytes
 from test_usage import HASTE, optimizer_of, prepared_usage, smallest_plan
 from usage_cases import USAGES, Usage
 
@@ -20,12 +21,6 @@ import monet
 from monet import allocator
 from monet.api import plan_prepared, prepare_whole
 from monet.whole_step import capture_whole_step
-
-
-def _held(model: torch.nn.Module, constants: Any) -> int:
-    """What the step counts and is there already: parameters, buffers, constants, each memory once."""
-    held = [*model.parameters(), *model.buffers(), *constants]
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}.values())
 
 
 def _own(call: Any) -> Any:
@@ -40,7 +35,7 @@ def module_peaks(usage: Usage, kind: str) -> tuple[list[int], int]:
     model = usage.model()
     module = monet.MonetModule(model, plan)
     gc.collect()
-    other = allocator.live_bytes() - _held(model, module._step.captured.constants.values())
+    other = allocator.live_bytes() - held_bytes(model, module._step.captured.constants.values())
 
     def step(seed: int) -> int:
         if kind != "accumulate":
@@ -77,7 +72,7 @@ def trainer_peaks(usage: Usage) -> tuple[list[int], int]:
         del step
         trainer = monet.optimize(model, batch(0), loss_fn=loss_fn, optimizer=optimizer, plan=plan)
     gc.collect()
-    other = allocator.live_bytes() - _held(model, trainer._step.captured.constants.values())
+    other = allocator.live_bytes() - held_bytes(model, trainer._step.captured.constants.values())
     peaks = []
     for seed in range(3):
         inputs = batch(seed)
