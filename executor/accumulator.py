@@ -32,21 +32,22 @@ class Accumulator:
                     ".grad itself and has no moment at which to call them; remove them, or plan without accumulate"
                 )
 
-    def begin(self) -> dict[str, torch.Tensor]:
-        """Source value → the tensor to add to. What there is no ``.grad`` for is empty, and the step knows."""
+    def begin(self, reached: Collection[str]) -> dict[str, torch.Tensor]:
+        """Source value → the tensor to add to. What there is no ``.grad`` for is empty, and the step knows; it adds
+        only what comes from one of the tangents ``reached``."""
         found = {}
         for name, live in self._totals.items():
             total, value = self._parameter(name).grad, self._graph.values[name]
-            live.fresh = total is None
+            live.fresh, live.reached = total is None, bool(self._behind[name] & set(reached))
             if total is None:
                 total = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
             found[name] = total
         return found
 
-    def end(self, totals: Mapping[str, torch.Tensor], reached: Collection[str]) -> None:
-        """Give parameters their first gradients: those that come from one of these tangents."""
+    def end(self, totals: Mapping[str, torch.Tensor]) -> None:
+        """Give parameters their first gradients."""
         for name, live in self._totals.items():
-            if live.fresh and self._behind[name] & set(reached):
+            if live.fresh and live.reached:
                 self._parameter(name).grad = totals[name]
 
     def _parameter(self, name: str) -> torch.Tensor:

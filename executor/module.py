@@ -162,11 +162,11 @@ class _Step(torch.autograd.Function):
                     value.shape, value.stride, dtype=tangent.dtype, device=tangent.device
                 ).copy_(tangent)
             tangents.append(tangent)
-        totals = {} if ctx.accumulator is None else ctx.accumulator.begin()
+        totals = {} if ctx.accumulator is None else ctx.accumulator.begin(reached)
         kept = [totals.get(name, saved) for name, saved in zip(runner.code.kept, ctx.saved_tensors, strict=True)]
         made = runner.backward(ctx.generation, kept, ctx.activations, tangents)
         if ctx.accumulator is not None:
-            ctx.accumulator.end(totals, reached)
+            ctx.accumulator.end(totals)
         behind = runner.tangents_behind
         used = {name: gradient for name, gradient in made.items() if behind[name] & reached}
         return (None, None, *(used.get(name) for name in runner.code.forward_sources))

@@ -20,10 +20,13 @@ TOTAL = "gradient"
 
 @dataclass(eq=False)
 class LiveGradient:
-    """Where a parameter's gradient is told at the time of a step. ``fresh``: nothing has been added up so far."""
+    """Where a parameter's gradient is told at the time of a step. ``fresh``: nothing has been added up so far.
+    ``reached``: the loss depends on the parameter; else nothing is added, not even zeros.
+    """
 
     target: str
     fresh: bool = field(default=False)
+    reached: bool = field(default=True)
 
     def __repr__(self) -> str:
         return "gradient"
@@ -39,6 +42,8 @@ class Accumulate:
     __repr__ = __str__
 
     def __call__(self, live: LiveGradient, total: torch.Tensor, gradient: torch.Tensor) -> None:
+        if not live.reached:
+            return
         if live.fresh:
             total.copy_(gradient)
         else:

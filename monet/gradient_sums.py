@@ -69,7 +69,8 @@ class _Sums:
             terms = [arg.name for arg in op.args[:2]]
             # The term that was made first, as autograd does; where that may not be changed, the other.
             usable = [term for term in terms if self._may_change(term, op, name)]
-            if terms[0] == terms[1] or not usable:
+            # The other term may be a view of the first (a weight plus its transpose), read while written.
+            if self.graph.storage(terms[0]) == self.graph.storage(terms[1]) or not usable:
                 return
             sums = [term for term in usable if self._addition(term) is not None]
             kept = (sums or usable)[0]

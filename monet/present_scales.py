@@ -7,13 +7,14 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from monet.capture import Captured
 from monet.ops.implementation import Guard, smallest_scale
 
 
 def present_scales(model: torch.nn.Module, captured: Captured) -> Callable[[Guard], float]:
-    """What a guard bounds, as the model is now; infinity for an input, which each step brings anew."""
+    """What a guard bounds, as the model is now; infinity for an input, which each step brings, and for fake tensors."""
     sources = {source.value: source for source in captured.graph.sources}
 
     def tensor(name: str) -> torch.Tensor | None:
@@ -27,7 +28,7 @@ def present_scales(model: torch.nn.Module, captured: Captured) -> Callable[[Guar
     @cache
     def smallest(guard: Guard) -> float:
         scale = tensor(guard.scale)
-        if scale is None:
+        if scale is None or isinstance(scale, FakeTensor):
             return math.inf
         return smallest_scale(scale, None if guard.shift is None else tensor(guard.shift))
 

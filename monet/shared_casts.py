@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -99,7 +100,7 @@ class _Pass:
         for use in uses:
             grouped.setdefault((use.weight, use.dtype), []).append(use)
         for (weight, dtype), shared in grouped.items():
-            if len(shared) < 2:
+            if sum(use.count for use in shared) < 2:
                 continue  # the operator casts it itself, at the same place
             first = shared[0].calls[0] if shared[0].calls else shared[0].node
             with self.root.graph.inserting_before(first):
@@ -123,6 +124,11 @@ class _Use:
     node: torch.fx.Node
     local: torch.fx.Node
     calls: tuple[torch.fx.Node, ...]
+
+    @property
+    def count(self) -> int:
+        """How often the operator takes the weight: a square takes it twice."""
+        return sum(leaf is self.local for leaf in pytree.tree_leaves((self.node.args, self.node.kwargs)))
 
     def below(self, call: torch.fx.Node) -> _Use:
         return _Use(self.weight, self.dtype, self.node, self.local, (call, *self.calls))

@@ -27,10 +27,18 @@ def recompute(op: Operator, context: Context) -> list[Implementation] | None:
         (op.outputs[0], None, None), False,
     )  # fmt: skip
     mean, invstd = op.outputs[1:3]
-    if mean is None or invstd is None or not _kernel_reads(context, x.name, mean):
+    plain_parameters = mean is not None and parameters_as(context, mean, weight, bias)
+    if mean is None or invstd is None or not plain_parameters or not _kernel_reads(context, x.name, mean):
         return [again]
     call = (x, weight, bias, Ref(mean), Ref(invstd))
     return [Implementation("saved-statistics", norms.batch_norm_apply, call, (), (op.outputs[0],)), again]
+
+
+def parameters_as(context: Context, statistics: str, *parameters: Any) -> bool:
+    """Whether parameters are contiguous and in the statistics' format, as kernels on bare memory take them."""
+    values = [context.value(p.name) for p in parameters if isinstance(p, Ref)]
+    dtype = context.value(statistics).dtype
+    return all(v.dtype is dtype and v.stride == contiguous(v.shape) for v in values)
 
 
 def _kernel_reads(context: Context, x: str, mean: str) -> bool:

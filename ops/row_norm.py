@@ -12,7 +12,7 @@ from monet.graph import Operator, Ref, Value
 from monet.ops import generic, norms
 from monet.ops.bits import dense
 from monet.ops.implementation import Context, Implementation, plain
-from monet.ops.normalization import contiguous
+from monet.ops.normalization import contiguous, parameters_as
 from monet.ops.record import Record
 from monet.ops.sample import HALVES, Sample, between, single
 from monet.ops.scale import from_output
@@ -25,13 +25,6 @@ def _plain(value: Value) -> bool:
     return dense(value) and value.stride == contiguous(value.shape)
 
 
-def _parameters(context: Context, statistics: str, *parameters: Any) -> bool:
-    """Whether parameters are plain and in the format of the statistics."""
-    values = [context.value(p.name) for p in parameters if isinstance(p, Ref)]
-    dtype = context.value(statistics).dtype
-    return all(v.dtype is dtype and v.stride == contiguous(v.shape) for v in values)
-
-
 def _again(
     op: Operator, context: Context, apply: Callable[..., Any], trial: norms.Trial, more: tuple[Any, ...]
 ) -> list[Implementation] | None:
@@ -42,7 +35,7 @@ def _again(
     if found is None or y is None or mean is None or rstd is None:
         return found
     value, kind = context.value(x.name), context.value(mean).dtype
-    if not _plain(value) or not _parameters(context, mean, weight, bias):
+    if not _plain(value) or not parameters_as(context, mean, weight, bias):
         return found
     if norms.variant_of(trial, value.dtype, kind, False) is None:
         return found
@@ -98,7 +91,7 @@ def _backward(
     weight, bias = _weight_and_bias(maker)
     if not _plain(y) or not _plain(given) or given.dtype is not y.dtype:
         return found
-    if (weight is None and bias is not None) or not _parameters(context, rstd.name, weight, bias):
+    if (weight is None and bias is not None) or not parameters_as(context, rstd.name, weight, bias):
         return found
     call = (gradient, Ref(y.name), weight, bias, rstd, mask)
     new = Implementation("from-output", into_new, call, (), op.outputs, False)

@@ -6,8 +6,8 @@ from monet.planner.problem import Problem
 
 
 def floor_bytes(problem: Problem) -> int:
-    """No plan's peak is less, whatever it keeps or runs again: inputs and outputs of one operator by its leanest
-    implementation, what the backward pass holds by then, and the fixed bytes."""
+    """No plan's peak is less in the captured order, whatever it keeps or runs again: inputs and outputs of one operator
+    by its leanest implementation, what the backward pass holds by then, and the fixed bytes."""
     size = {tensor.id: tensor.bytes for tensor in problem.tensors}
     size |= {made.id: made.bytes for made in problem.intermediates}
     forward = (

@@ -63,8 +63,8 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
     index = windows(problem, None)
     everything = _needed_intermediates(index)
     exempt = dict.fromkeys(chosen for small in _exempt(index) for chosen in (small, small - everything))
-    # Without a limit a walk drops nothing, so it is quick, and it is there whatever time the others take.
-    tried = [_walk(index, sys.maxsize, frozenset(), math.inf)]
+    # It is there whatever time the others take.
+    tried = [_unlimited(index)]
     tried += [_walk(index, sys.maxsize, chosen, deadline_s, thrifty=True) for chosen in exempt]
     best = min((found for found in tried if found is not None), key=lambda found: found.order, default=None)
     if best is None:
@@ -75,6 +75,21 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
         best = min([best, *lower], key=lambda found: found.order)
     cost = best.cost
     return cost.peak_bytes, replace(best.runs.solution(), objective_s=cost.objective_s, peak_bytes=cost.peak_bytes)
+
+
+def fastest_plan(problem: Problem) -> Solution | None:
+    """The fastest implementations and nothing recomputed, whatever memory that takes; None where something that the
+    backward pass needs can neither be kept nor made again."""
+    found = _unlimited(windows(problem, None))
+    if found is None:
+        return None
+    cost = found.cost
+    return replace(found.runs.solution(), objective_s=cost.objective_s, peak_bytes=cost.peak_bytes)
+
+
+def _unlimited(index: Windows) -> _Found | None:
+    """Without a limit a walk drops nothing, so it is quick."""
+    return _walk(index, sys.maxsize, frozenset(), math.inf)
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,20 +222,23 @@ def needed_besides(problem: Problem, runs: Runs | None, scope: Scope) -> Mapping
 def _infeasible(
     problem: Problem, budget_bytes: int, status: str, scope: str, time_limit_s: float
 ) -> InfeasibleBudget | SolverError:
-    known = smallest_budget(problem, time.monotonic() + CONSTRUCTION_SHARE * time_limit_s)
+    known = smallest_budget(problem, time.monotonic() + time_limit_s)
     if known is None:
         return InfeasibleBudget(
             f"No plan fits in {_human(budget_bytes)}, and no plan of {problem.name} is known at all: something the "
             "backward pass needs can neither be kept nor made again."
         )
     smallest = known[0]
+    advice = "that budget or more, or a smaller batch"
     if status == "infeasible":
         what = f"No plan of {problem.name} fits in {_human(budget_bytes)}: proven for {scope}."
+        advice += ", or a larger window" if scope.startswith("window") else ""
     else:
         what = f"No plan of {problem.name} that fits in {_human(budget_bytes)} was found in {time_limit_s:g} s."
+        advice += ", a larger window, or a longer time limit"
     return InfeasibleBudget(
         f"{what} The smallest budget known to work is {_human(smallest)} ({_human(problem.fixed_bytes)} of it fixed). "
-        "Try that budget or more, a smaller batch, a larger window, or a longer time limit.",
+        f"Try {advice}.",
         smallest,
     )
 

@@ -96,6 +96,27 @@ def test_a_gradient_of_two_parameters_is_not_changed_for_one() -> None:
             assert torch.equal(parameter.grad, planned.get_parameter(name).grad), name  # type: ignore[arg-type]
 
 
+class Symmetric(nn.Module):
+    """The gradient of a weight that is added to its transpose is a sum of one tensor and its own transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ (self.weight + self.weight.t()))
+
+
+def test_a_tensor_is_not_added_to_a_view_of_itself() -> None:
+    torch.manual_seed(0)
+    model = Symmetric()
+
+    def make(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        return (torch.randn(4, 16, generator=torch.Generator().manual_seed(seed)),), {}
+
+    compare_steps(model, plan_model(model, *make(0), "10MB", time_limit_s=5).plan, make)
+
+
 @pytest.mark.parametrize("case", ["shared", "tied"])
 def test_steps_equal_eager_and_the_sums_take_one_temporary(case: str) -> None:
     torch.manual_seed(0)

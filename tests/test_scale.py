@@ -9,6 +9,7 @@ import pytest
 import torch
 from eager_reference import compare_steps
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monet.api import plan_smallest, prepare, prepare_whole
 from monet.capture import Captured, capture
@@ -161,3 +162,33 @@ def test_whole_steps_look_at_scales_too() -> None:
         optimizer=torch.optim.SGD(model.parameters(), 0.1),
     )  # fmt: skip
     assert _scales(prepare_whole(step).lowered.catalogue, step.captured) == {"model.norms.0.weight"}
+
+
+def test_a_model_without_contents_is_prepared() -> None:
+    """Nothing is known of fake scales; each step of the real model looks at them."""
+    with FakeTensorMode():
+        model = _model("batch")
+        prepared = prepare(model, (torch.empty(3, 3, 10, 10),), {})
+    assert _guarded(prepared.lowered.catalogue)
+
+
+class Sliced(nn.Module):
+    """Batch norm whose scale and shift are columns of one tensor: not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 6, 3)
+        self.columns = nn.Parameter(torch.rand(6, 2) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.convolution(x)
+        for _ in range(3):
+            x = nn.functional.batch_norm(x, None, None, self.columns[:, 0], self.columns[:, 1], training=True)
+            x = nn.functional.gelu(x)
+        return x
+
+
+def test_parameters_with_gaps_are_right() -> None:
+    torch.manual_seed(0)
+    model = Sliced()
+    compare_steps(model, plan_smallest(prepare(model, *_images(0), exact=True), time_limit_s=5).plan, _images)

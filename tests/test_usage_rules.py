@@ -328,3 +328,51 @@ def test_a_configuration_has_a_precision(
     plan.save(tmp_path / "step.plan.json")
     measured = measure_config(config, tmp_path / "step.plan.json", eager=False, progress=False)
     assert measured["planned"]["allocator_peak_bytes"] == plan.peak_bytes
+
+
+class TwoTasks(nn.Module):
+    """Two outputs of which a loss uses one or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x * self.a), torch.sqrt(x * self.b)
+
+
+def test_a_task_that_the_loss_leaves_out_adds_nothing() -> None:
+    """Its gradient would be that of zeros: here 0 / 0."""
+    model = TwoTasks()
+    planned = monet.MonetModule(model, monet.plan(model, (torch.rand(3, 4),), budget="1MB", accumulate=True))
+    eager = copy.deepcopy(model)
+    x = torch.rand(3, 4) + 0.5
+    for module in (planned, eager):
+        sum(out.sum() for out in module(x)).backward()
+        module(torch.zeros(3, 4))[0].sum().backward()
+    for name, parameter in eager.named_parameters():
+        assert torch.equal(parameter.grad, planned.get_parameter(name).grad), name  # type: ignore[arg-type]
+
+
+class Squared(nn.Module):
+    """One operator takes a weight twice: autocast casts it once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.weight @ self.weight)
+
+
+def test_a_weight_that_one_operator_takes_twice_is_cast_once() -> None:
+    torch.manual_seed(0)
+    model = Squared()
+    x = torch.randn(8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        planned = monet.MonetModule(copy.deepcopy(model), monet.plan(model, (x,), budget="1MB", exact=True))
+        outputs = [module(x) for module in (model, planned)]
+    for output in outputs:
+        output.float().square().sum().backward()
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(model.weight.grad, planned.weight.grad)  # type: ignore[arg-type]
