@@ -24,7 +24,7 @@ from monet.batch_search import with_batch
 from monet.config import Config, load_config
 from monet.errors import InfeasibleBudget
 from monet.measurement import measure_config
-from monet.model_loading import build_model
+from monet.model_loading import build_model, precision
 from monet.planfile import Plan
 from monet.sample_inputs import empty_inputs, make_inputs
 
@@ -51,9 +51,9 @@ def _gradients(config: Config, plan_path: Path | None, threads: int) -> dict[str
 
         module = MonetModule(model, Plan.load(plan_path))
     torch.manual_seed(2)
-    outputs = [
-        t for t in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
-    ]
+    with precision(config):
+        results = pytree.tree_leaves(module(*args, **kwargs))
+    outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
     generator = torch.Generator().manual_seed(3)
     torch.autograd.backward(outputs, [torch.randn(t.shape, generator=generator).to(t.dtype) for t in outputs])
     return {name: p.grad for name, p in model.named_parameters()}
@@ -85,6 +85,8 @@ def _difference(eager: Path, planned: Path) -> dict[str, Any]:
         off = gradient.double() - found[name].double()
         largest, error = max(largest, float(gradient.abs().max())), max(error, float(off.abs().max()))
         squares, wrong = squares + float(gradient.double().square().sum()), wrong + float(off.square().sum())
+    if not largest:
+        raise ValueError("all gradients are 0: nothing is compared")
     return {"bitwise": equal, "largest_error": error / largest, "norm_error": (wrong / squares) ** 0.5}
 
 
@@ -92,7 +94,8 @@ def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
     config = with_batch(load_config(f"{name}.yaml"), BATCHES[name])
     args, kwargs = empty_inputs(config)
     model = build_model(config)
-    prepared = prepare(model, args, kwargs, progress=True, seed=config.seed)
+    with precision(config):
+        prepared = prepare(model, args, kwargs, progress=True, seed=config.seed)
     del model
     threads = int(prepared.environment["threads"])
     eager_gradients = folder / "eager.pt"
