@@ -26,6 +26,7 @@ from monet.ops import convolution_parts as parts
 from monet.ops import im2col
 from monet.ops.convolution_samples import SAMPLES, TRANSPOSED
 from monet.ops.implementation import Context, Implementation, plain
+from monet.ops.memory_format import contiguous
 from monet.ops.record import Record
 from monet.ops.shape import shape_only
 
@@ -173,6 +174,12 @@ def _input_gradients(op: Operator, context: Context, it: _Convolution | None) ->
     gradient, x, weight, *rest = op.args
     geometry, outputs, value = rest[:-1], op.outputs[:1], context.value(x.name)
     shape, stride = list(value.shape), list(value.stride)
+    if value.device.type != "cpu":
+        if value.stride != contiguous(value.shape):  # which layout a kernel takes depends on the input's
+            return [plain(op)]
+        return [
+            Implementation("aten", parts.input_gradient_elsewhere, (gradient, weight, geometry, shape), (), outputs)
+        ]
     found = [Implementation("aten", parts.input_gradient, (gradient, weight, geometry, shape, stride), (), outputs)]
     if it is None or op.outputs[0] is None:
         return found
