@@ -37,9 +37,10 @@ aten = torch.ops.aten
 # whose workspace is larger.
 CHUNKS = (4, 16)
 # Relative to the sum of the terms' magnitudes. float32: oneDNN may take another kernel for a smaller batch, chunks and
-# images of a weight gradient are added in another order (1.4e-6 measured). bfloat16: sums are float32 everywhere, and
-# eager's result, a chunk's and the result here are each rounded to 8 bits, 2^-9 each.
-TOLERANCES = {torch.float32: 4e-6, torch.bfloat16: 6e-3}
+# images of a weight gradient are added in another order (1.4e-6 measured). bfloat16: sums are float32, but a product's
+# result is rounded to 8 bits before a bias, chunks, images or windows are added in, and so are the sum and eager's
+# result: 2^-8 at most each, 1.17e-2 together (7.1e-3 measured where no terms cancel).
+TOLERANCES = {torch.float32: 4e-6, torch.bfloat16: 1.2e-2}
 # A smaller tensor has a workspace that does not matter.
 LEAST_BYTES = 1 << 20
 

@@ -13,6 +13,7 @@ from evaluation import evaluate
 
 from monet.capture import capture
 from monet.graph import Operator, Ref
+from monet.ops import convolution_parts
 from monet.ops.catalogue import catalogue
 from monet.ops.registry import RECORDS
 from monet.ops.shape import SHAPE_ONLY, stand_in
@@ -75,9 +76,10 @@ def _resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-def test_input_gradient_on_another_device(form: torch.memory_format) -> None:
+def test_input_gradient_on_another_device(form: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution's input gradient on a device where nothing can stand in without memory: on meta tensors, where
     torch checks devices and shapes as elsewhere; its values are eager's on the CPU."""
+    monkeypatch.setattr(convolution_parts, "stand_in", None)  # is of the CPU
     module = torch.nn.Conv2d(3, 4, 3, 2, 1, bias=False).to(memory_format=form)
     x = torch.randn(2, 3, 9, 8).contiguous(memory_format=form).requires_grad_()
     graph = capture(module, (x,)).graph
