@@ -26,7 +26,7 @@ from monet.ops import convolution_parts as parts
 from monet.ops import im2col
 from monet.ops.convolution_samples import SAMPLES, TRANSPOSED
 from monet.ops.implementation import Context, Implementation, plain
-from monet.ops.memory_format import contiguous
+from monet.ops.memory_format import channels_last, contiguous
 from monet.ops.record import Record
 from monet.ops.shape import shape_only
 
@@ -188,11 +188,11 @@ def _input_gradients(op: Operator, context: Context, it: _Convolution | None) ->
     for count in it.counts:
         args = (gradient, weight, geometry, shape, stride, result, count)
         found.append(_inexact(f"chunks-{count}", parts.input_gradient_in_parts, args, outputs, value.dtype))
-    last = parts.channels_last_stride(shape)
-    if not it.transposed and len(shape) > 3 and max(it.lists[0]) > 1 and not it.pointwise:
+    last = channels_last(shape)
+    if last is not None and not it.transposed and max(it.lists[0]) > 1 and not it.pointwise:
         for count in (1, *it.counts):
             name = "channels-last" if count == 1 else f"channels-last-chunks-{count}"
-            args = (gradient, weight, geometry, shape, last, result, count)
+            args = (gradient, weight, geometry, shape, list(last), result, count)
             found.append(_inexact(name, parts.input_gradient_in_parts, args, outputs, value.dtype))
     if it.columns_pay:
         call = im2col.forward if it.transposed else im2col.input_gradient

@@ -76,15 +76,6 @@ def input_gradient_in_parts(
     return out
 
 
-def channels_last_stride(shape: Sequence[int]) -> list[int]:
-    """Strides of a channels-last tensor."""
-    strides, step = [0] * len(shape), 1
-    for dimension in (1, *range(len(shape) - 1, 1, -1), 0):
-        strides[dimension] = step
-        step *= shape[dimension]
-    return strides
-
-
 def parameter_gradient(
     gradient: torch.Tensor,
     x: torch.Tensor,

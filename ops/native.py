@@ -16,6 +16,7 @@ import torch
 from monet import native
 from monet.errors import ExecutionError
 from monet.ops.bits import FORMATS
+from monet.ops.memory_format import channels_inside
 
 # Of one plane of a pooled tensor: the input's sizes, window, stride (none: adaptive), padding, dilation.
 PoolGeometry = Sequence[Sequence[int]]
@@ -67,7 +68,7 @@ def _windows(shape: tuple[int, ...], stride: tuple[int, ...], geometry: tuple[tu
         # The adaptive windows of ATen: from floor(i * size / count) to ceil((i + 1) * size / count).
         tables.append([o * step[i] - padding[i] if step else o * sizes[i] // count for o in range(count)])
     channels = shape[-rank - 1]
-    inner = channels if channels > 1 and stride[-rank - 1] == 1 and math.prod(shape[-rank:]) > 1 else 1
+    inner = channels if channels_inside(shape, stride, rank) else 1
     arrays = [(ctypes.c_int64 * len(table))(*table) for table in tables]
     pointers = [ctypes.cast(array, ctypes.POINTER(ctypes.c_int64)) for array in arrays]  # they keep the arrays
     return _Windows(

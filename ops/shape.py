@@ -17,6 +17,7 @@ import torch
 from monet.errors import ExecutionError
 from monet.graph import Operator, Ref, references
 from monet.ops.implementation import Context, Implementation, plain
+from monet.ops.memory_format import same
 
 aten = torch.ops.aten
 
@@ -133,14 +134,9 @@ def on_stand_ins(
     for position, shape, stride, dtype in where:
         filled.insert(position, stand_in(shape, stride, dtype))
     result = target(*filled, **kwargs)
-    if wanted and _differs(result, wanted):
+    if wanted and not same(result.shape, result.stride(), wanted):
         return torch.empty_strided(result.shape, list(wanted), dtype=result.dtype).copy_(result)
     return result
-
-
-def _differs(result: torch.Tensor, stride: Sequence[int]) -> bool:
-    """In a dimension of more than one element."""
-    return any(a != b and size > 1 for a, b, size in zip(result.stride(), stride, result.shape, strict=True))
 
 
 def forward(op: Operator, context: Context) -> list[Implementation]:

@@ -80,7 +80,7 @@ def test_input_gradient_on_another_device(form: torch.memory_format, monkeypatch
     """A convolution's input gradient on a device where nothing can stand in without memory: on meta tensors, where
     torch checks devices and shapes as elsewhere; its values are eager's on the CPU."""
     monkeypatch.setattr(convolution_parts, "stand_in", None)  # is of the CPU
-    module = torch.nn.Conv2d(3, 4, 3, 2, 1, bias=False).to(memory_format=form)
+    module = torch.nn.Conv2d(3, 4, 3, 2, 1, bias=False)
     x = torch.randn(2, 3, 9, 8).contiguous(memory_format=form).requires_grad_()
     graph = capture(module, (x,)).graph
     away = {name: replace(value, device=torch.device("meta")) for name, value in graph.values.items()}
