@@ -14,6 +14,7 @@ import torch
 
 from monet import native
 from monet.graph import Value
+from monet.ops.memory_format import without_gaps
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -40,8 +41,7 @@ def _kernels() -> ctypes.PyDLL:
 
 def dense(value: Value) -> bool:
     """Whether the kernels can read the value: its elements fill its memory."""
-    bytes_ = value.dtype.itemsize * value.numel
-    return value.dtype in FORMATS and value.device.type == "cpu" and value.storage_bytes == bytes_
+    return value.dtype in FORMATS and value.device.type == "cpu" and without_gaps(value)
 
 
 def bit_value(name: str, like: Value) -> Value:

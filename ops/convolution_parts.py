@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monet.ops.shape import stand_in
+from monet.ops.shape import stand_in, stand_in_elsewhere
 
 aten = torch.ops.aten
 
@@ -38,9 +38,21 @@ def forward(
 def input_gradient(
     gradient: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any], shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """The input gradient alone; of the input only ``shape`` and ``stride`` are needed. ``geometry``: the bias's sizes,
-    then stride to groups."""
-    like = stand_in(shape, stride, gradient.dtype)
+    """The input gradient alone, on the CPU; of the input only ``shape`` and ``stride`` are needed. ``geometry``: the
+    bias's sizes, then stride to groups."""
+    return _input_gradient(gradient, stand_in(shape, stride, gradient.dtype), weight, geometry)
+
+
+def input_gradient_elsewhere(
+    gradient: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any], shape: Sequence[int]
+) -> torch.Tensor:
+    """The same on any device, where the input is contiguous."""
+    return _input_gradient(gradient, stand_in_elsewhere(gradient, shape), weight, geometry)
+
+
+def _input_gradient(
+    gradient: torch.Tensor, like: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any]
+) -> torch.Tensor:
     result: torch.Tensor = aten.convolution_backward.default(gradient, like, weight, *geometry, [True, False, False])[0]
     return result
 
@@ -62,15 +74,6 @@ def input_gradient_in_parts(
         part = gradient[start : start + size]
         out[start : start + size] = input_gradient(part, weight, geometry, [size, *shape[1:]], stride)
     return out
-
-
-def channels_last_stride(shape: Sequence[int]) -> list[int]:
-    """Strides of a channels-last tensor."""
-    strides, step = [0] * len(shape), 1
-    for dimension in (1, *range(len(shape) - 1, 1, -1), 0):
-        strides[dimension] = step
-        step *= shape[dimension]
-    return strides
 
 
 def parameter_gradient(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monet.ops.sample import Sample
+from monet.ops.sample import Sample, between
 
 functional = torch.nn.functional
 _FLOAT = (torch.float32,)
@@ -54,6 +54,16 @@ SAMPLES = (
         lambda x, w: functional.conv2d(x, w, None, (2, 1), 2, 2, 2),
         ((4, 256, 6, 6),),
         ((512, 128, 3, 3),),
+    ),
+    Sample(
+        "conv2d-heavy-positive",  # no terms cancel, in the gradients either: roundings add up
+        lambda x, w, b, scale: (functional.conv2d(x, w, b, 1, 2) * scale).sum(),
+        (between(0.5, 1.5, (8, 8, 14, 14)),),
+        (
+            between(0.5, 1.5, (512, 8, 5, 5)),
+            between(0.5, 1.5, (512,)),
+            between(0.5, 1.5, (8, 512, 14, 14), requires_grad=False),
+        ),
     ),
     Sample(
         "conv2d-grouped",
@@ -114,6 +124,12 @@ TRANSPOSED = (
         lambda x, w, b: functional.conv_transpose2d(x, w, b, 2, 1, 1, 2, 2),
         ((4, 256, 6, 6),),
         ((256, 256, 3, 3), (512,)),
+    ),
+    Sample(
+        "conv_transpose2d-heavy-positive",
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, 1, 2),
+        (between(0.5, 1.5, (8, 512, 14, 14)),),
+        (between(0.5, 1.5, (512, 8, 5, 5)), between(0.5, 1.5, (8,))),
     ),
     Sample(
         "conv_transpose3d",

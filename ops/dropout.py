@@ -15,6 +15,7 @@ import torch
 from monet.graph import Operator, Ref, Value
 from monet.ops import bits, generic
 from monet.ops.implementation import Context, Implementation, SavedIntermediate
+from monet.ops.memory_format import without_gaps
 from monet.ops.record import Record
 from monet.ops.sample import HALVES, Sample
 
@@ -52,7 +53,7 @@ def _mask_bits(op: Operator, context: Context) -> Value | None:
     if result is None or mask is None or _scale(op, context) is None or bits.library() is None:
         return None
     y, dense = context.value(result), context.value(mask)
-    if not bits.dense(y) or y.stride != dense.stride or dense.storage_bytes != dense.numel:
+    if not bits.dense(y) or y.stride != dense.stride or not without_gaps(dense):
         return None
     return bits.bit_value(f"{op.name}.bits", dense)
 

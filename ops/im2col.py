@@ -74,17 +74,25 @@ def _add_columns(
     out: Sequence[int],
     kernel: Sequence[int],
     geometry: Sequence[Sequence[int]],
+    bias: torch.Tensor | None,
 ) -> None:
-    """Sets image (C, *sizes) to the sum of the windows that ``columns`` (as ``_columns`` makes) holds."""
+    """Sets image (C, *sizes) to the sum of the windows that ``columns`` (as ``_columns`` makes) holds and of ``bias``,
+    in float32 at least: each addition in bfloat16 would round once more."""
     stride, padding, dilation = geometry
     sizes = image.shape[1:]
     windows = columns.view(image.shape[0], *kernel, *out)
-    padded = image.new_zeros([image.shape[0], *(size + 2 * p for size, p in zip(sizes, padding, strict=True))])
+    padded = image.new_zeros(
+        [image.shape[0], *(size + 2 * p for size, p in zip(sizes, padding, strict=True))],
+        dtype=torch.promote_types(image.dtype, torch.float32),
+    )
     for cell in product(*(range(k) for k in kernel)):
         begins = [c * d for c, d in zip(cell, dilation, strict=True)]
         places: list[slice] = [slice(b, b + (o - 1) * s + 1, s) for b, o, s in zip(begins, out, stride, strict=True)]
         padded[(slice(None), *places)].add_(windows[(slice(None), *cell)])  # type: ignore[index]
-    image.copy_(_inside(padded, sizes, padding))
+    inside = _inside(padded, sizes, padding)
+    if bias is not None:
+        inside += bias.view(-1, *[1] * len(kernel))
+    image.copy_(inside)
 
 
 def _flat(weight: torch.Tensor, groups: int) -> torch.Tensor:
@@ -132,12 +140,12 @@ def input_gradient(
         part = part.reshape(groups, part.shape[0] // groups, -1)
         if direct:
             torch.bmm(matrix, part, out=image.view(groups, shape[1] // groups, -1))
+            if bias is not None:
+                image += bias.view(-1, *[1] * len(kernel))
         else:
             columns = torch.bmm(matrix, part)
-            _add_columns(columns, image, gradient.shape[2:], kernel, geometry)
+            _add_columns(columns, image, gradient.shape[2:], kernel, geometry, bias)
             del columns
-        if bias is not None:
-            image += bias.view(-1, *[1] * len(kernel))
     return result
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from monet.graph import Graph, Operator, Value, operator_inputs, references
+from monet.ops.memory_format import without_gaps
 from monet.rewrite import written_sources
 
 
@@ -130,7 +131,7 @@ class Context:
         old, new = self.value(name), self.value(result)
         if (old.shape, old.stride, old.dtype) != (new.shape, new.stride, new.dtype):
             return False
-        if old.storage_bytes != new.storage_bytes or new.storage_bytes != new.numel * new.dtype.itemsize:
+        if old.storage_bytes != new.storage_bytes or not without_gaps(new):
             return False
         made_forward = self.producer[storage].name in self._forward
         if made_forward != (by.name in self._forward):

@@ -1,11 +1,13 @@
 // Kernels that PyTorch has no operator for: 8-bit pool indices, sparse and 16-bit
-// storages. float32, dense memory; the callers in ops/ check that. Loops run on torch's own
-// OpenMP threads. Built with -ffp-contract=off: where a fused multiply-add is meant, it is written.
+// storages. Dense memory, of float32 but for pooled gradients; the callers in ops/ check that. Loops run on
+// torch's own OpenMP threads. Built with -ffp-contract=off: where a fused multiply-add is meant, it is written.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#include "formats.h"
 
 extern "C" {
 
@@ -37,23 +39,13 @@ static inline int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }
 
-struct BFloat16 {
-  uint16_t bits;
-};
-
-static inline void add(float& to, float v) { to += v; }
-
-// Rounded to nearest, ties to even, after each addition, as ATen's bfloat16 is.
-static inline void add(BFloat16& to, BFloat16 v) {
-  const float sum = std::bit_cast<float>(static_cast<uint32_t>(to.bits) << 16) +
-                    std::bit_cast<float>(static_cast<uint32_t>(v.bits) << 16);
-  const uint32_t bits = std::bit_cast<uint32_t>(sum);
-  to.bits = sum != sum ? 0x7fc0u : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-// Same order of additions as ATen's backward of max pooling.
-template <class T>
-static void pool_gradient(const T* gradient, const uint8_t* cells, T* out, const Windows& w) {
+// Same order of additions as ATen's backward of max pooling, each rounded to the format of the numbers.
+template <class Format>
+static void pool_gradient(const void* gradients, const uint8_t* cells, void* result, const Windows& w) {
+  using T = typename Format::Bits;
+  const T* gradient = static_cast<const T*>(gradients);
+  T* out = static_cast<T*>(result);
+  const auto add = [](T& to, T v) { to = Format::store(Format::load(to) + Format::load(v)); };
   const int64_t size = w.out[0] * w.out[1] * w.out[2], whole = w.in[0] * w.in[1] * w.in[2];
   const int64_t blocks = (w.inner + kBlock - 1) / kBlock;
   const int64_t count = w.kernel[0] * w.kernel[1] * w.kernel[2];
@@ -121,13 +113,8 @@ void monet_pool_pack(const int64_t* indices, uint8_t* cells, const Windows* wind
     }
 }
 
-void monet_pool_gradient_float(const float* gradient, const uint8_t* cells, float* out, const Windows* windows) {
-  pool_gradient(gradient, cells, out, *windows);
-}
-
-void monet_pool_gradient_bfloat16(const BFloat16* gradient, const uint8_t* cells, BFloat16* out,
-                                  const Windows* windows) {
-  pool_gradient(gradient, cells, out, *windows);
+void monet_pool_gradient(const void* gradient, const uint8_t* cells, void* out, const Windows* windows, int format) {
+  in_format(format, [=]<typename F>(F) { pool_gradient<F>(gradient, cells, out, *windows); });
 }
 
 // A sparse storage of n floats: ceil(n / 32) words of mask (bit j of word i: element 32 i + j is kept), then the
@@ -213,27 +200,6 @@ int64_t monet_sparse_unpack(const uint32_t* packed, uint32_t* out, int64_t n, in
   return total;
 }
 
-// The float16 nearest to v, ties to even, for |v| < 2^15 (no overflow), infinities and NaN (payloads are lost).
-static inline uint16_t half_of(float v) {
-  constexpr uint32_t infinity = 255u << 23, least_normal = 113u << 23;
-  const uint32_t sign = (std::bit_cast<uint32_t>(v) >> 16) & 0x8000u;
-  const uint32_t bits = std::bit_cast<uint32_t>(v) & 0x7fffffffu;
-  const uint32_t normal = (bits + 0xfffu + ((bits >> 13) & 1u) - (112u << 23)) >> 13;
-  // Below float16's least normal number: one unit in the last place of 0.5 is float16's least step.
-  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
-  const uint32_t special = bits > infinity ? 0x7e00u : 0x7c00u;
-  return static_cast<uint16_t>(sign | (bits >= infinity ? special : bits >= least_normal ? normal : small));
-}
-
-static inline float float_of(uint16_t h) {
-  const uint32_t bits = (h & 0x7fffu) << 13;
-  const uint32_t normal = bits + (112u << 23);
-  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(bits + (113u << 23)) - 0x1p-14f);
-  const uint32_t special = bits | (255u << 23);
-  const uint32_t whole = bits >= (31u << 23) ? special : bits < (1u << 23) ? small : normal;
-  return std::bit_cast<float>(whole | static_cast<uint32_t>(h & 0x8000u) << 16);
-}
-
 // out: n float16 numbers x * 2^k, then k, where 2^k takes the largest finite |x| to [2^14, 2^15).
 // 2^k and 2^-k must be normal floats, so k stops at 126; what is left of such small numbers still fits.
 void monet_half_pack(const float* x, uint16_t* out, int64_t n) {
@@ -246,14 +212,14 @@ void monet_half_pack(const float* x, uint16_t* out, int64_t n) {
   const int k = largest ? std::min(141 - (largest >> 23), 126) : 0;
   const float scale = std::ldexp(1.0f, k);
 #pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < n; ++i) out[i] = half_of(x[i] * scale);
-  out[n] = half_of(static_cast<float>(k));
+  for (int64_t i = 0; i < n; ++i) out[i] = Half::store(x[i] * scale);
+  out[n] = Half::store(static_cast<float>(k));
 }
 
 void monet_half_unpack(const uint16_t* packed, float* out, int64_t n) {
-  const float scale = std::ldexp(1.0f, -static_cast<int>(float_of(packed[n])));
+  const float scale = std::ldexp(1.0f, -static_cast<int>(Half::load(packed[n])));
 #pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < n; ++i) out[i] = float_of(packed[i]) * scale;
+  for (int64_t i = 0; i < n; ++i) out[i] = Half::load(packed[i]) * scale;
 }
 
 }  // extern "C"

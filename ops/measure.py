@@ -65,6 +65,7 @@ class Bench:
     def __init__(self) -> None:
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
         self._homes: dict[tuple[Any, ...], allocator.Arena] = {}
+        self._spoilt: set[tuple[Any, ...]] = set()
         self._noise: dict[torch.dtype, torch.Tensor] = {}
         self._scratch: allocator.Arena | None = None
 
@@ -74,6 +75,7 @@ class Bench:
         if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
             self._inputs.clear()
             self._homes.clear()
+            self._spoilt.clear()
 
         for name in implementation.inputs():
             if name.endswith(".rng"):
@@ -95,7 +97,7 @@ class Bench:
             torch.set_rng_state(state)
             if implementation.overwrites is not None:  # no more what it was: after some runs in place, anything
                 spoilt = made[implementation.overwrites]
-                self._inputs = {key: tensor for key, tensor in self._inputs.items() if tensor is not spoilt}
+                self._spoilt |= {key for key, tensor in self._inputs.items() if tensor is spoilt}
 
     def _real(self, argument: Any, made: dict[str, torch.Tensor], values: Mapping[str, Value]) -> Any:
         """The argument tree with tensors for values; one tensor a value."""
@@ -162,6 +164,14 @@ class Bench:
         arena.share(self._scratch)
         return arena
 
+    def _base(self, key: tuple[Any, ...], value: Value) -> torch.Tensor:
+        """Memory for the whole storage of a value, to be filled: that of a spoilt input again, else new."""
+        size = value.storage_bytes // value.dtype.itemsize
+        self._spoilt.discard(key)
+        if key in self._inputs:
+            return self._inputs[key].as_strided((size,), (1,), 0)
+        return self._empty(key, size, value)
+
     def _empty(self, key: tuple[Any, ...], size: int, value: Value) -> torch.Tensor:
         """Memory of the kind that a planned step's tensors lie in (huge pages): reading from other memory takes
         up to twice as long."""
@@ -173,8 +183,8 @@ class Bench:
     def _sample(self, implementation: Implementation, values: Mapping[str, Value], value: Value) -> torch.Tensor:
         """A tensor whose content is the implementation's to say."""
         key = (signature(implementation, values),)
-        if key not in self._inputs:
-            base = self._empty(key, value.storage_bytes // value.dtype.itemsize, value)
+        if key not in self._inputs or key in self._spoilt:
+            base = self._base(key, value)
             tensor = base.as_strided(value.shape, value.stride, value.offset)
             SAMPLES[implementation.call][1](tensor, implementation.args)
             self._inputs[key] = tensor
@@ -183,10 +193,10 @@ class Bench:
     def _tensor(self, value: Value, position: int) -> torch.Tensor:
         """Noise of the value's geometry, one tensor an argument; integers are 0, a valid index everywhere."""
         key = (position, value.shape, value.stride, value.offset, value.dtype, value.device, value.storage_bytes)
-        if key in self._inputs:
+        if key in self._inputs and key not in self._spoilt:
             return self._inputs[key]
-        size = value.storage_bytes // value.dtype.itemsize
-        base = self._empty(key, size, value)
+        base = self._base(key, value)
+        size = base.numel()
         if value.dtype.is_floating_point or value.dtype.is_complex:
             noise = self._noise.get(value.dtype)
             if noise is None:

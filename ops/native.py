@@ -1,4 +1,7 @@
-"""Calls into ``kernels.cpp`` on float32 tensors; allocation happens in torch, computation here."""
+"""Calls into ``kernels.cpp`` on dense CPU tensors: pooled gradients in any format of ``bits.FORMATS``, else float32.
+
+Allocation happens in torch, computation in the kernels.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import torch
 
 from monet import native
 from monet.errors import ExecutionError
+from monet.ops.bits import FORMATS
+from monet.ops.memory_format import channels_inside
 
 # Of one plane of a pooled tensor: the input's sizes, window, stride (none: adaptive), padding, dilation.
 PoolGeometry = Sequence[Sequence[int]]
@@ -25,20 +30,12 @@ def library() -> ctypes.PyDLL | None:
         return None
     p, n = ctypes.c_void_p, ctypes.c_int64
     lib.monet_pool_pack.argtypes = [p, p, p]
-    lib.monet_pool_gradient_float.argtypes = [p, p, p, p]
-    lib.monet_pool_gradient_bfloat16.argtypes = [p, p, p, p]
+    lib.monet_pool_gradient.argtypes = [p, p, p, p, ctypes.c_int]
     lib.monet_sparse_pack.argtypes = [p, p, n, n]
     lib.monet_sparse_unpack.argtypes = [p, p, n, n]
     lib.monet_half_pack.argtypes = [p, p, n]
     lib.monet_half_unpack.argtypes = [p, p, n]
-    nothing = (
-        "pool_pack",
-        "pool_gradient_float",
-        "pool_gradient_bfloat16",
-        "half_pack",
-        "half_unpack",
-    )
-    for name in nothing:
+    for name in ("pool_pack", "pool_gradient", "half_pack", "half_unpack"):
         getattr(lib, f"monet_{name}").restype = None
     for name in ("sparse_pack", "sparse_unpack"):
         getattr(lib, f"monet_{name}").restype = n
@@ -71,7 +68,7 @@ def _windows(shape: tuple[int, ...], stride: tuple[int, ...], geometry: tuple[tu
         # The adaptive windows of ATen: from floor(i * size / count) to ceil((i + 1) * size / count).
         tables.append([o * step[i] - padding[i] if step else o * sizes[i] // count for o in range(count)])
     channels = shape[-rank - 1]
-    inner = channels if channels > 1 and stride[-rank - 1] == 1 and math.prod(shape[-rank:]) > 1 else 1
+    inner = channels if channels_inside(shape, stride, rank) else 1
     arrays = [(ctypes.c_int64 * len(table))(*table) for table in tables]
     pointers = [ctypes.cast(array, ctypes.POINTER(ctypes.c_int64)) for array in arrays]  # they keep the arrays
     return _Windows(
@@ -106,14 +103,13 @@ def pool_gradient(
 ) -> torch.Tensor:
     """The gradient of max pooling's input, of ``shape`` and ``stride``, from the cells that ``pool_pack`` made.
 
-    ``gradient``: float32 or bfloat16, of the cells' shape; copied where its memory format is another.
+    ``gradient``: in a format of ``FORMATS``, of the cells' shape; copied where its memory format is another.
     """
     if gradient.stride() != cells.stride():
         gradient = torch.empty_strided(cells.shape, cells.stride(), dtype=gradient.dtype).copy_(gradient)
     out = torch.empty_strided(list(shape), list(stride), dtype=gradient.dtype)
-    kernels = {torch.float32: "monet_pool_gradient_float", torch.bfloat16: "monet_pool_gradient_bfloat16"}
-    kernel = getattr(_kernels(), kernels[gradient.dtype])
-    kernel(gradient.data_ptr(), cells.data_ptr(), out.data_ptr(), _windows_of(cells, geometry))
+    where = (gradient.data_ptr(), cells.data_ptr(), out.data_ptr())
+    _kernels().monet_pool_gradient(*where, _windows_of(cells, geometry), FORMATS[gradient.dtype])
     return out
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from monet.graph import Operator, Ref
-from monet.ops import generic, norms
+from monet.ops import generic, memory_format, norms
 from monet.ops.bits import dense
 from monet.ops.implementation import Context, Implementation, plain
+from monet.ops.memory_format import contiguous
 from monet.ops.record import Record
 from monet.ops.sample import HALVES, Sample, between, running, single
 from monet.ops.scale import from_output as scaled
@@ -47,10 +48,10 @@ def _kernel_reads(context: Context, x: str, mean: str) -> bool:
     if len(value.shape) < 2 or not dense(value):
         return False
     channels_last = value.stride != contiguous(value.shape)
-    if channels_last and value.stride != _channels_last(value.shape):
+    if channels_last and value.stride != memory_format.channels_last(value.shape):
         return False
     kind = value.dtype, context.value(mean).dtype, channels_last
-    return norms.variant_of(norms._try_batch_norm, *kind) is not None
+    return norms.variant_of(norms.try_batch_norm, *kind) is not None
 
 
 def backward(op: Operator, context: Context) -> list[Implementation]:
@@ -135,23 +136,6 @@ def from_gradient(
         dx = gradient.mul(scale.view(-1, *([1] * (gradient.dim() - 2))))
     others = [i for i in range(gradient.dim()) if i != 1]
     return dx, None, gradient.sum(others) if mask[2] else None
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides of a channels-last image or volume."""
-    if len(shape) not in (4, 5):
-        return None
-    batch, *cells, channels = contiguous((shape[0], *shape[2:], shape[1]))
-    return (batch, channels, *cells)
 
 
 _FORWARD = (aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)

@@ -1,6 +1,7 @@
 """Normalizations from saved statistics, and their gradients from the output; calls into ``norm_kernels.cpp``.
 
-Data are float32, bfloat16 or float16, on the CPU; parameters and statistics are in the data's format or in float32.
+Data are float32, bfloat16 or float16, on the CPU, contiguous or else channels-last; parameters and statistics are in
+the data's format or in float32.
 """
 
 from __future__ import annotations
@@ -50,15 +51,11 @@ def _formats(data: torch.Tensor, parameters: torch.Tensor) -> tuple[int, int]:
     return FORMATS[data.dtype], FORMATS[parameters.dtype]
 
 
-def _channels_last(x: torch.Tensor) -> bool:
-    return not x.is_contiguous()
-
-
 def batch_norm_apply(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, invstd: torch.Tensor
 ) -> torch.Tensor:
     """Training-mode batch norm of x (N, C, ...) from statistics (C,) that were saved when it first ran."""
-    variant = variant_of(_try_batch_norm, x.dtype, mean.dtype, _channels_last(x))
+    variant = variant_of(try_batch_norm, x.dtype, mean.dtype, not x.is_contiguous())
     return _channel_norm(x, weight, bias, mean, invstd, None, variant or 0)
 
 
@@ -71,7 +68,7 @@ def group_norm_apply(
     groups: int,
 ) -> torch.Tensor:
     """Group norm of x (N, C, ...) from statistics (N, groups) that were saved when it first ran."""
-    variant = variant_of(_try_group_norm, x.dtype, mean.dtype, _channels_last(x))
+    variant = variant_of(try_group_norm, x.dtype, mean.dtype, not x.is_contiguous())
     return _channel_norm(x, weight, bias, mean, rstd, groups, variant or 0)
 
 
@@ -79,7 +76,7 @@ def layer_norm_apply(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, rstd: torch.Tensor
 ) -> torch.Tensor:
     """Layer norm of contiguous x from statistics of its rows that were saved when it first ran."""
-    return _row_norm(x, weight, bias, mean, rstd, variant_of(_try_layer_norm, x.dtype, mean.dtype, False) or 0)
+    return _row_norm(x, weight, bias, mean, rstd, variant_of(try_layer_norm, x.dtype, mean.dtype, False) or 0)
 
 
 def _channel_norm(
@@ -95,7 +92,7 @@ def _channel_norm(
     _kernels().monet_channel_norm_apply(
         x.data_ptr(), _at(weight), _at(bias), mean.data_ptr(), rstd.data_ptr(), y.data_ptr(),
         x.shape[0], x.shape[1], prod(x.shape[2:]), x.shape[1] // (groups or 1), int(groups is not None),
-        int(_channels_last(x)), variant, *_formats(x, mean),
+        int(not x.is_contiguous()), variant, *_formats(x, mean),
     )  # fmt: skip
     return y
 
@@ -214,18 +211,21 @@ def _group_norm(
 Trial = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], torch.Tensor]
 
 
-def _try_batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+def try_batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+    """aten's result, or that of a variant of the kernel from the same statistics."""
     y, mean, rstd = aten.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)
     return y if variant is None else _channel_norm(x, w, b, mean, rstd, None, variant)
 
 
-def _try_group_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+def try_group_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+    """``try_batch_norm`` of group norm, in 4 groups."""
     cells = prod(x.shape[2:])
     y, mean, rstd = aten.native_group_norm(x, w, b, x.shape[0], x.shape[1], cells, 4, 1e-5)
     return y if variant is None else _channel_norm(x, w, b, mean, rstd, 4, variant)
 
 
-def _try_layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+def try_layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, variant: int | None) -> torch.Tensor:
+    """``try_batch_norm`` of layer norm, of rows."""
     y, mean, rstd = aten.native_layer_norm(x, [x.shape[1]], w, b, 1e-5)
     return y if variant is None else _row_norm(x, w, b, mean, rstd, variant)
 
@@ -236,8 +236,8 @@ def variant_of(trial: Trial, data: torch.dtype, parameters: torch.dtype, channel
     if library() is None:
         return None
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1037, 83), (301, 512)] if trial is _try_layer_norm else [(3, 20, 13, 11), (2, 64, 9, 7)]
-    variants = [3, 0, 1, 2, *((6, 4) if trial is _try_layer_norm else ())]
+    shapes = [(1037, 83), (301, 512)] if trial is try_layer_norm else [(3, 20, 13, 11), (2, 64, 9, 7)]
+    variants = [3, 0, 1, 2, *((6, 4) if trial is try_layer_norm else ())]
     for shape in shapes:
         x = (torch.randn(shape, generator=generator) * 3 + 1).to(data)
         x = x.contiguous(memory_format=torch.channels_last) if channels_last else x

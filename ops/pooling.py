@@ -11,6 +11,7 @@ import torch
 from monet.graph import Operator, Ref, Value
 from monet.ops import native, shape
 from monet.ops.implementation import Context, Implementation, SavedIntermediate
+from monet.ops.memory_format import channels_inside, channels_last, contiguous, same, without_gaps
 from monet.ops.record import Record
 from monet.ops.sample import Sample, between
 
@@ -72,21 +73,8 @@ def _cells(op: Operator, context: Context) -> Value | None:
 
 def _one_block(value: Value, rank: int) -> bool:
     """Contiguous or channels-last, without gaps."""
-    planes = [*range(len(value.shape) - rank)]
-    spatial = [*range(len(value.shape) - rank, len(value.shape))]
-    orders = [[*planes, *spatial]]
-    if len(planes) == 2:
-        orders.append([0, *spatial, 1])
-    return value.storage_bytes == value.numel * value.dtype.itemsize and any(_in_order(value, o) for o in orders)
-
-
-def _in_order(value: Value, order: list[int]) -> bool:
-    step = 1
-    for dimension in reversed(order):
-        if value.shape[dimension] != 1 and value.stride[dimension] != step:
-            return False
-        step *= value.shape[dimension]
-    return True
+    formats = [contiguous(value.shape), channels_last(value.shape) if len(value.shape) - rank == 2 else None]
+    return without_gaps(value) and any(same(value.shape, value.stride, stride) for stride in formats)
 
 
 def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
@@ -113,11 +101,9 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
 
 def _same_format(result: Value, cells: Value, rank: int) -> bool:
     """The kernel writes the gradient in the cells' memory format."""
-    dense = result.storage_bytes == result.numel * result.dtype.itemsize
-    planes = len(cells.shape) - rank
-    last = planes == 2 and cells.shape[1] > 1 and cells.stride[1] == 1 and math.prod(cells.shape[planes:]) > 1
-    order = [0, *range(2, planes + rank), 1] if last else [*range(planes + rank)]
-    return dense and _in_order(result, order)
+    last = len(cells.shape) - rank == 2 and channels_inside(cells.shape, cells.stride, rank)
+    wanted = channels_last(result.shape) if last else contiguous(result.shape)
+    return without_gaps(result) and same(result.shape, result.stride, wanted)
 
 
 def _channels_last(function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:

@@ -12,7 +12,8 @@ from monet.graph import Operator, Ref, Value
 from monet.ops import generic, norms
 from monet.ops.bits import dense
 from monet.ops.implementation import Context, Implementation, plain
-from monet.ops.normalization import contiguous, parameters_as
+from monet.ops.memory_format import contiguous
+from monet.ops.normalization import parameters_as
 from monet.ops.record import Record
 from monet.ops.sample import HALVES, Sample, between, single
 from monet.ops.scale import from_output
@@ -50,13 +51,13 @@ def _weight_and_bias(op: Operator) -> tuple[Any, Any]:
 
 
 def recompute_layer_norm(op: Operator, context: Context) -> list[Implementation] | None:
-    return _again(op, context, norms.layer_norm_apply, norms._try_layer_norm, ())
+    return _again(op, context, norms.layer_norm_apply, norms.try_layer_norm, ())
 
 
 def recompute_group_norm(op: Operator, context: Context) -> list[Implementation] | None:
     if op.args[1] is None:  # aten then centres first, which no other kernel of its does
         return generic.recompute(op, context)
-    return _again(op, context, norms.group_norm_apply, norms._try_group_norm, (op.args[6],))
+    return _again(op, context, norms.group_norm_apply, norms.try_group_norm, (op.args[6],))
 
 
 def backward_layer_norm(op: Operator, context: Context) -> list[Implementation]:

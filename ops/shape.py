@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from monet.errors import ExecutionError
 from monet.graph import Operator, Ref, references
 from monet.ops.implementation import Context, Implementation, plain
+from monet.ops.memory_format import same
 
 aten = torch.ops.aten
 
@@ -48,7 +50,8 @@ SHAPE_ONLY: dict[Callable[..., Any], tuple[int, ...]] = {
     aten.new_full.default: (0,),
 }
 
-_LEAST_RESERVED_BYTES = 1 << 36
+# More than most stand-ins, so that few processes reserve twice; little enough for a limited address space (ulimit -v).
+_LEAST_RESERVED_BYTES = 1 << 30
 _reserved: torch.Tensor | None = None
 
 
@@ -56,20 +59,48 @@ def _reserve(size: int) -> torch.Tensor:
     """A read-only range of at least ``size`` addresses as bytes; the process has one, made anew where too small."""
     global _reserved
     if _reserved is None or _reserved.numel() < size:
-        size = 1 << max(size - 1, _LEAST_RESERVED_BYTES - 1).bit_length()
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        memory = mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that the memory is not writable: that is the point
-            _reserved = torch.frombuffer(memory, dtype=torch.uint8)
+        _reserved = None  # gives its addresses back
+        try:
+            _reserved = _mapped(1 << (max(size, _LEAST_RESERVED_BYTES) - 1).bit_length())
+        except OSError:  # no room for more than is needed
+            _reserved = _mapped_exactly(size)
     return _reserved
 
 
+def _mapped(size: int) -> torch.Tensor:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the memory is not writable: that is the point
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _mapped_exactly(size: int) -> torch.Tensor:
+    """Raises ``ExecutionError`` where the system refuses: memory in its place would be outside the plan."""
+    try:
+        return _mapped(size)
+    except OSError as error:
+        raise ExecutionError(
+            f"the system refuses {size} bytes of address space (no memory) for an argument of which only the shape is "
+            f"read: {error.strerror}; raise the limit of address space (ulimit -v unlimited, or the batch system's), "
+            "or take a smaller batch"
+        ) from error
+
+
 def stand_in(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor of this geometry that takes no memory; reading gives 0, writing ends the process."""
+    """A CPU tensor of this geometry that takes no memory; reading gives 0, writing ends the process.
+
+    Raises ``ExecutionError`` where the system does not even give addresses for it.
+    """
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     reserved = _reserve((last + 1) * dtype.itemsize)
     return reserved[: (last + 1) * dtype.itemsize].view(dtype).as_strided(list(shape), list(stride))
+
+
+def stand_in_elsewhere(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor of ``shape`` on the device and in the dtype of ``like``, one element that is repeated; on devices where
+    no addresses can be had without memory. Its strides are 0, so kernels take it for a contiguous one."""
+    return like.new_zeros(1).expand(list(shape))
 
 
 def shape_only(op: Operator, context: Context, positions: Sequence[int]) -> Implementation:
@@ -103,14 +134,9 @@ def on_stand_ins(
     for position, shape, stride, dtype in where:
         filled.insert(position, stand_in(shape, stride, dtype))
     result = target(*filled, **kwargs)
-    if wanted and _differs(result, wanted):
+    if wanted and not same(result.shape, result.stride(), wanted):
         return torch.empty_strided(result.shape, list(wanted), dtype=result.dtype).copy_(result)
     return result
-
-
-def _differs(result: torch.Tensor, stride: Sequence[int]) -> bool:
-    """In a dimension of more than one element."""
-    return any(a != b and size > 1 for a, b, size in zip(result.stride(), stride, result.shape, strict=True))
 
 
 def forward(op: Operator, context: Context) -> list[Implementation]:

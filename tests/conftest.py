@@ -43,3 +43,34 @@ def default_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A kernel's results must not depend on the number of threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def kernels_of_the_table() -> None:
+    """Skips where others are offered than where docs/operators.md was written: native kernels need a compiler, and
+    norms run again from saved statistics where a variant of the kernel rounds as this machine's ATen does."""
+    import torch
+
+    from monet.ops import bits, native, norms
+
+    if None in (native.library(), bits.library(), norms.library()):
+        pytest.skip("native kernels cannot be built here")
+    for trial in (norms.try_batch_norm, norms.try_group_norm, norms.try_layer_norm):
+        for data in bits.FORMATS:
+            for parameters in {data, torch.float32}:
+                found = norms.variant_of(trial, data, parameters, False) is not None
+                if found != (trial is norms.try_batch_norm or parameters is torch.float32):
+                    pytest.skip(f"ATen rounds {trial.__name__} of {data} otherwise here")
+    if norms.variant_of(norms.try_batch_norm, torch.float32, torch.float32, True) is None:
+        pytest.skip("ATen rounds batch norm in channels-last otherwise here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,14 +12,6 @@ from monet.ops import bits
 from monet.ops.dropout import masked
 
 DTYPES = tuple(bits.FORMATS)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def every(dtype: torch.dtype) -> torch.Tensor:

@@ -11,9 +11,13 @@ from small_models import Awkward, Inverted, Residual, Running, Transformer
 from torch import nn
 
 from monet.capture import capture
-from monet.ops.catalogue import catalogue
+from monet.graph import Ref
+from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.convolution import chunk_counts
+from monet.ops.implementation import Implementation
+from monet.ops.measure import Bench
 from monet.ops.profiling import implementations, profile
+from monet.profile import Request
 
 CASES: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {
     "residual": (Residual(16), (torch.randn(8, 3, 64, 64),), {}),
@@ -92,6 +96,32 @@ def test_measurements_tell_outputs_from_temporaries() -> None:
     whole = measured.of(offers.forward[node]["aten"], offers).workspace_bytes()
     chunked = measured.of(offers.forward[node]["chunks-8"], offers).workspace_bytes()
     assert chunked < whole
+
+
+def test_measuring_in_place_keeps_no_memory_aside() -> None:
+    """What an implementation wrote over is filled again before the next reads it, in the same resident memory: all
+    memory that is kept is that of an input, which ``MOST_INPUT_BYTES`` counts."""
+    model, args, kwargs = CASES["residual"]
+    offers = catalogue(capture(model, args, kwargs).graph)
+    bench = Bench()
+    writing = [i for i in implementations(offers) if i.overwrites is not None]
+    first = {i.name: _measured(bench, i, offers) for i in writing}
+    written = {key: tensor.clone() for key, tensor in bench._inputs.items()}
+    places = {key: tensor.data_ptr() for key, tensor in bench._inputs.items()}
+    assert len(writing) > 3 and bench._homes.keys() == bench._inputs.keys() and bench._spoilt
+    spoilt = set(bench._spoilt)
+    assert {i.name: _measured(bench, i, offers) for i in writing} == first
+    assert {key: tensor.data_ptr() for key, tensor in bench._inputs.items()} == places
+    assert bench._homes.keys() == bench._inputs.keys() and bench._spoilt == spoilt
+    value = next(offers.values[i.overwrites] for i in writing if i.overwrites and i.args[0] == Ref(i.overwrites))
+    other = Bench()
+    assert torch.equal(bench._tensor(value, 0), other._tensor(value, 0))
+    (filled,) = spoilt - bench._spoilt
+    assert not torch.equal(bench._inputs[filled], written[filled])
+
+
+def _measured(bench: Bench, implementation: Implementation, offers: Catalogue) -> tuple[Request, ...]:
+    return bench.measure(implementation, offers.values).requests
 
 
 @pytest.mark.parametrize(

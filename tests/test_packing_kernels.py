@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,6 @@ from monet.errors import ExecutionError
 from monet.ops import native
 
 SIZES = (1, 31, 32, 33, 1000, 8191, 8192, 8193, 100_003)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

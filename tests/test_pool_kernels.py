@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from monet.ops import native
+from monet.ops.bits import FORMATS
 
 aten = torch.ops.aten
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("channels", [1, 3, 64, 130])
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", FORMATS)
 def test_overlapping_windows(channels: int, last: bool, dtype: torch.dtype, threads: int) -> None:
     """Several outputs take the same cell, so the order of additions shows; few values, so that ties do too."""
     generator = torch.Generator().manual_seed(channels)

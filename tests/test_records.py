@@ -82,6 +82,7 @@ def test_samples_have_every_operator_of_their_record(record: Record) -> None:
     assert not missing
 
 
+@pytest.mark.usefixtures("kernels_of_the_table")
 def test_document_is_the_table() -> None:
     """After a change of what is offered: ``monet operators > docs/operators.md``."""
     assert (Path(__file__).parents[1] / "docs" / "operators.md").read_text() == table()

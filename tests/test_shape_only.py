@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from dataclasses import replace
 
+import pytest
 import torch
 from evaluation import evaluate
 
 from monet.capture import capture
 from monet.graph import Operator, Ref
+from monet.ops import convolution_parts
 from monet.ops.catalogue import catalogue
 from monet.ops.registry import RECORDS
 from monet.ops.shape import SHAPE_ONLY, stand_in
@@ -68,3 +73,69 @@ def test_stand_ins_take_no_memory() -> None:
 def _resident_bytes() -> int:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_input_gradient_on_another_device(form: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution's input gradient on a device where nothing can stand in without memory: on meta tensors, where
+    torch checks devices and shapes as elsewhere; its values are eager's on the CPU."""
+    monkeypatch.setattr(convolution_parts, "stand_in", None)  # is of the CPU
+    module = torch.nn.Conv2d(3, 4, 3, 2, 1, bias=False)
+    x = torch.randn(2, 3, 9, 8).contiguous(memory_format=form).requires_grad_()
+    graph = capture(module, (x,)).graph
+    away = {name: replace(value, device=torch.device("meta")) for name, value in graph.values.items()}
+    offered = catalogue(replace(graph, values=away)).backward
+    (op,) = (op for op in graph.backward if offered.get(op.name) and op.outputs[0] in graph.gradients.values())
+    (found,) = offered[op.name].values()
+    real = {name: torch.randn(v.shape).as_strided(v.shape, v.stride) for name, v in graph.values.items()}
+
+    def result(device: str) -> torch.Tensor:
+        args = [real[a.name].to(device) if isinstance(a, Ref) else a for a in found.args]
+        made = found.call(*args, **dict(found.kwargs))
+        tensor: torch.Tensor = made if found.single else made[0]
+        return tensor
+
+    value = graph.values[str(op.outputs[0])]
+    assert result("meta").device.type == "meta"
+    for device in ("meta", "cpu"):
+        assert (tuple(result(device).shape), result(device).stride()) == (value.shape, value.stride)
+    expected = op.target(*(real[a.name] if isinstance(a, Ref) else a for a in op.args))[0]
+    assert torch.equal(result("cpu"), expected)
+    # Eager's kernel decides on its layout by the input's: where that says something, it is read.
+    assert (op.args[1].name in found.inputs()) == (form is torch.channels_last)
+
+
+LIMITED = """
+import resource
+import torch
+from monet.errors import MonetError
+from monet.ops.convolution_parts import input_gradient
+from monet.ops.shape import stand_in
+
+def limit(room):
+    with open("/proc/self/statm") as statm:
+        size = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + room, resource.RLIM_INFINITY))
+
+torch.set_num_threads(1)
+limit(7 << 29)  # 3.5 GiB
+assert stand_in((2, 3), (3, 1), torch.float32).sum() == 0
+gradient, weight = torch.ones(2, 4, 5, 5), torch.ones(4, 3, 1, 1)
+geometry = [None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+found = input_gradient(gradient, weight, geometry, [2, 3, 5, 5], [75, 25, 5, 1])
+assert torch.equal(found, torch.full((2, 3, 5, 5), 4.0))
+assert stand_in(((2 << 30) + 1,), (1,), torch.uint8)[-1] == 0  # the next power of two would be too much
+try:
+    stand_in((1 << 37,), (1,), torch.float32)
+except MonetError as error:
+    print(error)
+limit(1 << 29)
+assert stand_in((1 << 28,), (1,), torch.uint8)[-1] == 0  # less than a process starts with
+"""
+
+
+def test_limited_address_space() -> None:
+    """As ``ulimit -v`` does on shared machines: what fits is given, what does not is an error with advice."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"refuses {4 << 37} bytes of address space" in done.stdout and "ulimit -v unlimited" in done.stdout

@@ -1,0 +1,42 @@
+"""How a tensor's elements lie in memory: contiguous or channels-last, with or without gaps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from monet.graph import Value
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return _in_order(shape, range(len(shape)))
+
+
+def channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides of a batch of images or volumes with the channels next to each other; None for other ranks, which
+    torch has no such format for."""
+    return _in_order(shape, (0, *range(2, len(shape)), 1)) if len(shape) in (4, 5) else None
+
+
+def _in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [0] * len(shape), 1
+    for dimension in reversed(order):
+        strides[dimension] = step
+        step *= max(shape[dimension], 1)
+    return tuple(strides)
+
+
+def same(shape: Sequence[int], one: Sequence[int], other: Sequence[int] | None) -> bool:
+    """Whether strides put elements at the same places: those of a dimension of one element mean nothing."""
+    return other is not None and all(a == b or size <= 1 for a, b, size in zip(one, other, shape, strict=True))
+
+
+def channels_inside(shape: Sequence[int], stride: Sequence[int], rank: int) -> bool:
+    """Whether the planes of ``rank`` dimensions of a dense tensor (..., C, *plane) are interleaved by channels."""
+    return shape[-rank - 1] > 1 and stride[-rank - 1] == 1 and math.prod(shape[-rank:]) > 1
+
+
+def without_gaps(value: Value) -> bool:
+    """Whether a value has as many elements as its storage has room for."""
+    return value.storage_bytes == value.numel * value.dtype.itemsize
