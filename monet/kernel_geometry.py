@@ -4,8 +4,8 @@ A trace asks how an operator's results look. For batch, layer and group norm tor
 made for compilers: saved statistics in the input's dtype although the kernel keeps them in float32 where the parameters
 are, running statistics in float32 although they are bfloat16, gradients in the strides of the incoming one although the
 kernel takes the input's, or in the parameters' dtype. Gradients of activations have the strides of what the kernel
-reads first, gradient or saved tensor, and in a decomposition of another one. Kernels of losses, softmax, GLU, log-sigmoid
-and others make contiguous results of any input, decompositions results in its format. A plan needs the kernels' own.
+reads first, gradient or saved tensor, and in a decomposition of another one. Kernels of losses, softmax, GLU and
+others make contiguous results of any input, decompositions results in its format. A plan needs the kernels' own.
 """
 
 from __future__ import annotations
