@@ -4,7 +4,8 @@ A trace asks how an operator's results look. For batch, layer and group norm tor
 made for compilers: saved statistics in the input's dtype although the kernel keeps them in float32 where the parameters
 are, running statistics in float32 although they are bfloat16, gradients in the strides of the incoming one although the
 kernel takes the input's, or in the parameters' dtype. Gradients of activations have the strides of what the kernel
-reads first, gradient or saved tensor, and in a decomposition of another one. A plan needs the kernels' own.
+reads first, gradient or saved tensor, and in a decomposition of another one. Kernels of losses, softmax, GLU and
+others make contiguous results of any input, decompositions results in its format. A plan needs the kernels' own.
 """
 
 from __future__ import annotations
@@ -114,6 +115,78 @@ def _elu_backward(gradient: Any, alpha: Any, scale: Any, input_scale: Any, of_ou
     return torch.add(gradient, saved)
 
 
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _layer_norm_backward(
+    gradient: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
+) -> Results:
+    of_parameter = [
+        _contiguous(p) if wanted and p is not None else None for p, wanted in zip((weight, bias), mask[1:], strict=True)
+    ]
+    return (_contiguous(x) if mask[0] else None, *of_parameter)
+
+
+def _loss_backward(gradient: Any, x: Any, *rest: Any, **named: Any) -> Any:
+    """Zeros of the input's shape, written through."""
+    return _contiguous(x)
+
+
+def _cross_entropy(x: Any, target: Any, weight: Any = None, reduction: int = 1) -> Any:
+    return torch.empty_like(x) if reduction == 0 else x.new_empty(())
+
+
+def _cross_entropy_backward(gradient: Any, x: Any, *rest: Any, **named: Any) -> Any:
+    return torch.empty_like(x)
+
+
+def _log_sigmoid(x: Any) -> Any:
+    return _contiguous(x), _contiguous(x)
+
+
+def _rrelu_backward(
+    gradient: Any, x: Any, noise: Any, lower: float, upper: float, training: bool, of_output: bool
+) -> Any:
+    """The noise times the gradient, or a leaky ReLU's gradient where there is no noise."""
+    return torch.mul(noise, gradient) if training and upper - lower > 1e-6 else torch.add(x, gradient)
+
+
+def _glu_backward(gradient: Any, x: Any, dim: int) -> Any:
+    return _contiguous(x)
+
+
+def _softmax_backward(gradient: Any, y: Any, dim: int, dtype: torch.dtype) -> Any:
+    return gradient.new_empty(gradient.shape, dtype=dtype)
+
+
+def _dropout_backward(gradient: Any, mask: Any, scale: float) -> Any:
+    return torch.mul(gradient, mask)
+
+
+def _roll(x: Any, shifts: Any, dims: Any = ()) -> Any:
+    """Two parts put together, one dimension after the other; of the flattened tensor without dimensions."""
+    shifts, dims = ([n] if isinstance(n, int) else list(n) for n in (shifts, dims))
+    if len(dims) != 1 or len(shifts) != 1:
+        if not dims and len(shifts) == 1:
+            return _contiguous(x)
+        if len(shifts) != len(dims):
+            raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
+        return _roll(_roll(x, shifts[:1], dims[:1]), shifts[1:], dims[1:])
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    size = x.shape[dims[0]]
+    start = -shifts[0] % size
+    return torch.cat([x.narrow(dims[0], start, size - start), x.narrow(dims[0], 0, start)], dims[0])
+
+
+def _pad3d(x: Any, padding: Any) -> Any:
+    """Channels-last where the input is; in a volume without batch, four dimensions are taken for a batch of images."""
+    more = [padding[i] + padding[i + 1] for i in (4, 2, 0)]
+    sizes = [*x.shape[:-3], *(n + m for n, m in zip(x.shape[-3:], more, strict=True))]
+    return x.new_empty(sizes).contiguous(memory_format=suggest_memory_format(x))
+
+
 # Operator → its results, and which argument is its input.
 _RULES: dict[Any, tuple[Callable[..., Any], int]] = {
     aten.native_batch_norm.default: (_plain, 0),
@@ -137,6 +210,21 @@ _RULES: dict[Any, tuple[Callable[..., Any], int]] = {
     aten.gelu_backward.default: (_elementwise, 0),
     aten.softplus_backward.default: (_elementwise, 0),
     aten.elu_backward.default: (_elu_backward, 0),
+    aten.native_layer_norm_backward.default: (_layer_norm_backward, 1),
+    aten.mse_loss_backward.default: (_loss_backward, 1),
+    aten.smooth_l1_loss_backward.default: (_loss_backward, 1),
+    aten.huber_loss_backward.default: (_loss_backward, 1),
+    aten.binary_cross_entropy.default: (_cross_entropy, 0),
+    aten.binary_cross_entropy_backward.default: (_cross_entropy_backward, 1),
+    aten.log_sigmoid_forward.default: (_log_sigmoid, 0),
+    aten.rrelu_with_noise_backward.default: (_rrelu_backward, 1),
+    aten.glu_backward.default: (_glu_backward, 1),
+    aten._softmax_backward_data.default: (_softmax_backward, 0),
+    aten._log_softmax_backward_data.default: (_softmax_backward, 0),
+    aten.native_dropout_backward.default: (_dropout_backward, 0),
+    aten.roll.default: (_roll, 0),
+    aten.reflection_pad3d.default: (_pad3d, 0),
+    aten.replication_pad3d.default: (_pad3d, 0),
 }
 
 

@@ -7,6 +7,7 @@ i is for element 8 i + j in the order of memory.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 
 from monet import native
 from monet.graph import Value
+from monet.ops.geometry import require_strides
 from monet.ops.memory_format import without_gaps
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -50,8 +52,9 @@ def bit_value(name: str, like: Value) -> Value:
     return Value(name, (size,), (1,), 0, torch.uint8, like.device, name, size)
 
 
-def inside_bits(x: torch.Tensor, low: float, high: float | None, nan: bool) -> torch.Tensor:
-    """Bits of low < x < high; for a NaN what ``nan`` says."""
+def inside_bits(x: torch.Tensor, low: float, high: float | None, nan: bool, stride: Sequence[int]) -> torch.Tensor:
+    """Bits of low < x < high; for a NaN what ``nan`` says. ``stride``: of x, or ``ExecutionError``."""
+    require_strides(x, stride, "an activation")
     bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
     _kernels().monet_inside_bits(
         x.data_ptr(), bits.data_ptr(), x.numel(), low, high or 0.0, int(high is not None), int(nan), FORMATS[x.dtype]
@@ -59,20 +62,31 @@ def inside_bits(x: torch.Tensor, low: float, high: float | None, nan: bool) -> t
     return bits
 
 
-def mask_bits(mask: torch.Tensor) -> torch.Tensor:
-    """Bits of a dense boolean tensor."""
+def mask_bits(mask: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """Bits of a dense boolean tensor of ``stride``, or ``ExecutionError``."""
+    require_strides(mask, stride, "a mask")
     bits = torch.empty((mask.numel() + 7) // 8, dtype=torch.uint8)
     _kernels().monet_mask_bits(mask.data_ptr(), bits.data_ptr(), mask.numel())
     return bits
 
 
-def branch_gradient(gradient: torch.Tensor, bits: torch.Tensor, inside: float, outside: float | None) -> torch.Tensor:
-    """``gradient * inside`` where the bit is set, else ``gradient * outside`` (None: +0); a new dense tensor."""
+def branch_gradient(
+    gradient: torch.Tensor, bits: torch.Tensor, inside: float, outside: float | None, stride: Sequence[int]
+) -> torch.Tensor:
+    """``gradient * inside`` where the bit is set, else ``gradient * outside`` (None: +0); a new dense tensor.
+
+    ``stride``: of what the bits were made from, in whose order they are. Raises ``ExecutionError`` for a gradient of
+    another.
+    """
+    require_strides(gradient, stride, "a gradient")
     return _branch(gradient, bits, torch.empty_like(gradient), inside, outside)
 
 
-def branch_gradient_(gradient: torch.Tensor, bits: torch.Tensor, inside: float, outside: float | None) -> torch.Tensor:
+def branch_gradient_(
+    gradient: torch.Tensor, bits: torch.Tensor, inside: float, outside: float | None, stride: Sequence[int]
+) -> torch.Tensor:
     """``branch_gradient`` in place."""
+    require_strides(gradient, stride, "a gradient")
     return _branch(gradient, bits, gradient, inside, outside)
 
 

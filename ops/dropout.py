@@ -62,7 +62,8 @@ def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
     packed = _mask_bits(op, context)
     if packed is None or op.outputs[1] is None:
         return []
-    make = Implementation("bits", bits.mask_bits, (Ref(op.outputs[1]),), (), (packed.name,))
+    stride = list(context.value(op.outputs[1]).stride)
+    make = Implementation("bits", bits.mask_bits, (Ref(op.outputs[1]), stride), (), (packed.name,))
     return [SavedIntermediate(packed, make, "mask-bits")]
 
 
@@ -86,7 +87,7 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     given = context.value(gradient.name)
     if packed is None or not bits.dense(given) or given.stride != context.value(mask.name).stride:
         return found
-    call = (gradient, Ref(packed.name), scale, 0.0)
+    call = (gradient, Ref(packed.name), scale, 0.0, list(given.stride))
     found.append(Implementation("from-bits", bits.branch_gradient, call, (), op.outputs))
     if in_place:
         found.append(

@@ -12,6 +12,7 @@ import torch
 from monet import allocator
 from monet.errors import ProfileError
 from monet.graph import Ref, Value
+from monet.ops.geometry import has_strides
 from monet.ops.implementation import Implementation
 from monet.ops.sparse import SAMPLES
 from monet.profile import Measurement, Request
@@ -43,7 +44,8 @@ def signature(implementation: Implementation, values: Mapping[str, Value]) -> st
     same = _repeated(implementation)
     arguments = ", ".join(describe(a) for a in implementation.args)
     named = ", ".join(f"{k}={describe(v)}" for k, v in implementation.kwargs)
-    wanted = "".join("_" if name is None else "o" for name in implementation.outputs)
+    # Of results, too: a measurement says that they are as the graph has them.
+    wanted = " ".join("_" if n is None else describe(Ref(n)) for n in implementation.outputs)
     return f"{implementation.call_name}({arguments}; {named})->{wanted}{same}"
 
 
@@ -70,7 +72,8 @@ class Bench:
         self._scratch: allocator.Arena | None = None
 
     def measure(self, implementation: Implementation, values: Mapping[str, Value]) -> Measurement:
-        """Raises ``ProfileError`` with torch's reason when the implementation fails on such tensors."""
+        """Raises ``ProfileError`` with torch's reason when the implementation fails on such tensors, and where a result
+        has another shape, stride or dtype than its value: what comes after it is planned for these."""
         made: dict[str, torch.Tensor] = {}
         if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
             self._inputs.clear()
@@ -88,7 +91,7 @@ class Bench:
         state = torch.get_rng_state()
         try:
             with torch.no_grad():
-                return self._run(implementation, args, kwargs)
+                return self._run(implementation, args, kwargs, values)
         except RuntimeError as error:
             raise ProfileError(
                 f"{implementation.call_name} fails on {signature(implementation, values)}: {error}"
@@ -109,13 +112,20 @@ class Bench:
             return [self._real(item, made, values) for item in argument]
         return argument
 
-    def _run(self, implementation: Implementation, args: list[Any], kwargs: dict[str, Any]) -> Measurement:
+    def _run(
+        self,
+        implementation: Implementation,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        values: Mapping[str, Value],
+    ) -> Measurement:
         if not allocator.available():
-            return self._time_only(implementation, args, kwargs)
+            return self._time_only(implementation, args, kwargs, values)
         start = time.perf_counter()
         with allocator.Recording() as recording:
             results = _named(implementation, implementation.call(*args, **kwargs))
         first = time.perf_counter() - start
+        _compare(results, implementation, values)
         requests, ticks = _requests(recording.events, results, implementation)
         del results
         arena = self._serve(requests)
@@ -137,9 +147,16 @@ class Bench:
             raise ProfileError(f"{implementation.call_name} asks for other memory when it runs again")
         return Measurement(statistics.median(times), requests, ticks)
 
-    def _time_only(self, implementation: Implementation, args: list[Any], kwargs: dict[str, Any]) -> Measurement:
+    def _time_only(
+        self,
+        implementation: Implementation,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        values: Mapping[str, Value],
+    ) -> Measurement:
         """With no recorder: outputs are all that is known of its memory."""
         results = _named(implementation, implementation.call(*args, **kwargs))
+        _compare(results, implementation, values)
         requests = tuple(
             Request(r.untyped_storage().nbytes(), 0, None, i)
             for i, r in enumerate(results)
@@ -232,6 +249,28 @@ def _named(implementation: Implementation, results: Any) -> list[torch.Tensor | 
     """The results that have a name; the others are released here."""
     flat = [results] if implementation.single else list(results)
     return [r if name is not None else None for r, name in zip(flat, implementation.outputs, strict=False)]
+
+
+def _compare(
+    results: Sequence[torch.Tensor | None], implementation: Implementation, values: Mapping[str, Value]
+) -> None:
+    """The kernels' geometry against the graph's, which bit masks and views rely on."""
+    for position, (name, result) in enumerate(zip(implementation.outputs, results, strict=False)):
+        if name is None or result is None:
+            continue
+        value = values[name]
+        if result.dtype is value.dtype and result.shape == value.shape and has_strides(result, value.stride):
+            continue
+        found = _geometry(tuple(result.shape), result.stride(), result.dtype)
+        raise ProfileError(
+            f"result {position} ({name}) of {implementation.call_name} is {found}, but torch traced it as "
+            f"{_geometry(value.shape, value.stride, value.dtype)}, and a plan would rely on that; make the operator's "
+            "inputs contiguous in the model (.contiguous()), or report this operator"
+        )
+
+
+def _geometry(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
 
 
 def _requests(

@@ -13,9 +13,11 @@ from math import prod
 from pathlib import Path
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from monet import native
 from monet.ops.bits import FORMATS
+from monet.ops.geometry import require_contiguous
 
 aten = torch.ops.aten
 Results = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
@@ -88,6 +90,7 @@ def _channel_norm(
     groups: int | None,
     variant: int,
 ) -> torch.Tensor:
+    require_contiguous(x, "an input", suggest_memory_format(x))
     y = torch.empty_like(x)
     _kernels().monet_channel_norm_apply(
         x.data_ptr(), _at(weight), _at(bias), mean.data_ptr(), rstd.data_ptr(), y.data_ptr(),
@@ -105,6 +108,7 @@ def _row_norm(
     rstd: torch.Tensor,
     variant: int,
 ) -> torch.Tensor:
+    require_contiguous(x, "an input")
     y = torch.empty_like(x)
     rows = mean.numel()
     _kernels().monet_row_norm_apply(
@@ -147,6 +151,8 @@ def _layer_norm(
     mask: list[bool],
     dx: torch.Tensor | None,
 ) -> Results:
+    require_contiguous(gradient, "a gradient")
+    require_contiguous(y, "an output")
     rows = rstd.numel()
     sizes = (rows, y.numel() // max(rows, 1), *_formats(y, rstd))
     of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
@@ -199,6 +205,8 @@ def _group_norm(
     mask: list[bool],
     dx: torch.Tensor | None,
 ) -> Results:
+    require_contiguous(gradient, "a gradient")
+    require_contiguous(y, "an output")
     of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
     sums = torch.empty((2, y.shape[0], y.shape[1]), dtype=torch.float32)
     _kernels().monet_group_norm_gradient(

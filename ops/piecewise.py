@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -32,7 +33,8 @@ def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
         return []
     value, read = made
     ends = found.of_output if found.of_output is not None else (found.low, found.high)
-    make = Implementation("bits", bits.inside_bits, (read, *ends, found.nan), (), (value.name,))
+    stride = list(context.value(read.name).stride)
+    make = Implementation("bits", bits.inside_bits, (read, *ends, found.nan, stride), (), (value.name,))
     return [SavedIntermediate(value, make, "sign-bits")]
 
 
@@ -49,7 +51,7 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     given = context.value(gradient.name)
     if made is None or not bits.dense(given) or given.stride != context.value(made[1].name).stride:
         return found
-    call = (gradient, Ref(made[0].name), way.inside, way.outside)
+    call = (gradient, Ref(made[0].name), way.inside, way.outside, list(given.stride))
     found.append(Implementation("from-bits", bits.branch_gradient, call, (), op.outputs))
     if context.may_overwrite(gradient.name, op, op.outputs[0]):
         found.append(
@@ -69,7 +71,8 @@ def _from_output(op: Operator, forward: Operator, way: Branch, context: Context)
             return []
         if context.value(y).stride != context.value(op.args[0].name).stride:
             return []
-        call = (op.args[0], Ref(y), *way.of_output, way.nan, way.inside, way.outside)
+        stride = list(context.value(y).stride)
+        call = (op.args[0], Ref(y), *way.of_output, way.nan, way.inside, way.outside, stride)
         return [Implementation("from-output", from_output, call, (), op.outputs)]
     kernel = replace(op, args=(op.args[0], Ref(y), *op.args[2:]))
     return [replace(i, name=f"from-output-{i.name}") for i in generic.backward(kernel, context)]
@@ -83,9 +86,10 @@ def from_output(
     nan: bool,
     inside: float,
     outside: float | None,
+    stride: Sequence[int],
 ) -> torch.Tensor:
     """The gradient of a branch whose output y tells it; the bits are a temporary."""
-    return bits.branch_gradient(gradient, bits.inside_bits(y, low, high, nan), inside, outside)
+    return bits.branch_gradient(gradient, bits.inside_bits(y, low, high, nan, stride), inside, outside, stride)
 
 
 _f = torch.nn.functional

@@ -53,8 +53,8 @@ def test_bits_give_the_kernels_gradient(case: Any, dtype: torch.dtype) -> None:
     if way.of_output is not None:
         ends["output"] = way.of_output
     for read, (low, high) in ends.items():
-        made = bits.inside_bits(forward(x, *numbers) if read == "output" else x, low, high, way.nan)
-        assert same(bits.branch_gradient(gradient, made, way.inside, way.outside), expected), read
+        made = bits.inside_bits(forward(x, *numbers) if read == "output" else x, low, high, way.nan, x.stride())
+        assert same(bits.branch_gradient(gradient, made, way.inside, way.outside, x.stride()), expected), read
 
 
 def test_where_the_output_does_not_tell() -> None:

@@ -23,6 +23,7 @@ FORMATS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
     "transposed": lambda x: x.transpose(2, 3),
 }
+ORDERS = [(0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2), (1, 2, 3, 0)]  # of four dimensions in memory
 
 
 def _look(results: Any) -> list[Any]:
@@ -91,6 +92,56 @@ def test_gradients_of_activations_look_as_the_kernels_make_them(
     for target, numbers in ACTIVATIONS:
         _compare(target, g, x, *numbers)
     _compare(aten.elu_backward.default, g, 1.0, 1, 1, False, x)
+
+
+def _ordered(order: tuple[int, ...], *shape: int) -> torch.Tensor:
+    """Noise in (0, 1) whose dimensions lie in memory in this order."""
+    x = torch.rand([shape[i] for i in order]) * 0.9 + 0.05
+    return x.permute([order.index(i) for i in range(len(order))])
+
+
+@pytest.mark.parametrize("of_gradient", ORDERS)
+@pytest.mark.parametrize("of_input", ORDERS)
+def test_other_results_look_as_the_kernels_make_them(of_input: tuple[int, ...], of_gradient: tuple[int, ...]) -> None:
+    x, shape = _ordered(of_input, 4, 6, 5, 3), (4, 6, 5, 3)
+    g, contiguous = _ordered(of_gradient, *shape), torch.rand(shape)
+    for target in (contiguous, x, g):
+        for reduction in range(3):
+            for incoming in (g,) if reduction == 0 else (torch.tensor(1.0),):
+                _compare(aten.mse_loss_backward.default, incoming, x, target, reduction)
+                _compare(aten.smooth_l1_loss_backward.default, incoming, x, target, reduction, 1.0)
+                _compare(aten.huber_loss_backward.default, incoming, x, target, reduction, 1.0)
+                _compare(aten.binary_cross_entropy_backward.default, incoming, x, target, None, reduction)
+    for loss in (aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy):
+        _compare(loss.default, x, g, *([None] if loss is aten.binary_cross_entropy else []), 0)
+    _, buffer = _compare(aten.log_sigmoid_forward.default, x)
+    _compare(aten.log_sigmoid_backward.default, g, x, buffer)
+    for noise in (contiguous, x):
+        for training in (True, False):
+            _compare(aten.rrelu_with_noise_backward.default, g, x, noise, 0.1, 0.3, training, False)
+    for dim in (0, 1, 2, 3, -1):
+        if shape[dim] % 2 == 0:
+            _compare(aten.glu.default, x, dim)
+            half = [n // 2 if i == dim else n for i, n in enumerate(shape)]
+            _compare(aten.glu_backward.default, _ordered(of_gradient, *half), x, dim)
+        for softmax in (aten._softmax, aten._log_softmax):
+            _compare(softmax.default, x, dim, False)
+        for softmax in (aten._softmax_backward_data, aten._log_softmax_backward_data):
+            _compare(softmax.default, g, x, dim, torch.float32)
+        for shift in (1, -2, 0, 11):
+            _compare(aten.roll.default, x, [shift], [dim])
+    _compare(aten.roll.default, x, [1, 2], [1, 3])
+    _compare(aten.roll.default, x, [3])
+    _compare(aten.native_dropout_backward.default, g, x > 0.5, 1.25)
+    for pad in (aten.reflection_pad3d, aten.replication_pad3d):
+        _compare(pad.default, x, [1, 1, 2, 1, 0, 1])
+        _compare(pad.default, x.unsqueeze(0), [1, 1, 2, 1, 0, 1])
+        _compare(pad.default, x.unsqueeze(1), [1, 1, 2, 1, 0, 1])
+    w, b = torch.rand(3), torch.rand(3)
+    _, mean, rstd = _compare(aten.native_layer_norm.default, x, [3], w, b, 1e-5)
+    for mask in ([True] * 3, [True, False, False], [False, True, True]):
+        _compare(aten.native_layer_norm_backward.default, g, x, [3], mean, rstd, w, b, mask)
+    _compare(aten.native_layer_norm_backward.default, g, x, [3], mean, rstd, None, None, [True, False, False])
 
 
 def test_torch_is_left_as_it_was() -> None:

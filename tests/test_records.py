@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from evaluation import compare_with_eager, evaluate, strides, try_every_implementation
 
-from monet.capture import Captured
+from monet.capture import Captured, capture
+from monet.errors import ProfileError
+from monet.graph import Ref, Value
 from monet.operator_table import captured_sample, table
 from monet.ops import measure
+from monet.ops.catalogue import catalogue
+from monet.ops.implementation import Implementation
 from monet.ops.measure import Bench
 from monet.ops.profiling import implementations
 from monet.ops.record import Record
@@ -60,6 +66,69 @@ def test_sample(
     try_every_implementation(offers, captured, module, env)
     for implementation in implementations(offers):
         bench.measure(implementation, offers.values)
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    return x.mT.contiguous().mT if x.dim() > 1 else x
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    """With dimension 1 innermost, of any number of dimensions."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x
+
+
+class _InLayout(torch.nn.Module):
+    """A program whose activations come in another order of memory, and its outputs' gradients too."""
+
+    def __init__(self, module: torch.nn.Module, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.module, self.layout = module, layout
+
+    def forward(self, *activations: torch.Tensor) -> Any:
+        results = self.module(*(self.layout(x) if x.is_floating_point() else x for x in activations))
+        single = isinstance(results, torch.Tensor)
+        turned = tuple(self.layout(r) if r.is_floating_point() else r for r in ((results,) if single else results))
+        return turned[0] if single else turned
+
+
+# A tensor in such a layout cannot be viewed as this sample does; and this one's kernel in channels-last, 1x1 with
+# strides, writes past its memory in torch 2.13's own oneDNN (F.conv2d(x, w, stride=2) ends eager, too).
+_NOT_IN_LAYOUTS = {"views", "conv2d-1x1-strided"}
+
+
+@pytest.mark.parametrize(
+    ("sample", "layout"),
+    [
+        pytest.param(sample, layout, id=f"{sample.name}-{layout.__name__.strip('_')}")
+        for record in RECORDS
+        for sample in record.samples
+        for layout in ((_channels_last,) if record.family == "convolutions" else (_turned, _channels_last))
+        if sample.name not in _NOT_IN_LAYOUTS and torch.float32 in sample.dtypes
+        # Of three dimensions, the two are one.
+        if any(isinstance(a, tuple) and len(a) > 1 and (len(a) == 2) <= (layout is _turned) for a in sample.activations)
+        if layout is _channels_last or any(isinstance(a, tuple) and len(a) in (2, 4, 5) for a in sample.activations)
+    ],
+)
+def test_graph_tells_the_geometry_in_other_layouts(
+    sample: Sample, layout: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Bits and packings are in the order of memory: results lie where the graph says, in whatever order inputs do."""
+    module, inputs = _InLayout(sample.module(), layout), sample.inputs()
+    captured = capture(module, inputs)
+    env = evaluate(catalogue(captured.graph), captured, module, list(inputs))
+    _compare_with_graph(captured, env)
+
+
+def test_result_that_the_graph_does_not_tell_is_an_error(bench: Bench) -> None:
+    """A kernel whose results are in another memory format than traced stops planning."""
+    x = Value("x", (5, 7), (1, 5), 0, torch.float32, torch.device("cpu"), "x", 140)
+    turned = Implementation("aten", torch.ops.aten.sin.default, (Ref("x"),), (), ("y",))
+    bench.measure(turned, {"x": x, "y": replace(x, name="y", storage="y")})
+    told = {"x": x, "y": replace(x, name="y", storage="y", stride=(7, 1))}
+    with pytest.raises(ProfileError, match=r"\[1, 5\], but torch traced it as float32 \[5, 7\] with strides \[7, 1\]"):
+        bench.measure(turned, told)
+    with pytest.raises(ProfileError, match="traced it as bfloat16"):
+        bench.measure(turned, {"x": x, "y": replace(x, name="y", dtype=torch.bfloat16)})
 
 
 def _compare_with_graph(captured: Captured, env: Mapping[str, torch.Tensor]) -> None:
