@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from monet.custom_functions import CustomFunctionFound, refusing_custom_functions
 from monet.decompositions import without_decompositions
 from monet.errors import CaptureError
 from monet.gradient_sums import sum_gradients_in_place
@@ -91,9 +92,11 @@ def capture(
     ):
         raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
     try:
-        with _autocast_as_written(), without_decompositions():
+        with _autocast_as_written(), without_decompositions(), refusing_custom_functions():
             program = torch.export.export(model, args, kwargs, strict=False)
         module = program.module(check_guards=False)
+    except CustomFunctionFound as error:
+        raise CaptureError(str(error)) from error
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(_reason("torch.export cannot trace the model", error)) from error
     if not isinstance(module, torch.fx.GraphModule):

@@ -1,0 +1,52 @@
+"""Finds ``torch.autograd.Function`` in a model: its ``backward`` is the user's, and tracing takes the derivative of its
+``forward`` instead, without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+# They compute nothing: non-reentrant checkpointing keeps tensors with one.
+_HARMLESS = {("torch.utils.checkpoint", "_NoopSaveInputs")}
+
+
+class CustomFunctionFound(Exception):
+    """Raised inside the trace; ``str`` is the reason, with what to do."""
+
+
+@contextmanager
+def refusing_custom_functions() -> Iterator[None]:
+    """Raises ``CustomFunctionFound`` where the code inside applies one to a tensor that requires a gradient."""
+    real = torch.autograd.Function.__dict__["apply"]  # the class method itself, not bound to a class
+
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        harmless = (cls.__module__, cls.__name__) in _HARMLESS
+        tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        traced = any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
+        if not harmless and (traced or issubclass(cls, CheckpointFunction)):
+            raise CustomFunctionFound(_reason(cls))
+        return real.__func__(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = real  # type: ignore[method-assign]
+
+
+def _reason(cls: type[torch.autograd.Function]) -> str:
+    if issubclass(cls, CheckpointFunction):
+        return (
+            "the model checkpoints with use_reentrant=True, which cannot be traced; use use_reentrant=False, or no "
+            "checkpoint at all: the plan decides what is computed again"
+        )
+    return (
+        f"the model applies {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function; torch traces the "
+        "derivative of its forward and not its own backward, so gradients would be other ones than eager's. Write it with "
+        "operators, or register forward and backward as one (torch.library.custom_op and register_autograd)"
+    )
