@@ -47,6 +47,6 @@ def _reason(cls: type[torch.autograd.Function]) -> str:
         )
     return (
         f"the model applies {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function; torch traces the "
-        "derivative of its forward and not its own backward, so gradients would be other ones than eager's. Write it with "
-        "operators, or register forward and backward as one (torch.library.custom_op and register_autograd)"
+        "derivative of its forward and not its own backward, so gradients would be other ones than eager's. Write it "
+        "with operators, or register forward and backward as one (torch.library.custom_op and register_autograd)"
     )
