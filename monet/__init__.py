@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monet.api import plan as plan
+    from monet.errors import InfeasibleBudget as InfeasibleBudget
+    from monet.errors import MonetError as MonetError
     from monet.executor.module import MonetModule as MonetModule
     from monet.executor.trainer import Trainer as Trainer
     from monet.optimization import optimize as optimize
@@ -19,6 +21,8 @@ _HOMES = {
     "MonetModule": "monet.executor.module",
     "Trainer": "monet.executor.trainer",
     "Plan": "monet.planfile",
+    "InfeasibleBudget": "monet.errors",
+    "MonetError": "monet.errors",
 }
 
 

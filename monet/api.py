@@ -76,7 +76,7 @@ class Prepared:
 
 def plan(
     model: torch.nn.Module,
-    args: Sequence[Any],
+    args: Sequence[Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: str | int,
@@ -85,10 +85,13 @@ def plan(
     """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak). It counts
-    parameters, buffers, gradients, inputs, outputs, activations and temporaries; see ``plan_model``
-    for the options. Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
-    Raises ``InfeasibleBudget``, ``CaptureError`` or ``SolverError``.
+    parameters, buffers, gradients, inputs, outputs, activations and temporaries. Options, by keyword: ``exact``,
+    ``accumulate``, ``reserve_bytes``, ``cache``, ``progress`` and ``seed`` as in ``monet.api.prepare``; ``time_limit_s``
+    (of solving; capture, measuring and ordering come on top), ``gap``, ``window``, ``solver``, ``prove`` and
+    ``variant`` as in ``monet.api.plan_prepared``. Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
+    Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
+    args = (args,) if isinstance(args, torch.Tensor) else args
     return plan_model(model, args, kwargs or {}, budget, **options).plan
 
 
