@@ -86,9 +86,11 @@ def plan(
 
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries. Options, by keyword: ``exact``,
-    ``accumulate``, ``reserve_bytes``, ``cache``, ``progress`` and ``seed`` as in ``monet.api.prepare``; ``time_limit_s``
-    (of solving; capture, measuring and ordering come on top), ``gap``, ``window``, ``solver``, ``prove`` and
-    ``variant`` as in ``monet.api.plan_prepared``. Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
+    ``accumulate``, ``reserve_bytes``, ``cache``, ``progress`` and ``seed`` as in ``monet.api.prepare``;
+    ``time_limit_s`` (of solving; capture, measuring and ordering come on top), ``gap``, ``window``, ``solver``,
+    ``prove`` and ``variant`` as in ``monet.api.plan_prepared``. Under ``torch.autocast`` the step is planned, and must
+    later be called, in that precision.
+
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
     args = (args,) if isinstance(args, torch.Tensor) else args
