@@ -244,5 +244,5 @@ def _infeasible(
 
 
 def _human(count: int) -> str:
-    """Bytes as MiB, and exactly."""
-    return f"{count / 2**20:,.1f} MiB ({count:,} bytes)"
+    """Bytes as MiB where that says something, and exactly."""
+    return f"{count / 2**20:,.1f} MiB ({count:,} bytes)" if count >= 2**20 else f"{count:,} bytes"
