@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -77,7 +77,7 @@ def catalogue(
         forward[op.name] = named(offered.forward(op, context))
         again = offered.recompute(op, context)
         if again is not None:
-            recompute[op.name] = named(again)
+            recompute[op.name] = named([_without(context.escaping, run, values) for run in again])
         made = offered.intermediates(op, context)
         if made:
             intermediates[op.name] = tuple(made)
@@ -98,6 +98,15 @@ def catalogue(
         for node, reader in packing.readers.items():
             backward[node] = {**backward[node], reader.name: reader}
     return Catalogue(graph, values, forward, recompute, backward, intermediates)
+
+
+def _without(escaping: Collection[str], run: Implementation, values: Mapping[str, Value]) -> Implementation:
+    """A run that is not the first, without the results that left the step with the first one: they would be made
+    outside the arena once more (a dropout whose mask is made again, and whose output is the model's)."""
+    if len(run.outputs) < 2:
+        return run
+    kept = tuple(None if n is None or (n in values and values[n].storage in escaping) else n for n in run.outputs)
+    return replace(run, outputs=kept)
 
 
 def _divides(offer: Implementation, scales: Callable[[Guard], float] | None) -> bool:
