@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 
 import torch
 
@@ -32,13 +32,13 @@ class Accumulator:
                     ".grad itself and has no moment at which to call them; remove them, or plan without accumulate"
                 )
 
-    def begin(self, reached: Collection[str]) -> dict[str, torch.Tensor]:
+    def begin(self, reached: Set[str]) -> dict[str, torch.Tensor]:
         """Source value → the tensor to add to. What there is no ``.grad`` for is empty, and the step knows; it adds
         only what comes from one of the tangents ``reached``."""
         found = {}
         for name, live in self._totals.items():
             total, value = self._parameter(name).grad, self._graph.values[name]
-            live.fresh, live.reached = total is None, bool(self._behind[name] & set(reached))
+            live.fresh, live.reached = total is None, bool(self._behind[name] & reached)
             if total is None:
                 total = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
             found[name] = total
