@@ -76,17 +76,7 @@ def with_accumulation(captured: Captured) -> Accumulated:
         sources.append(Source(name, TOTAL, source.target, False))
         totals[name], gradient_of[name] = LiveGradient(source.target), gradient
         after.setdefault(made_at.get(gradient, len(graph.backward)), []).append(
-            Operator(
-                name=f"accumulate {source.target}",
-                target=Accumulate(),
-                args=(totals[name], Ref(name), Ref(gradient)),
-                kwargs=(),
-                outputs=(None,),
-                single=True,
-                view=False,
-                random=False,
-                where="",
-            )
+            Operator.writer(f"accumulate {source.target}", Accumulate(), totals[name], Ref(name), Ref(gradient))
         )
     backward: list[Operator] = []
     for i, op in enumerate(graph.backward):

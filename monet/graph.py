@@ -68,6 +68,11 @@ class Operator:
     def signature(self) -> str:
         return str(self.target)
 
+    @classmethod
+    def writer(cls, name: str, target: Callable[..., Any], *args: Any) -> Operator:
+        """A call that is not in the model: it changes some of its arguments and has no result."""
+        return cls(name, target, args, kwargs=(), outputs=(None,), single=True, view=False, random=False, where="")
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -150,19 +150,7 @@ def _mutations_as_operators(graph: Graph) -> Graph:
             # A counter (batch norm's number of batches): add in place, with no copy.
             forward[forward.index(maker)] = replace(maker, target=aten.add_.Tensor, outputs=(None,))
             continue
-        forward.append(
-            Operator(
-                name=f"write_back_{source}",
-                target=aten.copy_.default,
-                args=(Ref(source), Ref(new)),
-                kwargs=(),
-                outputs=(None,),
-                single=True,
-                view=False,
-                random=False,
-                where="",
-            )
-        )
+        forward.append(Operator.writer(f"write_back_{source}", aten.copy_.default, Ref(source), Ref(new)))
     return replace(graph, forward=tuple(forward), mutations={})
 
 
