@@ -37,6 +37,7 @@ class Runner:
         self._enter: Callable[[int, int], None] = _no_arena
         self._leave: Callable[[], None] = lambda: None
         self._handle = 0
+        self._with_crew = False
         device = next(iter(self.graph.values.values())).device
         library = allocator.library() if device.type == "cpu" else None
         if library is not None:
@@ -48,7 +49,10 @@ class Runner:
                 ]
                 for step in plan.steps
             ]
-            self.arena = allocator.Arena(requests, plan.arena_bytes)
+            shared = [placed.pop() if step.workers else None for step, placed in zip(plan.steps, requests, strict=True)]
+            crew = [(0, 0) if last is None or last[1] is None else (last[0], last[1]) for last in shared]
+            self._with_crew = any(size for size, _ in crew)
+            self.arena = allocator.Arena(requests, plan.arena_bytes, crew)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
         # By source: the tangents that its gradient comes from.
         behind = tangents_behind(self.graph)
@@ -71,6 +75,7 @@ class Runner:
         with self._alone():
             if self.arena is not None:
                 self.arena.map()
+            self._gather_crew()
             self._check_guards(sources)
             self.generation += 1
             try:
@@ -106,6 +111,7 @@ class Runner:
                 "the next forward, or give each use its own MonetModule (and its own budget)"
             )
         with self._alone():
+            self._gather_crew()
             self.generation += 1
             try:
                 with autocast.ignored():
@@ -131,6 +137,10 @@ class Runner:
         operator = self._maker.get(node, node)
         where = next((op.where for op in (*self.graph.forward, *self.graph.backward) if op.name == operator), "")
         raise ExecutionError(f"step {step} ({kind} {node}): {error}" + (f"\n{where}" if where else "")) from error
+
+    def _gather_crew(self) -> None:
+        if self._with_crew:
+            allocator.gather_crew()
 
     def _alone(self) -> Any:
         return _Exclusive(self._busy)

@@ -2,7 +2,9 @@
 // for, and counts live bytes. Everything it does not plan goes to the allocator that was there before.
 //
 // Outside a planned step a thread has no Session, so data-loader workers and eager code are served
-// by PyTorch's own allocator. Each such block carries a 64-byte header with its size, because a
+// by PyTorch's own allocator. A kernel may also ask on the other threads of its parallel loop: each of
+// these serves itself, as a stack, from a slice of one region that the step has for them. Each block
+// that is not planned carries a 64-byte header with its size, because a
 // deleter only gets a pointer, and raw_allocate demands that pointer and context be the same.
 //
 //   base               base + 64 (what PyTorch sees, 64-byte aligned)
@@ -21,10 +23,14 @@
 namespace {
 
 constexpr size_t kHeader = 64;
+constexpr size_t kAlignment = 64;
 constexpr size_t kPage = size_t{2} << 20;
 constexpr int kMaxArenas = 1024;
 
+struct Crew;
+
 struct Header {
+  Crew* crew;          // whose worker asked while recording, or nullptr
   uint64_t size;
   uint64_t recording;  // number of the recording that saw the request, 0 for none
   int64_t index;       // number of the request in that recording
@@ -34,12 +40,13 @@ static_assert(sizeof(Header) <= kHeader);
 std::atomic<int64_t> live_bytes{0};
 std::atomic<int64_t> peak_bytes{0};
 
-void count(int64_t delta) {
-  const int64_t now = live_bytes.fetch_add(delta) + delta;
-  int64_t seen = peak_bytes.load();
-  while (now > seen && !peak_bytes.compare_exchange_weak(seen, now)) {
+void raise(std::atomic<int64_t>& most, int64_t value) {
+  int64_t seen = most.load();
+  while (value > seen && !most.compare_exchange_weak(seen, value)) {
   }
 }
+
+void count(int64_t delta) { raise(peak_bytes, live_bytes.fetch_add(delta) + delta); }
 
 // Ranges of address space that belong to arenas: frees inside them are no-ops.
 struct Range {
@@ -63,6 +70,9 @@ struct Program {
   std::vector<int64_t> step_begin;  // requests of step s: [step_begin[s], step_begin[s + 1])
   std::vector<int64_t> sizes;
   std::vector<int64_t> offsets;  // -1: PyTorch's own allocator
+  std::vector<int64_t> crew_offset;  // of step s: where the other threads' region begins
+  std::vector<int64_t> crew_bytes;   // and its size, for `crew` threads; 0: there is none
+  int crew = 0;
   char* base = nullptr;
   size_t mapped = 0;
   int64_t arena_bytes = 0;
@@ -95,12 +105,82 @@ thread_local Session session;
 thread_local Recorder* recorder = nullptr;
 std::atomic<uint64_t> recordings{0};
 
+// What a thread's parallel loops do about memory. Its workers read it inside a loop only, and the thread
+// itself writes it outside of loops only; it lives as long as the process, since workers hold it.
+struct Crew {
+  enum Mode { kFree, kRecording, kServing } mode = kFree;
+  uint64_t turn = 0;              // number of the step or recording
+  char* slices = nullptr;         // serving: memory for the workers of this step
+  size_t slice_bytes = 0;         // of each of them
+  int slice_count = 0;
+  std::atomic<int> slices_taken{0};
+  std::atomic<int64_t> most{0};   // recording: the most bytes that one worker's stack reached
+  std::atomic<int64_t> alive{0};  // recording: blocks that workers asked for and nobody released
+  std::atomic<int64_t> misses{0};
+};
+thread_local Crew* own_crew = nullptr;
+
+struct Block {
+  const void* at;
+  size_t begin;  // offset in the stack
+  bool released;
+};
+
+// A worker's requests of one turn. Space is used again once everything above it was released by this
+// worker, so a run's stack is as high as the recorded one's.
+struct Worker {
+  Crew* crew = nullptr;
+  uint64_t turn = 0;
+  char* slice = nullptr;
+  size_t top = 0;
+  std::vector<Block> blocks;
+
+  void begin_turn() {
+    turn = crew->turn;
+    top = 0;
+    blocks.clear();
+    slice = nullptr;
+    if (crew->mode == Crew::kServing) {
+      const int taken = crew->slices_taken.fetch_add(1);
+      if (taken < crew->slice_count) slice = crew->slices + taken * crew->slice_bytes;
+    }
+  }
+  void push(const void* at, size_t n) {
+    blocks.push_back({at, top, false});
+    top += (n + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  void release(const void* at) {
+    const auto found = std::find_if(blocks.rbegin(), blocks.rend(), [&](const Block& b) { return b.at == at; });
+    if (found == blocks.rend()) return;
+    found->released = true;
+    while (!blocks.empty() && blocks.back().released) {
+      top = blocks.back().begin;
+      blocks.pop_back();
+    }
+  }
+};
+thread_local Worker worker;
+
+bool works_for(Crew::Mode mode) {
+  if (worker.crew == nullptr || worker.crew->mode != mode) return false;
+  if (worker.turn != worker.crew->turn) worker.begin_turn();
+  return true;
+}
+
+Crew& crew_of_this_thread() {
+  if (own_crew == nullptr) own_crew = new Crew;
+  return *own_crew;
+}
+
 c10::Allocator* previous = nullptr;
 
 void release(void* pointer) {
-  if (pointer == nullptr || in_arena(pointer)) return;
+  if (pointer == nullptr) return;
+  if (!worker.blocks.empty()) worker.release(pointer);
+  if (in_arena(pointer)) return;
   char* base = static_cast<char*>(pointer) - kHeader;
   auto* header = reinterpret_cast<Header*>(base);
+  if (header->crew != nullptr) header->crew->alive.fetch_sub(1);
   if (recorder != nullptr && header->recording == recorder->number)
     recorder->events.push_back({header->index, -1, 0});
   count(-static_cast<int64_t>(header->size));
@@ -131,11 +211,26 @@ class PlannedAllocator final : public c10::Allocator {
         if (session.cursor < session.end) ++session.cursor;
       }
     }
+    if (works_for(Crew::kServing)) {
+      if (worker.slice != nullptr && worker.top + n <= worker.crew->slice_bytes) {
+        char* at = worker.slice + worker.top;
+        worker.push(at, n);
+        return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
+      }
+      worker.crew->misses.fetch_add(1);
+    }
     char* base = static_cast<char*>(previous->raw_allocate(n + kHeader));
     auto* header = reinterpret_cast<Header*>(base);
     header->size = n;
     header->recording = 0;
+    header->crew = nullptr;
     char* at = base + kHeader;
+    if (works_for(Crew::kRecording)) {
+      header->crew = worker.crew;
+      worker.crew->alive.fetch_add(1);
+      worker.push(at, n);
+      raise(worker.crew->most, static_cast<int64_t>(worker.top));
+    }
     if (recorder != nullptr) {
       header->recording = recorder->number;
       header->index = recorder->requests++;
@@ -147,6 +242,13 @@ class PlannedAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* dest, const void* src, std::size_t n) const override { default_copy_data(dest, src, n); }
 };
+
+// After it, workers are served by PyTorch's own allocator again.
+void end_turn(Program* program) {
+  if (own_crew == nullptr || own_crew->mode != Crew::kServing) return;
+  own_crew->mode = Crew::kFree;
+  if (program != nullptr) program->misses += own_crew->misses.exchange(0);
+}
 
 }  // namespace
 
@@ -164,13 +266,17 @@ int64_t monet_live_bytes() { return live_bytes.load(); }
 int64_t monet_peak_bytes() { return peak_bytes.load(); }
 void monet_reset_peak() { peak_bytes.store(live_bytes.load()); }
 
+// crew: how many other threads a parallel loop has. crew_offset, crew_bytes: their region in each step.
 Program* monet_program_create(int64_t steps, const int64_t* step_begin, const int64_t* sizes, const int64_t* offsets,
-                              int64_t arena_bytes) {
+                              int64_t arena_bytes, int crew, const int64_t* crew_offset, const int64_t* crew_bytes) {
   auto* program = new Program;
   program->step_begin.assign(step_begin, step_begin + steps + 1);
   program->sizes.assign(sizes, sizes + step_begin[steps]);
   program->offsets.assign(offsets, offsets + step_begin[steps]);
   program->arena_bytes = arena_bytes;
+  program->crew = crew;
+  program->crew_offset.assign(crew_offset, crew_offset + steps);
+  program->crew_bytes.assign(crew_bytes, crew_bytes + steps);
   return program;
 }
 
@@ -227,9 +333,29 @@ void monet_enter(Program* program, int64_t step) {
   session.step = step;
   session.cursor = program->step_begin[step];
   session.end = program->step_begin[step + 1];
+  if (program->crew_bytes[step] > 0) {
+    Crew& crew = crew_of_this_thread();
+    crew.mode = Crew::kServing;
+    ++crew.turn;
+    crew.slices = program->base + program->crew_offset[step];
+    crew.slice_bytes = static_cast<size_t>(program->crew_bytes[step] / program->crew);
+    crew.slice_count = program->crew;
+    crew.slices_taken = 0;
+  } else if (own_crew != nullptr) {
+    end_turn(session.program);
+  }
 }
 
-void monet_leave() { session.program = nullptr; }
+void monet_leave() {
+  end_turn(session.program);
+  session.program = nullptr;
+}
+
+// Makes the calling thread a worker of `leader`'s crew; a thread belongs to one pool, and so to one crew.
+void monet_join_crew(void* leader) { worker.crew = static_cast<Crew*>(leader); }
+
+// The calling thread's crew, to be joined by the threads of its parallel loops.
+void* monet_crew() { return &crew_of_this_thread(); }
 
 // misses, served, then step, request number, bytes asked and planned of the first miss.
 void monet_statistics(const Program* program, int64_t* out) {
@@ -242,9 +368,21 @@ void monet_record_begin() {
   delete recorder;
   recorder = new Recorder;
   recorder->number = ++recordings;
+  Crew& crew = crew_of_this_thread();
+  crew.mode = Crew::kRecording;
+  ++crew.turn;
+  crew.most = 0;
+  crew.alive = 0;
 }
 
-int64_t monet_record_end() { return recorder == nullptr ? 0 : static_cast<int64_t>(recorder->events.size()); }
+// Number of events. crew[0]: the most bytes that a worker held at once; crew[1]: blocks of workers that are still held.
+int64_t monet_record_end(int64_t* crew) {
+  Crew& own = crew_of_this_thread();
+  own.mode = Crew::kFree;
+  crew[0] = own.most.load();
+  crew[1] = own.alive.load();
+  return recorder == nullptr ? 0 : static_cast<int64_t>(recorder->events.size());
+}
 
 // Three numbers an event: request index, bytes (-1 for a free), pointer. Ends the recording.
 void monet_record_read(int64_t* out) {

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from monet import native
 from monet.errors import ExecutionError
 
@@ -37,7 +39,7 @@ def library() -> ctypes.PyDLL | None:
         "monet_live_bytes": (int64, []),
         "monet_peak_bytes": (int64, []),
         "monet_reset_peak": (None, []),
-        "monet_program_create": (pointer, [int64, pointer, pointer, pointer, int64]),
+        "monet_program_create": (pointer, [int64, *[pointer] * 3, int64, ctypes.c_int, *[pointer] * 2]),
         "monet_program_destroy": (None, [pointer]),
         "monet_arena_map": (ctypes.c_int, [pointer]),
         "monet_arena_unmap": (None, [pointer]),
@@ -47,7 +49,9 @@ def library() -> ctypes.PyDLL | None:
         "monet_leave": (None, []),
         "monet_statistics": (None, [pointer, pointer]),
         "monet_record_begin": (None, []),
-        "monet_record_end": (int64, []),
+        "monet_record_end": (int64, [pointer]),
+        "monet_crew": (pointer, []),
+        "monet_join_crew": (None, [pointer]),
         "monet_record_read": (None, [pointer]),
     }
     for name, (result, arguments) in signatures.items():
@@ -56,6 +60,24 @@ def library() -> ctypes.PyDLL | None:
     if lib.monet_install() != 0:
         raise ExecutionError("torch kept another CPU allocator: something installed one with a higher priority")
     return lib
+
+
+@cache
+def _crew_library() -> ctypes.PyDLL | None:
+    lib = native.build(Path(__file__).parent / "crew.cpp", with_torch=False, openmp=True)
+    if lib is not None:
+        lib.monet_for_each_worker.restype = None
+        lib.monet_for_each_worker.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    return lib
+
+
+def gather_crew() -> None:
+    """Makes the threads of this thread's parallel loops known: what a kernel asks for on them is recorded, and served
+    from the arena, with what it asks for on this thread. Threads end when there are to be fewer: call it again."""
+    lib, crew = _library(), _crew_library()
+    if crew is not None and torch.get_num_threads() > 1:
+        join = ctypes.cast(lib.monet_join_crew, ctypes.c_void_p)
+        crew.monet_for_each_worker(torch.get_num_threads(), join, lib.monet_crew())
 
 
 def available() -> bool:
@@ -70,18 +92,27 @@ def _library() -> ctypes.PyDLL:
 
 
 class Recording:
-    """Context manager: ``events`` holds, after it, what this thread requested and released inside."""
+    """Context manager: ``events`` holds, after it, what this thread requested and released inside.
+
+    The other threads of its parallel loops: ``worker_bytes`` is the most that one of them held at once, in blocks of 64
+    bytes that are used again from the last one back, and ``worker_leaks`` how many blocks are still held.
+    """
 
     def __init__(self) -> None:
         self.events: tuple[Event, ...] = ()
+        self.worker_bytes = 0
+        self.worker_leaks = 0
 
     def __enter__(self) -> Recording:
+        gather_crew()
         _library().monet_record_begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         lib = _library()
-        count = lib.monet_record_end()
+        crew = (ctypes.c_int64 * 2)()
+        count = lib.monet_record_end(crew)
+        self.worker_bytes, self.worker_leaks = crew
         numbers = (ctypes.c_int64 * (3 * count))()
         lib.monet_record_read(numbers)
         self.events = tuple(
@@ -102,14 +133,21 @@ class Statistics:
 class Arena:
     """Planned requests of a list of steps, and the memory that serves them.
 
-    ``requests[s]`` lists (bytes, offset) for step s; offset None goes to PyTorch's own allocator.
+    ``requests[s]`` lists (bytes, offset) for step s; offset None goes to PyTorch's own allocator. ``crew[s]`` is
+    (bytes, offset) of what the other threads of its parallel loops share evenly; (0, 0): they ask for nothing.
     The memory is mapped by ``map`` and given back by ``close``.
     """
 
     _open = False  # Ctrl-C may come before the constructor ends
 
-    def __init__(self, requests: Sequence[Sequence[tuple[int, int | None]]], arena_bytes: int) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Sequence[tuple[int, int | None]]],
+        arena_bytes: int,
+        crew: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
         self._lib = _library()
+        crew = [(0, 0)] * len(requests) if crew is None else crew
         self.bytes = arena_bytes
         begin = [0]
         for step in requests:
@@ -122,6 +160,9 @@ class Arena:
             (kind * len(flat))(*(size for size, _ in flat)),
             (kind * len(flat))(*(-1 if offset is None else offset for _, offset in flat)),
             arena_bytes,
+            max(1, torch.get_num_threads() - 1),
+            (kind * len(crew))(*(offset for _, offset in crew)),
+            (kind * len(crew))(*(size for size, _ in crew)),
         )
         self._open = True
 

@@ -18,7 +18,7 @@ from monet.atomic_file import write_text_atomically
 from monet.errors import InvalidPlan
 
 FORMAT = "monet-plan"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class PlanStep:
     to the buffer that holds it; ``writes`` each value it makes, likewise (an in-place step writes a
     buffer that it reads). ``requests``: for each memory request that the implementation makes, in
     order, the buffer that serves it, or None where PyTorch's own allocator does (values that
-    outlive the step: outputs and gradients). ``begin`` is its first tick.
+    outlive the step: outputs and gradients). ``begin`` is its first tick. ``workers``: the last of the
+    requests is memory that the other threads of the operator's parallel loops share evenly.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class PlanStep:
     requests: tuple[int | None, ...]
     request_bytes: tuple[int, ...]
     begin: int
+    workers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,10 @@ def _string(value: Any, where: str) -> str:
     return value if isinstance(value, str) else _fail(where, f"must be a string, is {value!r:.80}")
 
 
+def _flag(value: Any, where: str) -> bool:
+    return value if isinstance(value, bool) else _fail(where, f"must be true or false, is {value!r:.80}")
+
+
 def _free(value: Any, where: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else _fail(where, f"must be an object, is {value!r:.80}")
 
@@ -270,6 +276,7 @@ _STEP: dict[str, _Reader] = {
     "requests": _array(_nullable_count),
     "request_bytes": _array(_count),
     "begin": _count,
+    "workers": _flag,
 }
 _BUFFER: dict[str, _Reader] = {
     "value": _string,

@@ -102,6 +102,7 @@ class _Builder:
                 tuple(requests),
                 tuple(r.bytes for r in measured.requests),
                 self.tick,
+                any(r.workers for r in measured.requests),
             )
         )
         self.tick += measured.ticks

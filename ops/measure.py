@@ -58,7 +58,7 @@ def _repeated(implementation: Implementation) -> str:
 def environment(device: torch.device) -> str:
     """The part of a measurement's key that belongs to the machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    return f"torch {torch.__version__}|{device.type} {name}|threads {torch.get_num_threads()}|v1"
+    return f"torch {torch.__version__}|{device.type} {name}|threads {torch.get_num_threads()}|v2"
 
 
 class Bench:
@@ -127,6 +127,7 @@ class Bench:
         first = time.perf_counter() - start
         _compare(results, implementation, values)
         requests, ticks = _requests(recording.events, results, implementation)
+        requests += _of_workers(recording, ticks, implementation)
         del results
         arena = self._serve(requests)
         times: list[float] = []
@@ -174,10 +175,12 @@ class Bench:
     def _serve(self, requests: Sequence[Request]) -> allocator.Arena:
         """An arena for these requests in memory that earlier measurements made resident."""
         offsets, size = _compact(requests)
+        placed = list(zip((r.bytes for r in requests), offsets, strict=True))
+        crew = [placed.pop() if requests and requests[-1].workers else (0, 0)]
         if self._scratch is None or self._scratch.bytes < size:
             self._scratch, memory = _mapped(max(size, LEAST_SCRATCH_BYTES), torch.uint8)
             memory.zero_()  # resident before anything is timed
-        arena = allocator.Arena([list(zip((r.bytes for r in requests), offsets, strict=True))], size)
+        arena = allocator.Arena([placed], size, crew)
         arena.share(self._scratch)
         return arena
 
@@ -308,6 +311,17 @@ def _requests(
         # Something keeps memory (a cache inside a library): it must not be given a place in an arena.
         raise ProfileError(f"{implementation.call_name} keeps {sum(r.bytes for r in leaked)} bytes after it returned")
     return requests, max(1, tick)
+
+
+def _of_workers(recording: allocator.Recording, ticks: int, implementation: Implementation) -> tuple[Request, ...]:
+    """One request for all other threads, as long as the operator: how far each is at one time is never the same."""
+    if recording.worker_leaks:
+        raise ProfileError(
+            f"{implementation.call_name} keeps {recording.worker_leaks} blocks of memory that other threads asked for"
+        )
+    if not recording.worker_bytes:
+        return ()
+    return (Request(recording.worker_bytes * (torch.get_num_threads() - 1), 0, ticks, None, workers=True),)
 
 
 def _compact(requests: Sequence[Request]) -> tuple[list[int], int]:

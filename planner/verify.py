@@ -100,6 +100,10 @@ def _check_requests(plan: Plan, buffers: dict[int, Buffer]) -> dict[int, int]:
             raise InvalidPlan(
                 f"{_name(plan, k)}: {len(step.requests)} requests, but {len(step.request_bytes)} request sizes"
             )
+        if step.workers and (not step.requests or step.requests[-1] is None):
+            raise InvalidPlan(f"{_name(plan, k)}: has memory for worker threads, but its last request has no buffer")
+        if step.workers and step.requests[-1] in step.writes.values():
+            raise InvalidPlan(f"{_name(plan, k)}: writes a value to the memory of its worker threads")
         for n, (id, size) in enumerate(zip(step.requests, step.request_bytes, strict=True)):
             where = f"{_name(plan, k)}, request {n}"
             if size < 0:

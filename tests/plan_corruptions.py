@@ -284,6 +284,18 @@ def step_requests_null_for_a_buffer(plan: Plan, rng: random.Random) -> Plan | No
 
 
 @corrupts
+def step_workers_share_what_it_writes(plan: Plan, rng: random.Random) -> Plan | None:
+    k = a_step(plan, rng, lambda step: step.requests and step.requests[-1] in step.writes.values())
+    return None if k is None else with_step(plan, k, workers=True)
+
+
+@corrupts
+def step_workers_without_a_buffer(plan: Plan, rng: random.Random) -> Plan | None:
+    k = a_step(plan, rng, lambda step: not step.requests or step.requests[-1] is None)
+    return None if k is None else with_step(plan, k, workers=True)
+
+
+@corrupts
 def step_requests_buffer_twice(plan: Plan, rng: random.Random) -> Plan | None:
     n = a_buffer(plan, rng)
     if n is None:
