@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,21 +11,21 @@ import torch
 
 from monet import autocast
 from monet.accumulation import with_accumulation
-from monet.byte_count import ByteBudget, format_bytes, parse_budget
+from monet.byte_count import ByteBudget, parse_budget
 from monet.capture import capture
-from monet.errors import InfeasibleBudget
 from monet.executor.inputs import describe_inputs
+from monet.fitting import fit, smallest_placed
 from monet.graph import Graph, Operator
 from monet.lowering import Lowered, lower
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.profiling import profile
 from monet.ops.sparse import DENSITY
-from monet.placement import Placement, placement
+from monet.placement import Placement
 from monet.planfile import Plan
 from monet.planner.incumbents import fastest_plan
 from monet.planner.problem import Problem
 from monet.planner.replay import replay
-from monet.planner.schedules import SCHEDULES, STORAGE, schedule
+from monet.planner.schedules import SCHEDULES, STORAGE
 from monet.planner.smallest import smallest_plan
 from monet.planner.solution import Run, Solution, Stage
 from monet.planner.solvers import Progress
@@ -38,14 +36,6 @@ from monet.profile import ProfileCache
 from monet.solving_bar import SolvingBar
 from monet.updates import updates_last
 from monet.whole_step import WholeStep
-
-logger = logging.getLogger(__name__)
-
-# A layout may be a little larger than the program's peak; then the program gets that much less, so often.
-TRIES = 4
-# Solving again pays where another order saves this share of the budget; and where no plan fits in the captured order,
-# one that is at most this much too large may fit in another.
-WORTH_SHARE, REORDERED_SHARE = 0.005, 0.15
 
 
 @dataclass(frozen=True)
@@ -263,7 +253,7 @@ def plan_prepared(
     }  # fmt: skip
     if prove and SCHEDULES[variant].solves:
         options["prove"] = True
-    return _result(prepared, budget_bytes, *_solve(prepared.lowered, budget_bytes, variant, progress, options))
+    return _result(prepared, budget_bytes, *fit(prepared.lowered, budget_bytes, variant, progress, options))
 
 
 def plan_smallest(
@@ -287,14 +277,11 @@ def plan_smallest(
         found = smallest_plan(
             problem, most_s, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar
         )
-    solution = found.solution
-    placed = placement(solution, prepared.lowered, solution.peak_bytes)
     # The program counts the captured order. In another one a plan that recomputes nothing can be the smaller.
     fastest = fastest_plan(problem)
-    if fastest is not None and (most_s is None or fastest.objective_s <= most_s):
-        reordered = placement(fastest, prepared.lowered, fastest.peak_bytes)
-        if reordered.layout.arena_bytes < placed.layout.arena_bytes:
-            solution, placed = fastest, reordered
+    if fastest is not None and most_s is not None and fastest.objective_s > most_s:
+        fastest = None
+    solution, placed = smallest_placed([found.solution, fastest], prepared.lowered)
     budget_bytes = problem.fixed_bytes + placed.layout.arena_bytes
     result = _result(prepared, budget_bytes, solution, placed)
     # Another order, or a step of several requests, which are laid out as they come, can need less than the program.
@@ -349,64 +336,6 @@ def baseline(problem: Problem) -> Solution:
     played = replay(problem, found)
     return Solution(
         found.forward, found.stages, played.objective_s, 0.0, "none", played.peak_bytes, "baseline", 0.0, 0.0
-    )
-
-
-def _solve(
-    lowered: Lowered, budget_bytes: int, variant: str, progress: bool | Progress, options: Mapping[str, Any]
-) -> tuple[Solution, Placement]:
-    """Solve, order and lay out until the arena fits beside the fixed bytes and makes use of the budget.
-
-    The program counts the captured order. Where the arena needs more than that (fragmentation), it gets less than the
-    budget; where another order needs less, it gets that much more, in what is left of the time limit.
-    """
-    problem, limit_s = lowered.problem, float(options["time_limit_s"])
-    target, left_s, excess = budget_bytes, limit_s, 0
-    best: tuple[Solution, Placement] | None = None
-    refused: InfeasibleBudget | None = None
-    for _ in range(TRIES):
-        begun = time.monotonic()
-        try:
-            with SolvingBar(progress is True, left_s) as bar:
-                told = progress if callable(progress) else bar
-                solution = schedule(variant, problem, target, progress=told, **{**options, "time_limit_s": left_s})
-        except InfeasibleBudget as error:
-            least = error.smallest_bytes
-            if best is None and excess == 0 and least is not None and least <= budget_bytes * (1 + REORDERED_SHARE):
-                refused, target = error, least
-                continue
-            if best is None and excess == 0:
-                raise
-            break
-        left_s -= time.monotonic() - begun
-        placed = placement(solution, lowered, budget_bytes)
-        needed = problem.fixed_bytes + placed.layout.arena_bytes
-        excess = needed - budget_bytes
-        if excess > 0:
-            if best is not None or refused is not None:
-                break
-            logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
-            target -= excess
-            left_s = limit_s
-            continue
-        if best is None or solution.objective_s < best[0].objective_s:
-            best = solution, placed
-        saved = solution.peak_bytes - needed
-        binding = solution.peak_bytes >= target * (1 - WORTH_SHARE) and SCHEDULES[variant].solves
-        if saved < budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
-            break
-        if budget_bytes + saved <= target or left_s < limit_s / 4:
-            break
-        logger.info("the order needs %d bytes less than the program counts; solving again with that much more", saved)
-        target = budget_bytes + saved
-    if best is not None:
-        return best
-    if refused is not None:
-        raise refused
-    raise InfeasibleBudget(
-        f"a plan for {format_bytes(budget_bytes)} exists only without fragmentation: the best arena found is {excess} "
-        f"bytes too large; raise the budget by that much, to {budget_bytes + excess} bytes",
-        budget_bytes + excess,
     )
 
 

@@ -20,11 +20,29 @@ class ProfileError(MonetError):
 
 
 class InfeasibleBudget(MonetError):
-    """No plan fits the budget; ``smallest_bytes`` is the smallest feasible budget known, if any."""
+    """No plan fits the budget; ``smallest_bytes`` is the smallest feasible budget known, if any.
 
-    def __init__(self, message: str, smallest_bytes: int | None = None) -> None:
-        super().__init__(message)
-        self.smallest_bytes = smallest_bytes
+    ``reason`` is the message without what to try, ``advice`` that. ``smallest_plan``: the solution that is known to
+    need so little, where the planner raises it; ``smallest_bytes`` is then the program's count, before any layout.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        smallest_bytes: int | None = None,
+        *,
+        advice: str = "that budget or more, or a smaller batch",
+        smallest_plan: object = None,
+    ) -> None:
+        known = ""
+        if smallest_bytes is not None:
+            size = f"{smallest_bytes:,} bytes"
+            if smallest_bytes >= 2**20:
+                size = f"{smallest_bytes / 2**20:,.1f} MiB ({size})"
+            known = f" The smallest budget known to work is {size}. Try {advice}."
+        super().__init__(reason + known)
+        self.reason, self.smallest_bytes = reason, smallest_bytes
+        self.advice, self.smallest_plan = advice, smallest_plan
 
 
 class SolverError(MonetError):

@@ -61,9 +61,10 @@ def cheapest(problem: Problem, what: str, budget_bytes: int, found: Sequence[Sol
     fits = [plan for plan in found if plan.peak_bytes <= budget_bytes]
     if fits:
         return min(fits, key=lambda plan: (plan.objective_s, plan.peak_bytes))
-    smallest = min(plan.peak_bytes for plan in found)
+    smallest = min(found, key=lambda plan: plan.peak_bytes)
     raise InfeasibleBudget(
-        f"No plan of {problem.name} by {what} fits in {budget_bytes:,} bytes; it needs {smallest:,} bytes. "
-        "Try that budget, or a schedule that plans for the budget.",
-        smallest,
+        f"No plan of {problem.name} by {what} fits in {budget_bytes:,} bytes.",
+        smallest.peak_bytes,
+        advice="that budget, or a schedule that plans for the budget",
+        smallest_plan=smallest,
     )

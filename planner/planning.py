@@ -228,19 +228,16 @@ def _infeasible(
             f"No plan fits in {_human(budget_bytes)}, and no plan of {problem.name} is known at all: something the "
             "backward pass needs can neither be kept nor made again."
         )
-    smallest = known[0]
+    smallest, plan = known
+    size = f"{_human(budget_bytes)}, {_human(problem.fixed_bytes)} of which hold what is there in any plan"
     advice = "that budget or more, or a smaller batch"
     if status == "infeasible":
-        what = f"No plan of {problem.name} fits in {_human(budget_bytes)}: proven for {scope}."
+        what = f"No plan of {problem.name} fits in {size}: proven for {scope}."
         advice += ", or a larger window" if scope.startswith("window") else ""
     else:
-        what = f"No plan of {problem.name} that fits in {_human(budget_bytes)} was found in {time_limit_s:g} s."
+        what = f"No plan of {problem.name} that fits in {size}, was found in {time_limit_s:g} s."
         advice += ", a larger window, or a longer time limit"
-    return InfeasibleBudget(
-        f"{what} The smallest budget known to work is {_human(smallest)} ({_human(problem.fixed_bytes)} of it fixed). "
-        f"Try {advice}.",
-        smallest,
-    )
+    return InfeasibleBudget(what, smallest, advice=advice, smallest_plan=plan)
 
 
 def _human(count: int) -> str:

@@ -28,7 +28,8 @@ class Solution:
     """A feasible point of the 0-1 program and what was proven about it.
 
     ``status``: ``optimal`` (within the asked gap), ``time_limit``, ``interrupted``, ``good_enough`` (as good as the
-    caller asked for, or proven that nothing is);
+    caller asked for, or proven that nothing is), ``smallest_known`` (none was found
+    that fits by the program's count, but this one does in another order);
     ``heuristic``: made by a fixed policy, nothing was proven (``bound_s`` 0, ``bound_scope`` ``none``).
     ``bound_s``: no point of the program named by ``bound_scope`` (``full``, ``window N`` or ``window N + K stages``,
     where recomputation is offered in the windows and at K stages besides) is cheaper. ``peak_bytes``: exact peak by

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 from eager_reference import compare_steps
+from smallest_budget import at_smallest_budget
 
 from monet.api import plan_model
 from monet.config import InputSpec, load_config
-from monet.errors import InfeasibleBudget
 from monet.model_loading import build_model
 from monet.sample_inputs import make_inputs
 
@@ -38,17 +38,10 @@ def test_three_steps_at_every_budget(name: str) -> None:
 
     args, kwargs = inputs(0)
     full = plan_model(model, args, kwargs, "100%", time_limit_s=30)
-    budget, smallest = full.plan.fixed_bytes + 1, None
-    with pytest.raises(InfeasibleBudget):
-        plan_model(model, args, kwargs, budget, time_limit_s=30)
-    for _ in range(5):
-        try:
-            smallest = plan_model(model, args, kwargs, budget, time_limit_s=30)
-            break
-        except InfeasibleBudget as error:
-            assert error.smallest_bytes is not None and error.smallest_bytes > budget
-            budget = error.smallest_bytes
-    assert smallest is not None
+    smallest = at_smallest_budget(
+        lambda budget: plan_model(model, args, kwargs, budget, time_limit_s=30), full.plan.fixed_bytes + 1
+    )
+    budget = smallest.plan.budget_bytes
     plans = [full, smallest]
     for share in (70, 35):
         between = smallest.plan.peak_bytes + (full.plan.peak_bytes - smallest.plan.peak_bytes) * share // 100

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from eager_reference import compare_steps
+from smallest_budget import at_smallest_budget
 from torch import nn
 from torch.nn import functional
 
+import monet
 from monet.api import plan_model
 from monet.capture import capture
 from monet.errors import InfeasibleBudget
@@ -55,13 +57,14 @@ def test_steps_equal_eager(exact: bool) -> None:
     args, kwargs = _inputs(0)
     full = plan_model(model, args, kwargs, "10GB", exact=exact, time_limit_s=10).plan
     budget = full.fixed_bytes + full.arena_bytes // 2
-    for _ in range(4):
-        try:
-            small = plan_model(model, args, kwargs, budget, exact=exact, time_limit_s=10).plan
-            break
-        except InfeasibleBudget as error:
-            assert error.smallest_bytes is not None and error.smallest_bytes > budget
-            budget = error.smallest_bytes
+
+    def of(budget: int) -> monet.Plan:
+        return plan_model(model, args, kwargs, budget, exact=exact, time_limit_s=10).plan
+
+    try:
+        small = of(budget)
+    except InfeasibleBudget:
+        small = at_smallest_budget(of, budget)
     for plan in (full, small):
         compare_steps(model, plan, _inputs)
     assert small.arena_bytes < full.arena_bytes

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from eager_reference import compare_steps
+from smallest_budget import at_smallest_budget
 from test_step import CASES
 from test_step import _model as _step_model
 from test_trainer import MODELS, OPTIMIZERS, _both_step, _Eager, _loss, _model
 
 from monet.api import Prepared, _result, baseline, plan_prepared, prepare, prepare_whole
-from monet.errors import InfeasibleBudget
 from monet.executor.trainer import Trainer
 from monet.lowering import ALIGNMENT
 from monet.placement import Placement
@@ -30,14 +30,9 @@ from monet.whole_step import capture_whole_step, plain_inputs
 
 def _tight(prepared: Prepared) -> Solution:
     """A solution that recomputes: for the smallest budget that is known to work with one implementation a operator."""
-    budget = 1
-    for _ in range(5):  # a smallest budget may yet be too small for a layout
-        try:
-            solution = plan_prepared(prepared, budget, variant="none", time_limit_s=10).solution
-            break
-        except InfeasibleBudget as error:
-            assert error.smallest_bytes is not None and error.smallest_bytes > budget
-            budget = error.smallest_bytes
+    solution = at_smallest_budget(
+        lambda budget: plan_prepared(prepared, budget, variant="none", time_limit_s=10)
+    ).solution
     assert any(stage.recompute for stage in solution.stages)
     return solution
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from eager_reference import compare_steps, is_exact
 from small_models import Awkward, Inverted, Residual, Running, Transformer
+from smallest_budget import at_smallest_budget
 from torch import nn
 
 import monet
@@ -67,35 +68,16 @@ def _plan(case: str, budget: int | str, **options: Any) -> PlanResult:
     return plan_model(_model(case), args, kwargs, budget, time_limit_s=20, **options)
 
 
-def _smallest_budget(case: str, budget: int) -> int:
-    """What the errors say: from an infeasible budget to one that works."""
-    with pytest.raises(InfeasibleBudget):
-        _plan(case, budget)
-    for _ in range(5):
-        try:
-            _plan(case, budget)
-            return budget
-        except InfeasibleBudget as error:
-            assert error.smallest_bytes is not None and error.smallest_bytes > budget
-            budget = error.smallest_bytes
-    pytest.fail("the smallest feasible budget that errors name is never feasible")
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_steps_equal_eager_from_full_budget_to_smallest(case: str) -> None:
     model, make = _model(case), CASES[case][1]
     full = _plan(case, "10GB")
     tried = 0
     budgets: list[int] = [full.plan.peak_bytes]
-    smallest = _smallest_budget(case, full.plan.fixed_bytes + 1)
+    smallest = at_smallest_budget(lambda budget: _plan(case, budget), full.plan.fixed_bytes + 1).plan.budget_bytes
     budgets += [smallest + (full.plan.peak_bytes - smallest) * share // 100 for share in (66, 33, 0)]
     for budget in budgets:
-        try:
-            result = _plan(case, budget)
-        except InfeasibleBudget as error:  # by fragmentation alone: a few bytes more must do
-            assert error.smallest_bytes is not None and error.smallest_bytes < budget * 1.05
-            budget = error.smallest_bytes
-            result = _plan(case, budget)
+        result = _plan(case, budget)
         assert result.plan.peak_bytes <= budget
         compare_steps(model, result.plan, make)
         tried += 1

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import Inverted, Residual, Transformer
+from smallest_budget import at_smallest_budget
 from torch import nn
 
 import monet
@@ -132,13 +133,11 @@ def _optimize(name: str, model: nn.Module, make: Optimizer, **options: Any) -> m
     inputs, targets = MODELS[name][1](0)
     options = {"budget": 1, "exact": True, "time_limit_s": 10, "loss_fn": _loss, **options}
     options["optimizer"] = make(list(model.parameters()))
-    for _ in range(5):  # a smallest budget may yet be too small for a layout
-        try:
-            return monet.optimize(model, inputs, targets, **options)
-        except InfeasibleBudget as error:
-            assert error.smallest_bytes is not None and error.smallest_bytes > options["budget"]
-            options["budget"] = error.smallest_bytes
-    raise AssertionError(f"budgets that errors name do not suffice: {options['budget']} bytes")
+
+    def trainer(budget: int | str) -> monet.Trainer:
+        return monet.optimize(model, inputs, targets, **{**options, "budget": budget})
+
+    return trainer(options["budget"]) if options["budget"] != 1 else at_smallest_budget(trainer)
 
 
 @pytest.mark.parametrize(

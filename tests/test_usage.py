@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.utils._pytree as pytree
+from smallest_budget import at_smallest_budget
 from torch import nn
 from usage_cases import USAGES, Usage
 
 import monet
 from monet.api import Prepared, plan_prepared, prepare, prepare_whole
-from monet.errors import InfeasibleBudget
 from monet.whole_step import capture_whole_step
 
 STEPS = 3
@@ -38,18 +37,7 @@ def prepared_usage(usage: Usage, **options: Any) -> Prepared:
 
 def smallest_plan(prepared: Prepared) -> monet.Plan:
     """For the least budget that an error names."""
-    return _smallest(lambda budget: plan_prepared(prepared, budget, **HASTE)).plan  # type: ignore[no-any-return]
-
-
-def _smallest(plan: Callable[[int], Any]) -> Any:
-    budget = 1
-    for _ in range(5):
-        try:
-            return plan(budget)
-        except InfeasibleBudget as error:
-            assert error.smallest_bytes is not None and error.smallest_bytes > budget
-            budget = error.smallest_bytes
-    raise AssertionError(f"budgets that errors name do not suffice: {budget} bytes")
+    return at_smallest_budget(lambda budget: plan_prepared(prepared, budget, **HASTE)).plan
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

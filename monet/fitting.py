@@ -1,0 +1,116 @@
+"""Solve, order and lay out until the arena, not only the program's account of it, fits the budget."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from monet.byte_count import format_bytes
+from monet.errors import InfeasibleBudget
+from monet.lowering import Lowered
+from monet.placement import Placement, placement
+from monet.planner.incumbents import fastest_plan
+from monet.planner.schedules import ABLATION, SCHEDULES, schedule
+from monet.planner.solution import Solution
+from monet.planner.solvers import Progress
+from monet.planner.variants import restrict
+from monet.solving_bar import SolvingBar
+
+logger = logging.getLogger(__name__)
+
+# A layout may be a little larger than the program's peak; then the program gets that much less, so often.
+TRIES = 4
+# Solving again pays where another order saves this share of the budget; and where no plan fits in the captured order,
+# one that is at most this much too large may fit in another.
+WORTH_SHARE, REORDERED_SHARE = 0.005, 0.15
+
+
+def fit(
+    lowered: Lowered, budget_bytes: int, variant: str, progress: bool | Progress, options: Mapping[str, Any]
+) -> tuple[Solution, Placement]:
+    """A plan of ``variant`` whose arena fits beside the fixed bytes, and makes use of the budget.
+
+    The program counts the captured order. Where the arena needs more than that (fragmentation), it gets less than the
+    budget; where another order needs less, it gets that much more, in what is left of the time limit. Where none of
+    its plans fits, the smallest one known may do so once it is ordered.
+
+    Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made, so that budget works.
+    """
+    problem, limit_s = lowered.problem, float(options["time_limit_s"])
+    target, left_s, excess = budget_bytes, limit_s, 0
+    best: tuple[Solution, Placement] | None = None
+    refused: InfeasibleBudget | None = None
+    for _ in range(TRIES):
+        begun = time.monotonic()
+        try:
+            with SolvingBar(progress is True, left_s) as bar:
+                told = progress if callable(progress) else bar
+                solution = schedule(variant, problem, target, progress=told, **{**options, "time_limit_s": left_s})
+        except InfeasibleBudget as error:
+            if best is not None or excess > 0:
+                break
+            refused, least = error, error.smallest_bytes
+            if target > budget_bytes or least is None or least > budget_bytes * (1 + REORDERED_SHARE):
+                break
+            target = least
+            continue
+        left_s -= time.monotonic() - begun
+        placed = placement(solution, lowered, budget_bytes)
+        needed = problem.fixed_bytes + placed.layout.arena_bytes
+        excess = needed - budget_bytes
+        if excess > 0:
+            if best is not None or refused is not None:
+                break
+            logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
+            target -= excess
+            left_s = limit_s
+            continue
+        if best is None or solution.objective_s < best[0].objective_s:
+            best = solution, placed
+        saved = solution.peak_bytes - needed
+        binding = solution.peak_bytes >= target * (1 - WORTH_SHARE) and SCHEDULES[variant].solves
+        if saved < budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
+            break
+        if budget_bytes + saved <= target or left_s < limit_s / 4:
+            break
+        logger.info("the order needs %d bytes less than the program counts; solving again with that much more", saved)
+        target = budget_bytes + saved
+    if best is not None:
+        return best
+    return _smallest_known(refused or _refusal(lowered, variant, budget_bytes, options), lowered, variant, budget_bytes)
+
+
+def _refusal(lowered: Lowered, variant: str, budget_bytes: int, options: Mapping[str, Any]) -> InfeasibleBudget:
+    """For a budget that a plan fits, but no arena: it knows the smallest plan."""
+    try:
+        schedule(variant, lowered.problem, lowered.problem.fixed_bytes, **options)
+    except InfeasibleBudget as error:
+        reason = f"A plan for {format_bytes(budget_bytes)} exists, but none was found whose buffers fit without gaps."
+        return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)
+    raise AssertionError("a plan needs memory beside the fixed bytes")
+
+
+def _smallest_known(
+    refused: InfeasibleBudget, lowered: Lowered, variant: str, budget_bytes: int
+) -> tuple[Solution, Placement]:
+    """The smallest plan known, or ``refused`` with what its arena needs."""
+    known = refused.smallest_plan
+    if not isinstance(known, Solution):
+        raise refused
+    candidates: list[Solution | None] = [known]
+    if variant in ABLATION:
+        candidates.append(fastest_plan(restrict(lowered.problem, variant)))
+    solution, placed = smallest_placed(candidates, lowered)
+    needed = lowered.problem.fixed_bytes + placed.layout.arena_bytes
+    if needed > budget_bytes:
+        raise InfeasibleBudget(refused.reason, needed, advice=refused.advice) from refused
+    return replace(solution, status="smallest_known"), placed
+
+
+def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered) -> tuple[Solution, Placement]:
+    """The one whose arena is smallest; the first of several. None among them is left out, the first is not None."""
+    found = [(one, placement(one, lowered, lowered.problem.fixed_bytes)) for one in candidates if one is not None]
+    return min(found, key=lambda pair: pair[1].layout.arena_bytes)
