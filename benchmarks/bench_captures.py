@@ -16,7 +16,6 @@ import click
 import record
 
 from monet.api import plan_prepared, prepare
-from monet.batch_search import with_batch
 from monet.byte_count import parse_budget
 from monet.config import load_config
 from monet.errors import InfeasibleBudget
@@ -34,7 +33,7 @@ BUDGETS = ("70%", "45%")
 def main(models: tuple[str, ...], time_limit: float) -> None:
     results: dict[str, Any] = {}
     for name in models or BATCHES:
-        config = with_batch(load_config(f"{name}.yaml"), BATCHES[name])
+        config = load_config(f"{name}.yaml").with_batch(BATCHES[name])
         args, kwargs = empty_inputs(config)
         prepared = prepare(build_model(config), args, kwargs, progress=True, seed=config.seed)
         rows: list[dict[str, Any]] = []

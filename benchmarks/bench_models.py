@@ -20,7 +20,6 @@ import click
 import record
 
 from monet.api import Prepared, plan_prepared, plan_smallest, prepare
-from monet.batch_search import with_batch
 from monet.config import Config, load_config
 from monet.errors import InfeasibleBudget
 from monet.measurement import measure_config
@@ -91,7 +90,7 @@ def _difference(eager: Path, planned: Path) -> dict[str, Any]:
 
 
 def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
-    config = with_batch(load_config(f"{name}.yaml"), BATCHES[name])
+    config = load_config(f"{name}.yaml").with_batch(BATCHES[name])
     args, kwargs = empty_inputs(config)
     model = build_model(config)
     with precision(config):

@@ -67,6 +67,22 @@ def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(args), kwargs
 
 
+def _structure(spec: pytree.TreeSpec) -> str:
+    """The inputs as a call has them: ``(_, [_, _], mask=_)``."""
+    args, kwargs = pytree.tree_unflatten([_LEAF] * spec.num_leaves, spec)
+    return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+
+
+class _Leaf:
+    """Any input, in a message."""
+
+    def __repr__(self) -> str:
+        return "_"
+
+
+_LEAF = _Leaf()
+
+
 class InputCheck:
     """Compares each call with the captured one."""
 
@@ -83,7 +99,10 @@ class InputCheck:
                 kwargs = {name: kwargs[name] for name in order}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._captured.in_spec:
-            raise PlanMismatch(f"the model was planned for inputs {self._captured.in_spec} and is called with {spec}")
+            raise PlanMismatch(
+                f"the model was planned for inputs {_structure(self._captured.in_spec)} and is called with "
+                f"{_structure(spec)}; call it as planned, or plan again"
+            )
         for position, literal in self._captured.literals.items():
             if leaves[position] != literal:
                 raise PlanMismatch(

@@ -15,7 +15,7 @@ from typing import Any
 
 from monet.api import PlanResult, Prepared, plan_prepared, prepare
 from monet.byte_count import ByteBudget, PeakShare, format_bytes
-from monet.config import Config, InputSpec
+from monet.config import Config
 from monet.errors import ConfigError, InfeasibleBudget, SolverError
 from monet.model_loading import build_model, precision
 from monet.planner.planning import plan_problem
@@ -66,13 +66,13 @@ def largest_batch(
     """
     if isinstance(budget, PeakShare):
         raise ConfigError("a share of eager's peak grows with the batch: give --max-batch a budget in bytes")
-    first = batch_of(config)
+    first = config.batch()
     budget_bytes = budget.resolve(0)
     tried: dict[int, bool] = {}
     best: LargestBatch | None = None
     batch, below = first, first * LARGEST_STEP + 1
     for _ in range(ROUNDS):
-        sized = with_batch(config, batch)
+        sized = config.with_batch(batch)
         args, kwargs = empty_inputs(sized)
         log.info("planning batch %d", batch)
         with precision(sized):
@@ -105,27 +105,6 @@ def largest_batch(
             f"{format_bytes(budget_bytes)}" + ("" if max_overhead is None else f" at {max_overhead:.1%} overhead")
         )
     return best
-
-
-def batch_of(config: Config) -> int:
-    """The first dimension that all inputs share."""
-    specs = config.inputs if isinstance(config.inputs, tuple) else tuple(config.inputs.values())
-    sizes = {spec.shape[0] for spec in specs if spec.shape}
-    if len(sizes) != 1:
-        raise ConfigError(f"--max-batch needs inputs with one first dimension in common; these have {sorted(sizes)}")
-    return sizes.pop()
-
-
-def with_batch(config: Config, batch: int) -> Config:
-    """``config`` with another first dimension."""
-
-    def sized(spec: InputSpec) -> InputSpec:
-        return spec.model_copy(update={"shape": (batch, *spec.shape[1:])}) if spec.shape else spec
-
-    inputs = config.inputs
-    if isinstance(inputs, tuple):
-        return config.model_copy(update={"inputs": tuple(map(sized, inputs))})
-    return config.model_copy(update={"inputs": {name: sized(spec) for name, spec in inputs.items()}})
 
 
 def _try(

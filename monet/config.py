@@ -31,7 +31,7 @@ _BY_POSITION, _BY_NAME = "<by position>", "<by name>"
 
 
 class InputSpec(BaseModel):
-    """One tensor that the model is called with.
+    """One tensor that the model is called with; ``dtype``, where it is not given, is the configuration's, or float32.
 
     Floating-point values are drawn from the standard normal distribution, integers uniformly from
     [``low``, ``high``), and booleans are fair coins.
@@ -99,6 +99,32 @@ class Config(BaseModel):
     autocast: AutocastName | None = None
     training: StrictBool = True
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
+
+    def dtype_of(self, spec: InputSpec) -> DtypeName:
+        """Of an input: its own, or where it has none the model's."""
+        return self.dtype if self.dtype is not None and "dtype" not in spec.model_fields_set else spec.dtype
+
+    def batch(self) -> int:
+        """The first dimension that all inputs share."""
+        specs = self.inputs if isinstance(self.inputs, tuple) else tuple(self.inputs.values())
+        sizes = {spec.shape[0] for spec in specs if spec.shape}
+        if len(sizes) != 1:
+            raise ConfigError(
+                f"another batch needs inputs with one first dimension in common; these have {sorted(sizes)}"
+            )
+        return sizes.pop()
+
+    def with_batch(self, batch: int) -> Config:
+        """The same with another first dimension of all inputs."""
+        self.batch()
+
+        def sized(spec: InputSpec) -> InputSpec:
+            return spec.model_copy(update={"shape": (batch, *spec.shape[1:])}) if spec.shape else spec
+
+        inputs = self.inputs
+        if isinstance(inputs, tuple):
+            return self.model_copy(update={"inputs": tuple(map(sized, inputs))})
+        return self.model_copy(update={"inputs": {name: sized(spec) for name, spec in inputs.items()}})
 
 
 def load_config(path: str | Path) -> Config:

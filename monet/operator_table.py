@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from monet.capture import Captured, capture
 from monet.graph import Graph, Operator, operator_inputs, references
@@ -109,7 +110,7 @@ def _row(step: str, implementation: Implementation, op: Operator | None, offers:
     if implementation.guard is not None:
         result += f"; guard {_role(implementation.guard.scale, op, offers)} ≥ {implementation.guard.least:g}"
     # Numbers of chunks depend on the batch.
-    name = re.sub(r"\d+", "N", implementation.name)
+    name = re.sub(r"(?<=chunks-)\d+", "N", implementation.name)
     return Row(step, name, ", ".join(names) or ("shape only" if step == "backward" else ""), memory, result)
 
 
@@ -129,8 +130,13 @@ def _role(name: str, op: Operator | None, offers: Catalogue) -> str:
         for argument, value in zip(_arguments(op), (*op.args, *(v for _, v in op.kwargs)), strict=False):
             if any(graph.storage(n) == storage for n in references(value)):
                 return "input" if argument in ("self", "input") else argument
+    if (source := next((s for s in graph.sources if s.value == name), None)) is not None:
+        return f"{source.kind} {source.target.rpartition('.')[2]}"
     backward = {n for other in graph.backward for n in other.outputs} | {n for n in graph.tangents if n is not None}
-    return "gradient" if name in backward or storage in backward else "another value"
+    if name in backward or storage in backward:
+        return "gradient"
+    maker = next((other for other in graph.forward if storage in other.outputs), None)
+    return "another value" if maker is None else f"result of {str(maker.target).split('.')[1]}"
 
 
 def _arguments(op: Operator) -> list[str]:
@@ -139,12 +145,17 @@ def _arguments(op: Operator) -> list[str]:
     return [*positional, *(key for key, _ in op.kwargs)]
 
 
-def table() -> str:
-    """The whole document, as Markdown."""
+def table(progress: bool = False) -> str:
+    """The whole document, as Markdown. ``progress``: a line on stderr."""
     lines = [_HEADER]
-    for family in dict.fromkeys(record.family for record in RECORDS):
-        lines.append(f"## {family.capitalize()}\n")
-        for record in (r for r in RECORDS if r.family == family):
+    families = dict.fromkeys(record.family for record in RECORDS)
+    of_family = [record for family in families for record in RECORDS if record.family == family]
+    with tqdm(of_family, desc="capturing samples", disable=not progress, leave=False) as bar:
+        family = None
+        for record in bar:
+            if record.family != family:
+                family = record.family
+                lines.append(f"## {family.capitalize()}\n")
             targets = ", ".join(f"`{t}`" for t in map(str, (*record.forward_targets, *record.backward_targets)))
             lines.append(
                 f"**{record.name}** ({targets.replace('aten.', '').replace('.default', '')}). {record.equations}.\n"

@@ -16,13 +16,13 @@ Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 def make_inputs(config: Config, seed: int) -> Inputs:
     """Random inputs, the same for the same seed; the global random state is not touched."""
     generator = torch.Generator().manual_seed(seed)
-    return _map_inputs(config, lambda spec: _random(spec, generator))
+    return _map_inputs(config, lambda spec: _random(spec, _dtype(config, spec), generator))
 
 
 def empty_inputs(config: Config) -> Inputs:
     """Inputs of the right shapes whose memory is never written, so that it is never backed by pages."""
     return _map_inputs(
-        config, lambda spec: torch.empty(spec.shape, dtype=_dtype(spec), requires_grad=spec.requires_grad)
+        config, lambda spec: torch.empty(spec.shape, dtype=_dtype(config, spec), requires_grad=spec.requires_grad)
     )
 
 
@@ -32,8 +32,7 @@ def _map_inputs(config: Config, make: Callable[[InputSpec], Tensor]) -> Inputs:
     return (), {name: make(spec) for name, spec in config.inputs.items()}
 
 
-def _random(spec: InputSpec, generator: torch.Generator) -> Tensor:
-    dtype = _dtype(spec)
+def _random(spec: InputSpec, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     if spec.dtype in INTEGER_DTYPES:
         low, high = spec.value_range
         return torch.randint(low, high, spec.shape, dtype=dtype, generator=generator)
@@ -42,7 +41,7 @@ def _random(spec: InputSpec, generator: torch.Generator) -> Tensor:
     return torch.randn(spec.shape, dtype=dtype, generator=generator).requires_grad_(spec.requires_grad)
 
 
-def _dtype(spec: InputSpec) -> torch.dtype:
-    dtype = getattr(torch, spec.dtype)
+def _dtype(config: Config, spec: InputSpec) -> torch.dtype:
+    dtype = getattr(torch, config.dtype_of(spec))
     assert isinstance(dtype, torch.dtype)
     return dtype

@@ -147,6 +147,8 @@ def _bound_row(summary: Mapping[str, Any]) -> tuple[str, str, str]:
     if "bound_bytes" in summary:
         note = f"gap {_percent(summary['gap'])}, holds for {summary['bound_scope']}"
         return "least peak", format_bytes(summary["bound_bytes"]), note
+    if not summary["bound_s"]:
+        return "lower bound", "-", "none known"
     return "lower bound", _seconds(summary["bound_s"]), _bound_note(summary)
 
 
@@ -156,8 +158,6 @@ def _tried_note(summary: Mapping[str, Any]) -> str:
 
 
 def _bound_note(summary: Mapping[str, Any]) -> str:
-    if summary["bound_s"] is None:
-        return "none known"
     gap = "" if summary["gap"] is None else f"gap {_percent(summary['gap'])}, "
     return f"{gap}holds for {summary['bound_scope']}"
 

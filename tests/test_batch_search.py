@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from monet.api import plan_prepared, prepare
-from monet.batch_search import batch_of, largest_batch, scale, with_batch
+from monet.batch_search import largest_batch, scale
 from monet.byte_count import parse_budget
 from monet.config import Config, InputSpec, load_config
 from monet.errors import ConfigError, InfeasibleBudget
@@ -44,7 +44,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def fits(batch: int, budget_bytes: int) -> bool:
-    sized = with_batch(TINY, batch)
+    sized = TINY.with_batch(batch)
     args, kwargs = empty_inputs(sized)
     prepared = prepare(build_model(sized), args, kwargs)
     try:
@@ -58,7 +58,7 @@ def test_the_largest_batch_that_fits() -> None:
     assert found.result.plan.peak_bytes <= BUDGET
     assert found.tried[found.batch] is True
     assert found.batch == max(batch for batch, worked in found.tried.items() if worked)
-    assert batch_of(found.config) == found.batch
+    assert found.config.batch() == found.batch
     # A plan for the batch that was found, and none for one a quarter larger.
     assert found.result.plan.model["inputs"] != {}
     assert fits(found.batch, BUDGET)
@@ -84,13 +84,13 @@ def test_shares_of_eagers_peak_are_refused() -> None:
 
 
 def test_the_batch_of_a_configuration() -> None:
-    assert batch_of(TINY) == TINY.inputs[0].shape[0]  # type: ignore[index]
-    assert batch_of(with_batch(TINY, 3)) == 3
+    assert TINY.batch() == TINY.inputs[0].shape[0]  # type: ignore[index]
+    assert TINY.with_batch(3).batch() == 3
     two = TINY.model_copy(update={"inputs": (InputSpec(shape=(2, 3)), InputSpec(shape=(4, 3)))})
     with pytest.raises(ConfigError, match=r"\[2, 4\]"):
-        batch_of(two)
+        two.batch()
     named = TINY.model_copy(update={"inputs": {"x": InputSpec(shape=(2, 3)), "y": InputSpec(shape=(2,))}})
-    sized: Config = with_batch(named, 7)
+    sized: Config = named.with_batch(7)
     assert {name: spec.shape for name, spec in sized.inputs.items()} == {"x": (7, 3), "y": (7,)}  # type: ignore[union-attr]
 
 

@@ -63,6 +63,15 @@ def test_every_field() -> None:
     }
 
 
+def test_inputs_without_a_dtype_have_the_models() -> None:
+    inputs = "inputs:\n  x: {shape: [4]}\n  y: {shape: [4], dtype: float32}\n  n: {shape: [4], dtype: int8, high: 2}\n"
+    read = load("model: a:B\ndtype: bfloat16\n" + inputs)
+    _, made = make_inputs(read.with_batch(2), seed=0)
+    assert {k: v.dtype for k, v in made.items()} == {"x": torch.bfloat16, "y": torch.float32, "n": torch.int8}
+    _, made = make_inputs(load("model: a:B\n" + inputs), seed=0)
+    assert made["x"].dtype == torch.float32
+
+
 def test_a_config_is_frozen_and_goes_to_other_processes() -> None:
     read = load_config("tiny.yaml")
     with pytest.raises(pydantic.ValidationError, match="frozen"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import math
-import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -194,8 +193,11 @@ def test_interrupting_the_proof_keeps_the_plan() -> None:
 def test_ctrl_c_keeps_the_smallest_plan_so_far() -> None:
     problem = chain(60)
     fastest = plan_problem(problem, keep_everything_bytes(problem)).objective_s
-    timer = threading.Timer(2.0, _thread.interrupt_main)
-    timer.start()
-    found = smallest_plan(problem, fastest * 1.1, gap=0.0, time_limit_s=60.0)
+
+    def interrupted(best: float | None, bound: float | None, gap: float | None, elapsed_s: float) -> None:
+        if best is not None:
+            _thread.interrupt_main()
+
+    found = smallest_plan(problem, fastest * 1.1, gap=0.0, time_limit_s=60.0, progress=interrupted)
     assert found.solution.status == "interrupted"
     check(problem, found, fastest * 1.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,21 @@ def test_a_changed_model_is_said(change: Any, said: str) -> None:
     change(planned)
     with pytest.raises(PlanMismatch, match=said):
         planned(_rows())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "said"),
+    [
+        ((), {}, "()"),
+        ((1, 2), {}, "(_, _)"),
+        (([_rows()],), {}, "([_])"),
+        ((_rows(),), {"mask": None}, "(_, mask=_)"),
+    ],
+)
+def test_other_inputs_are_said_as_a_call(arguments: Any, named: Any, said: str) -> None:
+    planned = _planned(_net())
+    with pytest.raises(PlanMismatch, match=re.escape(f"planned for inputs (_) and is called with {said};")):
+        planned(*arguments, **named)
 
 
 def test_a_last_smaller_batch_is_said() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import click
 
+from monet.commands.exit_status import reports_errors
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-def operators() -> None:
+@reports_errors
+def operators(quiet: bool) -> None:
     """Print what monet offers for each operator, as the Markdown of docs/operators.md."""
     from monet.operator_table import table
 
-    click.echo(table(), nl=False)
+    click.echo(table(progress=not quiet), nl=False)

@@ -39,6 +39,7 @@ def _known_variant(context: click.Context, parameter: click.Parameter, value: st
     type=click.Choice(["memory"]),
     help="Find the smallest budget instead of being given one, at any cost or at --max-overhead.",
 )
+@click.option("--batch", type=click.IntRange(min=1), help="Another batch than CONFIG's: its inputs' first dimension.")
 @click.option("--max-batch", is_flag=True, help="Find the largest batch that fits the budget (at --max-overhead).")
 @click.option(
     "--max-overhead",
@@ -128,10 +129,13 @@ def _check_combination(context: click.Context, request: PlanRequest) -> None:
         raise click.UsageError("--max-overhead goes with --minimise memory or --max-batch")
     if (request.minimise is not None or request.max_batch) and request.variant != "all":
         raise click.UsageError(f"--variant {request.variant} goes with a budget alone")
+    if request.max_batch:
+        _refuse(context, "--max-batch", "batch")
     if request.profile is not None:
         _refuse(
-            context, "--profile", "measure", "output", "reserve", "threads", "no_cache", "exact", "max_batch", "density"
-        )
+            context, "--profile", "measure", "output", "reserve", "threads", "no_cache", "exact", "batch", "max_batch",
+            "density",
+        )  # fmt: skip
 
 
 def _refuse(context: click.Context, mode: str, *names: str) -> None:

@@ -20,6 +20,8 @@ def plan_model(request: PlanRequest) -> None:
     """Prints the summary and writes the plan file, and what else was asked for."""
     assert request.config is not None
     loaded = load_config(request.config)
+    if request.batch is not None:
+        loaded = loaded.with_batch(request.batch)
     output = request.output or Path(f"{Path(request.config).stem}.plan.json")
     check_target(output, "--output")
     check_target(request.json_path, "--json")

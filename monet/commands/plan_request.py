@@ -19,6 +19,7 @@ class PlanRequest:
     profile: Path | None
     budget: ByteBudget | None
     minimise: str | None
+    batch: int | None
     max_batch: bool
     max_overhead: float | None
     measure: bool
