@@ -89,6 +89,11 @@ class Context:
         self.written = {graph.storage(name) for name in written_sources(graph)}
         self.tangents = {name for name in graph.tangents if name is not None}
         self.escaping = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values()) if n is not None}
+        self.forward_readers: dict[str, list[Operator]] = {}
+        """Storage → the forward operators that read it and are no views."""
+        for op in graph.forward:
+            for storage in {} if op.view else dict.fromkeys(map(graph.storage, operator_inputs(op))):
+                self.forward_readers.setdefault(storage, []).append(op)
         self._last_forward = _last_readers(graph, graph.forward)
         self._last_backward = _last_readers(graph, graph.backward)
         self._forward = {op.name for op in graph.forward}

@@ -17,6 +17,7 @@ from monet.ops import (
     piecewise,
     pooling,
     reduction,
+    rms_norm,
     row_norm,
     softmax,
 )
@@ -27,6 +28,7 @@ FAMILIES = (
     linear,
     normalization,
     row_norm,
+    rms_norm,
     piecewise,
     activation,
     softmax,

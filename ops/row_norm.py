@@ -156,16 +156,4 @@ RECORDS = (
         recompute=recompute_group_norm,
         backward=backward_group_norm,
     ),
-    Record(
-        name="rms_norm",
-        family="normalizations",
-        forward_targets=(aten.rsqrt.default,),
-        backward_targets=(),
-        equations="on the CPU torch runs and captures it as its parts (pow, mean, rsqrt, mul), each with aten's own "
-        "kernels; rsqrt's result has one element a row and is kept, and x * rsqrt is made again by one multiplication",
-        samples=(
-            Sample("rms_norm", lambda x, w: _f.rms_norm(x, (67,), w), _ROWS, ((67,),)),
-            Sample("rms_norm_without_parameters", lambda x: _f.rms_norm(x, (67,)), _ROWS),
-        ),
-    ),
 )  # fmt: skip

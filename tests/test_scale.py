@@ -55,6 +55,7 @@ NORMS = {
     "instance": lambda: nn.InstanceNorm2d(8, affine=True),
     "group": lambda: nn.GroupNorm(2, 8),
 }
+ALL = {**NORMS, "rms": lambda: nn.RMSNorm(10)}  # without a shift
 
 
 def _images(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
@@ -63,7 +64,7 @@ def _images(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor
 
 def _model(norm: str) -> Branches:
     torch.manual_seed(0)
-    return Branches(NORMS[norm])
+    return Branches(ALL[norm])
 
 
 def _zero(norm: nn.Module) -> None:
@@ -84,7 +85,7 @@ def _smallest(model: nn.Module) -> Plan:
     return plan_smallest(prepare(model, *_images(0)), time_limit_s=5).plan
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ALL)
 def test_a_scale_of_zero_is_planned_around(norm: str) -> None:
     model = _model(norm)
     captured = capture(model, *_images(0))
@@ -122,15 +123,16 @@ def from_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("from_outputs")
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ALL)
 def test_steps_from_outputs_equal_eager_and_refuse_a_scale_that_shrinks(norm: str) -> None:
     model = _model(norm)
     plan = _smallest(model)
     assert sum(step.implementation.startswith("from-output") for step in plan.steps) >= 2
     planned = compare_steps(model, plan, _images)
     for module in planned.norms:
-        module.weight.data[3] = -1e-4
-    with pytest.raises(PlanMismatch, match=r"norms\.\d\.weight has a magnitude of 0\.0001.*at least 0\.005"):
+        module.weight.data[3] = 0.0 if norm == "rms" else -1e-4
+    said = r"0 .*at least 1e-18" if norm == "rms" else r"0\.0001.*at least 0\.005"
+    with pytest.raises(PlanMismatch, match=rf"norms\.\d\.weight has a magnitude of {said}"):
         planned(*_images(1)[0])
 
 
