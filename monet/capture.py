@@ -396,6 +396,8 @@ class _Reader:
             device=value.device,
             storage=storage,
             storage_bytes=int(value.untyped_storage().nbytes()),
+            conjugate=value.is_conj(),
+            negative=value.is_neg(),
         )
 
     def _operator(self, node: torch.fx.Node) -> Operator:

@@ -25,7 +25,8 @@ class Ref:
 @dataclass(frozen=True, slots=True)
 class Value:
     """One tensor of the graph. ``storage`` names the value whose operator allocates the memory;
-    ``storage_bytes`` is the size of that memory. ``offset`` counts elements."""
+    ``storage_bytes`` is the size of that memory. ``offset`` counts elements. ``conjugate``, ``negative``: a view whose
+    elements are to be conjugated or negated by whoever reads them, often in memory of its own."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,6 +36,8 @@ class Value:
     device: torch.device
     storage: str
     storage_bytes: int
+    conjugate: bool = False
+    negative: bool = False
 
     @property
     def numel(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -111,19 +111,12 @@ class Context:
 
     def whole(self, name: str) -> str | None:
         """The value that made this value's storage, if the two are the same elements in the same order."""
-        value, base = self.value(name), self.value(self.graph.storage(name))
-        same = (value.shape, value.stride, value.offset, value.dtype) == (
-            base.shape,
-            base.stride,
-            base.offset,
-            base.dtype,
-        )
-        return base.name if same else None
+        base = self.graph.storage(name)
+        return base if self.same(name, base) else None
 
     def same(self, one: str, other: str) -> bool:
         """Whether two values are the same elements of the same storage in the same order."""
-        a, b = self.value(one), self.value(other)
-        return (a.storage, a.shape, a.stride, a.offset, a.dtype) == (b.storage, b.shape, b.stride, b.offset, b.dtype)
+        return replace(self.value(one), name="") == replace(self.value(other), name="")
 
     def may_overwrite(self, name: str, by: Operator, result: str) -> bool:
         """Whether ``by`` may put ``result`` into the memory of ``name``: it is the last reader of that

@@ -34,7 +34,8 @@ def signature(implementation: Implementation, values: Mapping[str, Value]) -> st
     def describe(argument: Any) -> str:
         if isinstance(argument, Ref):
             v = values[argument.name]
-            return f"{v.dtype}{list(v.shape)}/{list(v.stride)}+{v.offset}"
+            lazy = " conjugate" * v.conjugate + " negative" * v.negative
+            return f"{v.dtype}{list(v.shape)}/{list(v.stride)}+{v.offset}{lazy}"
         if isinstance(argument, list | tuple):
             return f"[{', '.join(describe(item) for item in argument)}]"
         if callable(argument) and not hasattr(argument, "_schema"):
@@ -106,7 +107,10 @@ class Bench:
         """The argument tree with tensors for values; one tensor a value."""
         if isinstance(argument, Ref):
             if argument.name not in made:
-                made[argument.name] = self._tensor(values[argument.name], len(made))
+                value = values[argument.name]
+                tensor = self._tensor(value, len(made))
+                tensor = tensor.conj() if value.conjugate else tensor
+                made[argument.name] = torch._neg_view(tensor) if value.negative else tensor
             return made[argument.name]
         if isinstance(argument, list | tuple):
             return [self._real(item, made, values) for item in argument]

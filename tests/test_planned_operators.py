@@ -94,3 +94,34 @@ def test_a_linear_layers_input_gradient_reads_the_weight_alone() -> None:
     model[1].weight.requires_grad_(False)
     products = [op for op, _ in _backward(model, x) if op.target is torch.ops.aten.mm.default]
     assert len(products) == 1
+
+
+class Spectral(nn.Module):
+    """A product in the frequency domain, whose gradients conjugate: lazily, in whichever kernel reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(24, 24)
+        self.filter = nn.Parameter(torch.randn(13, 13, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(self.project(x)) @ self.filter
+        signal: torch.Tensor = torch.fft.irfft(spectrum * self.filter[0] - spectrum.conj())
+        phase: torch.Tensor = spectrum.conj().imag
+        return signal + phase.mean()
+
+
+def test_conjugates_are_planned_for() -> None:
+    torch.manual_seed(0)
+    model = Spectral()
+
+    def inputs(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        return (torch.randn(6, 24, generator=torch.Generator().manual_seed(seed)),), {}
+
+    values = capture(model, *inputs(0)).graph.values.values()
+    assert any(v.conjugate for v in values) and any(v.negative for v in values)
+    for plan in (
+        plan_model(model, *inputs(0), "10GB", time_limit_s=5).plan,
+        at_smallest_budget(lambda budget: plan_model(model, *inputs(0), budget, time_limit_s=5)).plan,
+    ):
+        compare_steps(model, plan, inputs)  # which checks that no request was missed
