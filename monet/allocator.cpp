@@ -333,17 +333,14 @@ void monet_enter(Program* program, int64_t step) {
   session.step = step;
   session.cursor = program->step_begin[step];
   session.end = program->step_begin[step + 1];
-  if (program->crew_bytes[step] > 0) {
-    Crew& crew = crew_of_this_thread();
-    crew.mode = Crew::kServing;
-    ++crew.turn;
-    crew.slices = program->base + program->crew_offset[step];
-    crew.slice_bytes = static_cast<size_t>(program->crew_bytes[step] / program->crew);
-    crew.slice_count = program->crew;
-    crew.slices_taken = 0;
-  } else if (own_crew != nullptr) {
-    end_turn(session.program);
-  }
+  if (own_crew == nullptr) return;  // nobody joined it
+  end_turn(program);
+  own_crew->mode = Crew::kServing;
+  ++own_crew->turn;
+  own_crew->slices = program->base + program->crew_offset[step];
+  own_crew->slice_bytes = static_cast<size_t>(program->crew_bytes[step] / program->crew);
+  own_crew->slice_count = program->crew_bytes[step] > 0 ? program->crew : 0;
+  own_crew->slices_taken = 0;
 }
 
 void monet_leave() {
@@ -352,7 +349,11 @@ void monet_leave() {
 }
 
 // Makes the calling thread a worker of `leader`'s crew; a thread belongs to one pool, and so to one crew.
-void monet_join_crew(void* leader) { worker.crew = static_cast<Crew*>(leader); }
+void monet_join_crew(void* leader) {
+  if (worker.crew == leader) return;
+  worker.crew = static_cast<Crew*>(leader);
+  worker.turn = 0;  // a crew's first is 1
+}
 
 // The calling thread's crew, to be joined by the threads of its parallel loops.
 void* monet_crew() { return &crew_of_this_thread(); }
