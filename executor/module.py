@@ -149,7 +149,7 @@ class _Step(torch.autograd.Function):
         given = dict(zip((tangent_of[o] for o in runner.code.outputs), gradients, strict=True))
         # As in eager: what only leads to outputs that the loss leaves out has no gradient, not one of zeros, which an
         # optimiser would use (weight decay, momentum).
-        reached = {name for name, tangent in given.items() if tangent is not None}
+        reached = {name for name, tangent in given.items() if name is not None and tangent is not None}
         tangents = []
         for name in runner.graph.tangents:
             if name is None:
@@ -166,7 +166,9 @@ class _Step(torch.autograd.Function):
         kept = [totals.get(name, saved) for name, saved in zip(runner.code.kept, ctx.saved_tensors, strict=True)]
         made = runner.backward(ctx.generation, kept, ctx.activations, tangents)
         if ctx.accumulator is not None:
+            runner.zero_tangents.check(totals, ctx.accumulator.behind, reached)
             ctx.accumulator.end(totals)
         behind = runner.tangents_behind
+        runner.zero_tangents.check(made, behind, reached)
         used = {name: gradient for name, gradient in made.items() if behind[name] & reached}
         return (None, None, *(used.get(name) for name in runner.code.forward_sources))
