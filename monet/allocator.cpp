@@ -48,22 +48,39 @@ void raise(std::atomic<int64_t>& most, int64_t value) {
 
 void count(int64_t delta) { raise(peak_bytes, live_bytes.fetch_add(delta) + delta); }
 
-// Ranges of address space that belong to arenas: frees inside them are no-ops.
+// Ranges of address space that belong to arenas. A block inside one is only counted when it is freed. Tensors may
+// outlive their arena's owner (what autograd keeps for a backward pass that never comes): the last one unmaps it.
 struct Range {
   std::atomic<uintptr_t> begin{0};
   std::atomic<uintptr_t> end{0};
+  std::atomic<int64_t> blocks{0};     // that tensors hold
+  std::atomic<bool> orphaned{false};  // its owner is gone
+  int64_t arena_bytes = 0;
 };
 Range ranges[kMaxArenas];
 std::atomic<int> range_count{0};
 std::mutex ranges_mutex;
 
-bool in_arena(const void* pointer) {
+Range* range_of(const void* pointer) {
   const auto p = reinterpret_cast<uintptr_t>(pointer);
   const int n = range_count.load(std::memory_order_acquire);
   for (int i = 0; i < n; ++i)
     if (p >= ranges[i].begin.load(std::memory_order_relaxed) && p < ranges[i].end.load(std::memory_order_relaxed))
-      return true;
-  return false;
+      return &ranges[i];
+  return nullptr;
+}
+
+// Of an orphan that no tensor holds. Whoever finds it so first does it.
+void unmap_orphan(Range& range) {
+  bool orphaned = true;
+  if (range.blocks.load() != 0 || !range.orphaned.compare_exchange_strong(orphaned, false)) return;
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  const uintptr_t begin = range.begin.load(), end = range.end.load();
+  const int64_t bytes = range.arena_bytes;
+  range.end.store(0);
+  range.begin.store(0);  // from here on the range is another arena's to take
+  munmap(reinterpret_cast<void*>(begin), end - begin);
+  count(-bytes);
 }
 
 struct Program {
@@ -74,12 +91,12 @@ struct Program {
   std::vector<int64_t> crew_bytes;   // and its size, for `crew` threads; 0: there is none
   int crew = 0;
   char* base = nullptr;
-  size_t mapped = 0;
   int64_t arena_bytes = 0;
   int64_t misses = 0;
   int64_t first_miss[4] = {-1, -1, -1, -1};  // step, request number, bytes asked, bytes planned
   int64_t served = 0;
-  int slot = -1;
+  Range* range = nullptr;  // that it serves from
+  bool owner = false;      // of that range
 };
 
 struct Event {
@@ -110,7 +127,8 @@ std::atomic<uint64_t> recordings{0};
 struct Crew {
   enum Mode { kFree, kRecording, kServing } mode = kFree;
   uint64_t turn = 0;              // number of the step or recording
-  char* slices = nullptr;         // serving: memory for the workers of this step
+  Range* range = nullptr;         // serving: where the workers' memory of this step is
+  char* slices = nullptr;
   size_t slice_bytes = 0;         // of each of them
   int slice_count = 0;
   std::atomic<int> slices_taken{0};
@@ -177,7 +195,10 @@ c10::Allocator* previous = nullptr;
 void release(void* pointer) {
   if (pointer == nullptr) return;
   if (!worker.blocks.empty()) worker.release(pointer);
-  if (in_arena(pointer)) return;
+  if (Range* range = range_of(pointer)) {
+    if (range->blocks.fetch_sub(1) == 1) unmap_orphan(*range);
+    return;
+  }
   char* base = static_cast<char*>(pointer) - kHeader;
   auto* header = reinterpret_cast<Header*>(base);
   if (header->crew != nullptr) header->crew->alive.fetch_sub(1);
@@ -197,6 +218,7 @@ class PlannedAllocator final : public c10::Allocator {
         const int64_t offset = program.offsets[session.cursor++];
         if (offset >= 0) {
           ++program.served;
+          program.range->blocks.fetch_add(1);
           char* at = program.base + offset;
           return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
         }
@@ -215,6 +237,7 @@ class PlannedAllocator final : public c10::Allocator {
       if (worker.slice != nullptr && worker.top + n <= worker.crew->slice_bytes) {
         char* at = worker.slice + worker.top;
         worker.push(at, n);
+        worker.crew->range->blocks.fetch_add(1);
         return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
       }
       worker.crew->misses.fetch_add(1);
@@ -298,8 +321,9 @@ int monet_arena_map(Program* program) {
   if (tail > 0) munmap(reinterpret_cast<void*>(aligned + mapped), tail);
   madvise(reinterpret_cast<void*>(aligned), mapped, MADV_HUGEPAGE);
   program->base = reinterpret_cast<char*>(aligned);
-  program->mapped = mapped;
-  program->slot = slot;
+  program->range = &ranges[slot];
+  program->owner = true;
+  ranges[slot].arena_bytes = program->arena_bytes;
   ranges[slot].end.store(aligned + mapped);
   ranges[slot].begin.store(aligned);
   int n = range_count.load();
@@ -309,17 +333,18 @@ int monet_arena_map(Program* program) {
 }
 
 void monet_arena_unmap(Program* program) {
-  if (program->base == nullptr || program->slot < 0) return;
-  std::lock_guard<std::mutex> lock(ranges_mutex);
-  ranges[program->slot].begin.store(0);
-  ranges[program->slot].end.store(0);
-  munmap(program->base, program->mapped);
+  if (!program->owner) return;
+  program->owner = false;
   program->base = nullptr;
-  count(-program->arena_bytes);
+  program->range->orphaned.store(true);
+  unmap_orphan(*program->range);
 }
 
 // Serves from another program's arena, which must be at least as large and live longer.
-void monet_arena_share(Program* program, const Program* owner) { program->base = owner->base; }
+void monet_arena_share(Program* program, const Program* owner) {
+  program->base = owner->base;
+  program->range = owner->range;
+}
 
 int64_t monet_arena_base(const Program* program) { return reinterpret_cast<int64_t>(program->base); }
 
@@ -337,6 +362,7 @@ void monet_enter(Program* program, int64_t step) {
   end_turn(program);
   own_crew->mode = Crew::kServing;
   ++own_crew->turn;
+  own_crew->range = program->range;
   own_crew->slices = program->base + program->crew_offset[step];
   own_crew->slice_bytes = static_cast<size_t>(program->crew_bytes[step] / program->crew);
   own_crew->slice_count = program->crew_bytes[step] > 0 ? program->crew : 0;
