@@ -108,9 +108,10 @@ class Runner:
         """Gradients by source. Each forward pass has one backward pass, before the next forward pass."""
         if generation != self.generation:
             raise ExecutionError(
-                "this backward pass belongs to an earlier forward pass of the planned module, whose activations a "
-                "later forward pass has overwritten: a planned module holds one step at a time. Call backward before "
-                "the next forward, or give each use its own MonetModule (and its own budget)"
+                "this backward pass belongs to an earlier forward pass of the planned module, whose activations are "
+                "overwritten, by a later forward pass or by a backward pass before this one (retain_graph keeps "
+                "nothing of a plan): a planned module holds one step at a time. Call backward once, before the next "
+                "forward, or give each use its own MonetModule (and its own budget)"
             )
         with self._alone():
             self._gather_crew()

@@ -13,6 +13,7 @@ from monet import autocast
 from monet.accumulation import with_accumulation
 from monet.byte_count import ByteBudget, parse_budget
 from monet.capture import capture
+from monet.eager_peak import eager_peak_bytes
 from monet.executor.inputs import describe_inputs
 from monet.fitting import fit, smallest_placed
 from monet.graph import Graph, Operator
@@ -49,13 +50,15 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A captured and measured step, before any budget. ``eager``: how PyTorch itself would run it.
+    """A captured and measured step, before any budget. ``eager``: how PyTorch itself would run it, counted as a plan
+    is; ``eager_peak_bytes``: what it would then hold at most, see ``monet.eager_peak``.
 
     ``model`` and ``environment``: what a plan must be used with.
     """
 
     lowered: Lowered
     eager: Solution
+    eager_peak_bytes: int
     model: Mapping[str, Any]
     environment: Mapping[str, Any]
 
@@ -74,7 +77,7 @@ def plan(
 ) -> Plan:
     """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
-    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak). It counts
+    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries. Options, by keyword: ``exact``,
     ``accumulate``, ``reserve_bytes``, ``cache``, ``progress`` and ``seed`` as in ``monet.api.prepare``;
     ``time_limit_s`` (of solving; capture, measuring and ordering come on top), ``gap``, ``window``, ``solver``,
@@ -152,13 +155,15 @@ def prepare(
     lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
     described = _described(model, lowered, (args, kwargs), exact, seed, storage, density)
     described |= {"accumulate": True} if accumulate else {}
-    return Prepared(lowered, _eager(lowered, graph, reserve_bytes), described, _environment(lowered))
+    return Prepared(lowered, *_eager(lowered, graph, reserve_bytes), described, _environment(lowered))
 
 
-def _eager(lowered: Lowered, graph: Graph, reserve_bytes: int) -> Solution:
-    """How PyTorch itself would run ``graph``."""
+def _eager(lowered: Lowered, graph: Graph, reserve_bytes: int) -> tuple[Solution, int]:
+    """How PyTorch itself would run ``graph``, and its peak in bytes."""
     offers, name = replace(lowered.catalogue, graph=graph), lowered.problem.name
-    return baseline(lower(offers, lowered.profile, name=name, reserve_bytes=reserve_bytes, eager=True).problem)
+    as_eager = lower(offers, lowered.profile, name=name, reserve_bytes=reserve_bytes, eager=True)
+    solution = baseline(as_eager.problem)
+    return solution, eager_peak_bytes(solution, as_eager)
 
 
 def prepare_whole(
@@ -181,7 +186,7 @@ def prepare_whole(
     lowered = _measured(offers, name, reserve_bytes, cache=cache, progress=progress)
     described = _described(step.module, lowered, (step.args, {}), exact, seed, storage, density)
     eager = _eager(lowered, updates_last(graph), reserve_bytes)
-    return Prepared(lowered, eager, described, _environment(lowered))
+    return Prepared(lowered, *eager, described, _environment(lowered))
 
 
 def _described(
@@ -310,6 +315,7 @@ def _result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: P
             "bound_scope": solution.bound_scope,
             "baseline_s": prepared.eager.objective_s,
             "baseline_peak_bytes": prepared.eager.peak_bytes,
+            "eager_peak_bytes": prepared.eager_peak_bytes,
             "order": placed.ordered.method,
             "order_peak_bytes": placed.ordered.peak_bytes,
             "order_bound_bytes": placed.ordered.bound_bytes,
@@ -361,6 +367,7 @@ def _summary(made: Plan, solution: Solution, lowered: Lowered) -> dict[str, Any]
         "fixed": dict(made.fixed),
         "baseline_s": baseline_s,
         "baseline_peak_bytes": made.solver["baseline_peak_bytes"],
+        "eager_peak_bytes": made.solver["eager_peak_bytes"],
         "objective_s": solution.objective_s,
         "overhead": solution.objective_s / baseline_s - 1.0,
         "bound_s": solution.bound_s,

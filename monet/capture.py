@@ -54,6 +54,7 @@ class Captured:
 
 
 @kernels_own_geometry()
+@torch.enable_grad()  # whatever the caller is in: it is a training step
 @unset_fake_temporarily()  # a mode around this call would meet the fake tensors of torch.export's own
 def capture(
     model: torch.nn.Module,

@@ -2,9 +2,11 @@
 
 The keys of a summary: ``status``; ``budget_bytes``, ``peak_bytes`` = ``fixed_bytes`` +
 ``arena_bytes``, and ``fixed``, the parts of ``fixed_bytes`` by name; ``baseline_s`` and
-``baseline_peak_bytes``, eager's; ``objective_s`` and ``overhead`` = objective / baseline - 1,
-predicted; ``bound_s``, ``gap`` and ``bound_scope``, the problem that the bound holds for, all None
-where there is no bound; ``bound_bytes`` where the smallest budget was looked for: then ``gap`` is about it;
+``baseline_peak_bytes``, eager's as a plan is counted, with outputs and gradients throughout: what a budget of
+100 % is; ``eager_peak_bytes``, about what eager will be measured to hold (``monet.eager_peak``);
+``objective_s`` and ``overhead`` = objective / baseline - 1, predicted; ``bound_s``, ``gap`` and
+``bound_scope``, the problem that the bound holds for, all None where there is no bound; ``bound_bytes``
+where the smallest budget was looked for: then ``gap`` is about it;
 ``batch`` and ``batches_tried`` (batch -> whether it fits) with ``--max-batch``; ``choices``, operator
 family -> implementation -> how often; ``kept`` and ``recomputed``, numbers of operators; ``build_s`` and
 ``solve_s``. A planned profile has no ``choices`` and no ``kept``, but ``variant``, ``columns`` and ``rows``
@@ -41,7 +43,8 @@ def render_summary(summary: Mapping[str, Any]) -> str:
         ("  arena", format_bytes(summary["arena_bytes"]), _arena_note(summary)),
         ("  fixed", format_bytes(summary["fixed_bytes"]), ""),
         *((f"    {part}", format_bytes(count), "") for part, count in summary["fixed"].items()),
-        ("eager's peak", format_bytes(summary["baseline_peak_bytes"]), _saved(summary)),
+        ("everything kept", format_bytes(summary["baseline_peak_bytes"]), _saved(summary, "baseline_peak_bytes")),
+        ("eager's peak", format_bytes(summary["eager_peak_bytes"]), _saved(summary, "eager_peak_bytes")),
         ("eager's step", _seconds(summary["baseline_s"]), ""),
         (
             "planned step",
@@ -79,7 +82,7 @@ def render_schedule(summary: Mapping[str, Any]) -> str:
         ("status", summary["status"], ""),
         ("budget", format_bytes(summary["budget_bytes"]), ""),
         ("peak", format_bytes(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
-        ("everything kept", format_bytes(summary["baseline_peak_bytes"]), _saved(summary)),
+        ("everything kept", format_bytes(summary["baseline_peak_bytes"]), _saved(summary, "baseline_peak_bytes")),
         ("its step", _seconds(summary["baseline_s"]), ""),
         ("planned step", _seconds(summary["objective_s"]), f"{_percent(summary['overhead'], '+')} of it"),
         _bound_row(summary),
@@ -138,8 +141,8 @@ def _most_used(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _saved(summary: Mapping[str, Any]) -> str:
-    return f"the plan needs {_percent(summary['peak_bytes'] / summary['baseline_peak_bytes'])} of it"
+def _saved(summary: Mapping[str, Any], other: str) -> str:
+    return f"the plan needs {_percent(summary['peak_bytes'] / summary[other])} of it"
 
 
 def _bound_row(summary: Mapping[str, Any]) -> tuple[str, str, str]:

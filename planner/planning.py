@@ -231,7 +231,13 @@ def _infeasible(
     smallest, plan = known
     size = f"{_human(budget_bytes)}, {_human(problem.fixed_bytes)} of which hold what is there in any plan"
     advice = "that budget or more, or a smaller batch"
-    if status == "infeasible":
+    if budget_bytes < problem.fixed_bytes:
+        what = (
+            f"No plan of {problem.name} fits in {_human(budget_bytes)}: what is there in any plan (parameters, their "
+            f"gradients, inputs, outputs) takes {_human(problem.fixed_bytes)}."
+        )
+        advice = "that budget or more"
+    elif status == "infeasible":
         what = f"No plan of {problem.name} fits in {size}: proven for {scope}."
         advice += ", or a larger window" if scope.startswith("window") else ""
     else:

@@ -29,6 +29,7 @@ SUMMARY: dict[str, Any] = {
     "fixed": {"parameters": 102_000_000, "gradients": 102_000_000, "inputs": 294_000_000},
     "baseline_s": 10.0,
     "baseline_peak_bytes": 15_000_000_000,
+    "eager_peak_bytes": 14_900_000_000,
     "objective_s": 10.4,
     "overhead": 0.04,
     "bound_s": 10.3,

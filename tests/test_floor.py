@@ -77,6 +77,13 @@ def test_a_budget_below_it_is_refused_at_once_without_advice_that_cannot_help() 
     assert caught.value.smallest_bytes is not None
 
 
+def test_a_budget_below_what_any_plan_holds_says_so() -> None:
+    problem = replace(chain(8), fixed_bytes=1000)
+    with pytest.raises(InfeasibleBudget, match=r"fits in 999 bytes: what is there in any plan .* takes 1,000 bytes") as caught:
+        plan_problem(problem, 999)
+    assert "smaller batch" not in str(caught.value)
+
+
 def test_a_deadline_that_is_over_leaves_the_fastest_plan() -> None:
     problem = chain(30)
     past = time.monotonic() - 1.0

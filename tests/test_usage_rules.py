@@ -132,6 +132,22 @@ def test_what_leads_only_to_unused_outputs_has_no_gradient() -> None:
         assert none == {id(p) for p in missing.parameters()}
 
 
+def test_planning_inside_no_grad_is_planning() -> None:
+    model = _net()
+    with torch.no_grad():
+        planned = _planned(model)
+        assert not planned(_rows()).requires_grad
+    planned(_rows()).sum().backward()
+    assert all(p.grad is not None for p in planned.parameters())
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    loss = _planned(_net())(_rows()).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(ExecutionError, match="or by a backward pass before this one"):
+        loss.backward()
+
+
 class _Root(nn.Module):
     """Two outputs of one layer, the second with an infinite derivative where the layer gives 0."""
 

@@ -32,7 +32,8 @@ def _known_variant(context: click.Context, parameter: click.Parameter, value: st
 @click.option(
     "--budget",
     callback=amount(parse_budget),
-    help="All that the step may hold on the device: 6GB, 5.5GiB, 6000000000, or a share of eager's peak as 50%.",
+    help="All that the step may hold on the device: 6GB, 5.5GiB, 6000000000, or a share of what it takes with "
+    "everything kept, as 50%.",
 )
 @click.option(
     "--minimise",

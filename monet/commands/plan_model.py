@@ -42,6 +42,7 @@ def plan_model(request: PlanRequest) -> None:
     if request.json_path is not None:
         write_json(request.json_path, summary)
     if summary["status"] == "interrupted":
+        click.echo("monet: interrupted; the plan is the best so far" + ", not measured" * request.measure, err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     if request.measure:
         from monet.measurement import measure_config

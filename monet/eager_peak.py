@@ -1,0 +1,39 @@
+"""What PyTorch's own step holds at most, as far as its operators tell."""
+
+from __future__ import annotations
+
+from monet.lowering import Lowered
+from monet.planner.solution import Solution
+from monet.unroll import calls, unroll
+
+
+def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
+    """The peak of eager's step, in bytes: a plan counts outputs and gradients from the beginning, since its arena is
+    there until the end, and eager has each from when it is made.
+
+    ``eager`` is a solution of ``lowered``, which keeps what autograd does. Freed is what no operator reads any more;
+    what the model's own variables still hold is not seen, so that a measured peak can be a little above.
+    """
+    schedule = calls(eager, lowered)
+    unrolled = unroll(schedule, lowered)
+    change: dict[int, int] = {}
+
+    def add(begin: int, end: int | None, size: int) -> None:
+        change[begin] = change.get(begin, 0) + size
+        if end is not None:
+            change[end] = change.get(end, 0) - size
+
+    for buffer in unrolled.buffers:
+        add(buffer.begin, buffer.end, buffer.bytes)
+    for call, step in zip(schedule, unrolled.steps, strict=True):
+        for request, id in zip(call.measured.requests, step.requests, strict=True):
+            if id is None:
+                add(step.begin + request.begin, None, request.bytes)
+    backward = next((step.begin for step in unrolled.steps if step.kind != "forward"), 0)
+    add(backward, None, lowered.fixed["output_gradients"])
+    held = lowered.problem.fixed_bytes - sum(lowered.fixed[k] for k in ("outputs", "output_gradients", "gradients"))
+    peak = now = 0
+    for tick in sorted(change):
+        now += change[tick]
+        peak = max(peak, now)
+    return held + peak
