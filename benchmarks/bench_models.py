@@ -4,7 +4,8 @@ python benchmarks/bench_models.py [--model gpt2] [--time-limit 15]
 
 Each row is written as soon as it is measured, and a model that has one is not run again without ``--again``. Batches
 are small enough for a step of a few seconds on two cores. Steps run in processes of their own: bytes are exact, seconds
-are of one step after a warm-up one; gradients are compared with eager's for every parameter.
+are of one step after a warm-up one; gradients are compared with eager's for every parameter. How far roundings alone
+move them is measured on eager itself: by weights that are off by one rounding, and by PyTorch's other kernels.
 """
 
 from __future__ import annotations
@@ -36,19 +37,30 @@ BATCHES = {
 SHARES = (70, 50, 30)
 
 
-def _gradients(config: Config, plan_path: Path | None, threads: int) -> dict[str, Any]:
-    """Gradients of one step, in a process of its own; the loss is the sum of all outputs."""
+EAGER, ROUNDED, OTHER_KERNELS = "eager", "rounded", "other kernels"
+
+
+def _gradients(config: Config, how: str | Path, threads: int) -> dict[str, Any]:
+    """Gradients of one step, in a process of its own, from random gradients of all outputs. ``how``: a plan's file, or
+    one of the three above."""
     import torch
     import torch.utils._pytree as pytree
 
     torch.set_num_threads(threads)
+    torch.backends.mkldnn.set_flags(how != OTHER_KERNELS)
     model = build_model(config)
+    if how == ROUNDED:
+        generator = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for p in model.parameters():
+                up = torch.rand(p.shape, generator=generator) < 0.5
+                p.copy_(torch.nextafter(p, torch.where(up, torch.inf, -torch.inf).to(p.dtype)))
     args, kwargs = make_inputs(config, 1)
     module: torch.nn.Module = model
-    if plan_path is not None:
+    if isinstance(how, Path):
         from monet.executor.module import MonetModule
 
-        module = MonetModule(model, Plan.load(plan_path))
+        module = MonetModule(model, Plan.load(how))
     torch.manual_seed(2)
     with precision(config):
         results = pytree.tree_leaves(module(*args, **kwargs))
@@ -58,10 +70,10 @@ def _gradients(config: Config, plan_path: Path | None, threads: int) -> dict[str
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def _save_gradients(config: Config, plan_path: Path | None, threads: int, target: Path) -> None:
+def _save_gradients(config: Config, how: str | Path, threads: int, target: Path) -> None:
     import torch
 
-    torch.save(_gradients(config, plan_path, threads), target)
+    torch.save(_gradients(config, how, threads), target)
 
 
 def _apart(*arguments: Any) -> None:
@@ -98,7 +110,8 @@ def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
     del model
     threads = int(prepared.environment["threads"])
     eager_gradients = folder / "eager.pt"
-    _apart(config, None, threads, eager_gradients)
+    _apart(config, EAGER, threads, eager_gradients)
+    roundings = _roundings(config, threads, eager_gradients, folder)
     smallest = plan_smallest(prepared, time_limit_s=time_limit_s, progress=True)
     path = folder / "plan.json"
     smallest.plan.save(path)
@@ -108,7 +121,9 @@ def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
         "operators": len(prepared.problem.forward) + len(prepared.problem.backward),
         "eager": eager,
         "predicted_eager_s": prepared.eager.objective_s,
+        "predicted_eager_peak_bytes": prepared.eager_peak_bytes,
         "fixed_bytes": prepared.problem.fixed_bytes,
+        "roundings": roundings,
         "plans": {},
     }
     peak_bytes = eager["allocator_peak_bytes"]
@@ -123,6 +138,15 @@ def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
             continue
         row["plans"][f"{share}%"] = _measured(config, found, prepared, eager_gradients, folder)
     return row
+
+
+def _roundings(config: Config, threads: int, eager_gradients: Path, folder: Path) -> dict[str, Any]:
+    """What roundings alone do to eager's gradients."""
+    found = {}
+    for how in (ROUNDED, OTHER_KERNELS):
+        _apart(config, how, threads, folder / "other.pt")
+        found[how] = _difference(eager_gradients, folder / "other.pt")
+    return found
 
 
 def _measured(config: Config, found: Any, prepared: Prepared, eager_gradients: Path, folder: Path) -> dict[str, Any]:
@@ -157,7 +181,9 @@ def _told(name: str, row: dict[str, Any]) -> str:
             f"{what}: {plan['promised_peak_bytes'] / peak:.1%} {equal} {plan['overhead']:+.1%} "
             f"(measured {plan['measured_step_s'] / row['eager']['step_s'] - 1:+.1%}) gradients {same}"
         )
-    return f"{name} batch {row['batch']}, eager {peak} B {row['eager']['step_s']:.2f} s | " + " | ".join(parts)
+    eager = f"{name} batch {row['batch']}, eager {peak} B {row['eager']['step_s']:.2f} s"
+    roundings = ", ".join(f"{how} {error['norm_error']:.0e}" for how, error in row["roundings"].items())
+    return f"{eager}, its gradients with {roundings} | " + " | ".join(parts)
 
 
 @click.command()

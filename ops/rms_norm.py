@@ -115,7 +115,7 @@ def _product(factor: Ref, context: Context) -> _Product | None:
         if not _alike(value, result) or result.dtype not in TOLERANCE:
             break
         if divisor is not None:
-            source = None if _positive(divisor, context) else source_of(divisor, context)
+            source = None if _positive(divisor, context) else _parameter(divisor, context)
             if torch.promote_types(context.value(divisor.name).dtype, value.dtype) is not value.dtype:
                 break
             if source is not None and scale is not None:
@@ -135,7 +135,7 @@ def _next(name: str, context: Context) -> tuple[Operator, Ref | None] | None:
             continue
         if op.target is aten.mul.Tensor and all(isinstance(a, Ref) for a in op.args):
             for one, other in ((op.args[0], op.args[1]), (op.args[1], op.args[0])):
-                known = _positive(other, context) or source_of(other, context) is not None
+                known = _positive(other, context) or _parameter(other, context) is not None
                 if known and context.same(one.name, name) and not context.same(other.name, name):
                     return op, other
         elif op.target is aten._to_copy.default and context.same(op.args[0].name, name):
@@ -147,6 +147,12 @@ def _positive(divisor: Ref, context: Context) -> bool:
     """Never 0, whatever the parameters are: a reciprocal root."""
     maker = context.maker(divisor.name)
     return maker is not None and maker.target is aten.rsqrt.default
+
+
+def _parameter(divisor: Ref, context: Context) -> str | None:
+    """The parameter that the divisor has the elements of. Inputs and buffers are often masks, with zeros in them."""
+    name = source_of(divisor, context)
+    return name if any(s.value == name and s.kind == "parameter" for s in context.graph.sources) else None
 
 
 def _alike(one: Value, other: Value) -> bool:
@@ -172,7 +178,7 @@ RECORDS = (
         backward_targets=(aten.mul.Tensor, aten.pow.Tensor_Scalar),
         equations="on the CPU torch runs and captures it as its parts (pow, mean, rsqrt, mul), each with aten's own "
         "kernels; rsqrt's result has one element a row and is kept, and x * rsqrt is made again by one multiplication. "
-        "From the output, as MONeT, section 4.2: x = y / (w r); so is any factor that a parameter scales",
+        "From the output, as MONeT, section 4.2: x = y / (w r); so is any factor that a parameter (no input or buffer, which may be a mask) scales",
         samples=(
             Sample("rms_norm", lambda x, w: _f.rms_norm(x, (67,), w), _ROWS, (between(0.5, 1.5, (67,)),), HALVES),
             Sample("rms_norm_without_parameters", lambda x: _f.rms_norm(x, (67,)), _ROWS),

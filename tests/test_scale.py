@@ -156,6 +156,26 @@ def test_a_computed_scale_is_never_divided_by() -> None:
     assert not _guarded(offers) and all(i.exact for i in implementations(offers))
 
 
+class Masked(nn.Module):
+    """Activations times an input, a buffer and a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight = nn.Linear(6, 6), nn.Parameter(torch.ones(6))
+        self.register_buffer("kept", torch.ones(6))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.layer(x) * mask)
+        x = torch.tanh(self.layer(x) * self.kept)
+        return torch.tanh(self.layer(x) * self.weight)
+
+
+def test_only_parameters_are_divided_by() -> None:
+    """A mask has zeros in some steps."""
+    captured = capture(Masked(), (torch.randn(4, 6), torch.ones(4, 6).requires_grad_()))
+    assert _scales(catalogue(captured.graph), captured) == {"weight"}
+
+
 def test_whole_steps_look_at_scales_too() -> None:
     model = _model("batch")
     _zero(model.norms[1])
