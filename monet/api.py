@@ -14,6 +14,7 @@ from monet.accumulation import with_accumulation
 from monet.byte_count import ByteBudget, parse_budget
 from monet.capture import capture
 from monet.eager_peak import eager_peak_bytes
+from monet.errors import InfeasibleBudget
 from monet.executor.inputs import describe_inputs
 from monet.fitting import fit, smallest_placed
 from monet.graph import Graph, Operator
@@ -271,10 +272,10 @@ def plan_smallest(
     solver: str = "HIGHS",
     progress: bool = False,
 ) -> PlanResult:
-    """The plan of least memory; its budget is what it needs.
+    """The fastest plan found within ``gap`` of the least memory found; its budget is what it needs.
 
     ``max_overhead``: predicted seconds beyond eager's, relative (0.1: 10 %); None: any. The bound on memory is
-    ``summary["bound_bytes"]``. Other options as for ``plan_prepared``.
+    ``summary["bound_bytes"]``. ``time_limit_s``: for each of the two searches. Other options as for ``plan_prepared``.
     """
     most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
     problem = restrict(prepared.problem, "all")
@@ -287,6 +288,10 @@ def plan_smallest(
     if fastest is not None and most_s is not None and fastest.objective_s > most_s:
         fastest = None
     solution, placed = smallest_placed([found.solution, fastest], prepared.lowered)
+    if found.solution.status != "interrupted":
+        # Plans of least memory run nearly everything again, most of it for nothing.
+        options = {"window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver}
+        solution, placed = _faster(prepared, solution, placed, progress, options)
     budget_bytes = problem.fixed_bytes + placed.layout.arena_bytes
     result = _result(prepared, budget_bytes, solution, placed)
     # Another order, or a step of several requests, which are laid out as they come, can need less than the program.
@@ -294,6 +299,25 @@ def plan_smallest(
     gap_bytes = (budget_bytes - bound_bytes) / budget_bytes
     summary = {**result.summary, "bound_s": None, "gap": gap_bytes, "bound_bytes": bound_bytes}
     return PlanResult(result.plan, summary, result.solution)
+
+
+def _faster(
+    prepared: Prepared, solution: Solution, placed: Placement, progress: bool, options: Mapping[str, Any]
+) -> tuple[Solution, Placement]:
+    """The fastest plan found within the gap of the memory of ``solution``; its status stays that of the search for
+    memory, unless this one is interrupted."""
+    budget_bytes = int((prepared.problem.fixed_bytes + placed.layout.arena_bytes) * (1 + options["gap"]))
+    start = solution if solution.peak_bytes <= budget_bytes else None
+    try:
+        faster, other = fit(prepared.lowered, budget_bytes, "all", progress, {**options, "start": start})
+    except InfeasibleBudget:
+        return solution, placed
+    except KeyboardInterrupt:
+        return replace(solution, status="interrupted"), placed
+    if faster.objective_s >= solution.objective_s:
+        return solution, placed
+    status = faster.status if faster.status == "interrupted" else solution.status
+    return replace(faster, status=status, bound_scope=solution.bound_scope), other
 
 
 def _result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: Placement) -> PlanResult:

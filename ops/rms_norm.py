@@ -178,7 +178,8 @@ RECORDS = (
         backward_targets=(aten.mul.Tensor, aten.pow.Tensor_Scalar),
         equations="on the CPU torch runs and captures it as its parts (pow, mean, rsqrt, mul), each with aten's own "
         "kernels; rsqrt's result has one element a row and is kept, and x * rsqrt is made again by one multiplication. "
-        "From the output, as MONeT, section 4.2: x = y / (w r); so is any factor that a parameter (no input or buffer, which may be a mask) scales",
+        "From the output, as MONeT, section 4.2: x = y / (w r); so is any factor that a parameter (no input or "
+        "buffer, which may be a mask) scales",
         samples=(
             Sample("rms_norm", lambda x, w: _f.rms_norm(x, (67,), w), _ROWS, (between(0.5, 1.5, (67,)),), HALVES),
             Sample("rms_norm_without_parameters", lambda x: _f.rms_norm(x, (67,)), _ROWS),

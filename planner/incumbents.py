@@ -1,7 +1,8 @@
 """Constructive plans: fast, feasible, and good enough for the solver to start from.
 
 A plan is what a walk (``walks.py``) leaves behind; a few walks with different tensors exempt from
-dropping are tried, and the best is kept. The thriftiest walk's peak is the smallest budget known.
+dropping are tried, and the best is kept. The smallest budget known is the least peak of walks under
+budgets that are halved, and of thrifty walks.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import time
 from dataclasses import dataclass, replace
 
+from monet.planner.floor import floor_bytes
 from monet.planner.problem import Problem
 from monet.planner.readback import Runs, without_useless
 from monet.planner.replay import Replay, replay
@@ -29,6 +32,9 @@ SMALL = (0.01, 0.04, 0.1, 0.25)
 
 STEPS = (0.9, 0.95, 0.98, 0.99)
 """How much less an ordinary walk is given than the smallest peak so far."""
+
+HALVINGS = 7
+"""How often the way from the floor to the smallest peak so far is halved."""
 
 
 def construct(index: Windows, budget_bytes: int, deadline_s: float = math.inf) -> Runs | None:
@@ -56,15 +62,16 @@ def construct(index: Windows, budget_bytes: int, deadline_s: float = math.inf) -
 def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int, Solution] | None:
     """The smallest budget known to be feasible, and the plan that shows it.
 
-    Thrifty walks first; their plans are slow to run. Then ordinary walks with a little less, as long
-    as they succeed. At ``deadline_s`` (``time.monotonic``) the best so far is returned. None if nothing is found: a
-    needed tensor cannot be made.
+    Ordinary walks first, under budgets that are halved; then thrifty ones, which take long on many operators and
+    whose plans are slow to run; then ordinary ones with a little less, as long as they succeed. At ``deadline_s``
+    (``time.monotonic``) the best so far is returned. None if nothing is found: a needed tensor cannot be made.
     """
     index = windows(problem, None)
     everything = _needed_intermediates(index)
     exempt = dict.fromkeys(chosen for small in _exempt(index) for chosen in (small, small - everything))
     # It is there whatever time the others take.
-    tried = [_unlimited(index)]
+    unlimited = _unlimited(index)
+    tried = [unlimited if unlimited is None else _halved(index, unlimited, deadline_s)]
     tried += [_walk(index, sys.maxsize, chosen, deadline_s, thrifty=True) for chosen in exempt]
     best = min((found for found in tried if found is not None), key=lambda found: found.order, default=None)
     if best is None:
@@ -75,6 +82,19 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
         best = min([best, *lower], key=lambda found: found.order)
     cost = best.cost
     return cost.peak_bytes, replace(best.runs.solution(), objective_s=cost.objective_s, peak_bytes=cost.peak_bytes)
+
+
+def _halved(index: Windows, best: _Found, deadline_s: float) -> _Found:
+    """The smallest plan of ordinary walks under budgets between the floor and ``best``'s peak, in half the time."""
+    now = time.monotonic()
+    deadline_s = now + (deadline_s - now) / 2
+    low = floor_bytes(index.problem)
+    for _ in range(HALVINGS):
+        middle = (low + best.cost.peak_bytes) // 2
+        found = (_walk(index, middle, chosen, deadline_s) for chosen in _exempt(index)[:2])
+        smaller = next((one for one in found if one is not None), None)
+        low, best = (middle, best) if smaller is None else (low, smaller)
+    return best
 
 
 def fastest_plan(problem: Problem) -> Solution | None:

@@ -38,7 +38,8 @@ def _known_variant(context: click.Context, parameter: click.Parameter, value: st
 @click.option(
     "--minimise",
     type=click.Choice(["memory"]),
-    help="Find the smallest budget instead of being given one, at any cost or at --max-overhead.",
+    help="Find the smallest budget instead of being given one, at any cost or at --max-overhead; then, in as much time "
+    "again, the fastest plan within --gap of it.",
 )
 @click.option("--batch", type=click.IntRange(min=1), help="Another batch than CONFIG's: its inputs' first dimension.")
 @click.option("--max-batch", is_flag=True, help="Find the largest batch that fits the budget (at --max-overhead).")
