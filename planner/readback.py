@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +105,7 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
     operators = {operator.id: i for i, operator in enumerate(problem.forward)}
     x = np.zeros(len(program.rows.costs))
     wanted: set[str] = set()  # tensors read from here on, as made before here
+    held: set[str] = set()  # those wanted when their windows begin
     for t in range(len(runs.stages) - 1, -1, -1):
         stage = runs.stages[t]
         if (t, stage.implementation) not in program.backward:
@@ -128,7 +129,8 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
             wanted -= set(run.intermediates)
             wanted -= {n for n in problem.forward[i].outputs if n not in index.pinned and n not in q.recompute_reads}
             wanted |= {*problem.forward[i].inputs, *q.recompute_reads}
-    if not _set(program, x, {name: program.kept(name) for name in wanted}):
+        held |= {name for name in wanted if index.start.get(name) == t}
+    if not _set(program, x, {name: _kept(program, x, name, held) for name in wanted}):
         return None
     for run in runs.forward:
         i = operators[run.operator]
@@ -140,6 +142,15 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
             x[list(presence)] = 1
     _set_local(program, x)
     return x
+
+
+def _kept(program: Program, x: Floats, name: str, held: Set[str]) -> Presence:
+    """How a tensor survives the forward pass: in the relaxation briefly, where it goes before its window begins and
+    nothing in between was read from where it is kept."""
+    brief = program.brief.get(name)
+    if brief is None or name in held or x[list(program.keep[name])].any():
+        return program.kept(name)
+    return brief
 
 
 def _set(program: Program, x: Floats, presences: dict[str, Presence]) -> bool:
