@@ -56,7 +56,8 @@ def test_plan_measure_and_json(folder: Path) -> None:
     eager_bytes = summary["measured"]["eager"]["allocator_peak_bytes"]
     assert eager_bytes > plan.peak_bytes
     # Eager adds gradients up in place where the trace makes a new sum, and so may need less than is said.
-    assert summary["eager_peak_bytes"] == pytest.approx(eager_bytes, rel=0.03) < summary["baseline_peak_bytes"]
+    assert summary["eager_peak_bytes"] == pytest.approx(eager_bytes, rel=0.03)
+    assert summary["eager_peak_bytes"] < summary["baseline_peak_bytes"]
     assert "measuring operators" in done.stderr and "measuring" not in done.stdout.splitlines()[0]
     assert "saved tiny.plan.json" in done.stdout
 

@@ -19,12 +19,13 @@ from smallest_budget import at_smallest_budget
 from torch import nn
 
 import monet
-from monet.api import PlanResult, plan_model
+from monet.api import PlanResult, plan_model, plan_smallest, prepare
 from monet.errors import CaptureError, ExecutionError, InfeasibleBudget, PlanMismatch
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
 from monet.ops.measure import signature
 from monet.ops.profiling import Profile, implementations, profile
+from monet.planner.smallest import smallest_plan
 
 Inputs = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
 
@@ -427,6 +428,18 @@ def _costs_by_bytes(offers: Catalogue, **options: Any) -> Profile:
 def _seconds(implementation: Implementation, offers: Catalogue) -> float:
     names = [*implementation.inputs(), *(n for n in implementation.outputs if n is not None)]
     return sum(offers.values[name].storage_bytes for name in names) / 1e9
+
+
+def test_the_smallest_plan_is_not_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for memory alone runs for nothing again what its peak does not need."""
+    monkeypatch.setattr("monet.api.profile", _costs_by_bytes)
+    args, kwargs = CASES["residual"][1](0)
+    prepared = prepare(_model("residual"), args, kwargs)
+    smallest = plan_smallest(prepared, time_limit_s=10)
+    alone = smallest_plan(prepared.problem, time_limit_s=10)
+    assert smallest.summary["objective_s"] < alone.solution.objective_s
+    assert smallest.plan.peak_bytes <= 1.01 * alone.solution.peak_bytes
+    assert smallest.summary["bound_bytes"] <= smallest.plan.peak_bytes == smallest.plan.budget_bytes
 
 
 def test_scale_too_small_for_the_plan_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
