@@ -20,7 +20,7 @@ class Accumulator:
         self._owners = {name: owner_of(model, live.target) for name, live in made.totals.items()}
         self._graph: Graph = made.captured.graph
         behind = tangents_behind(self._graph)
-        self.behind = {name: behind.get(gradient, frozenset()) for name, gradient in made.gradient_of.items()}
+        self._behind = {name: behind.get(gradient, frozenset()) for name, gradient in made.gradient_of.items()}
 
     def check(self) -> None:
         """Raises ``ExecutionError`` where somebody waits for a gradient that will not pass by."""
@@ -38,7 +38,7 @@ class Accumulator:
         found = {}
         for name, live in self._totals.items():
             total, value = self._parameter(name).grad, self._graph.values[name]
-            live.fresh, live.reached = total is None, bool(self.behind[name] & reached)
+            live.fresh, live.reached = total is None, bool(self._behind[name] & reached)
             if total is None:
                 total = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
             found[name] = total

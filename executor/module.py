@@ -166,9 +166,7 @@ class _Step(torch.autograd.Function):
         kept = [totals.get(name, saved) for name, saved in zip(runner.code.kept, ctx.saved_tensors, strict=True)]
         made = runner.backward(ctx.generation, kept, ctx.activations, tangents)
         if ctx.accumulator is not None:
-            runner.zero_tangents.check(totals, ctx.accumulator.behind, reached)
             ctx.accumulator.end(totals)
         behind = runner.tangents_behind
-        runner.zero_tangents.check(made, behind, reached)
         used = {name: gradient for name, gradient in made.items() if behind[name] & reached}
         return (None, None, *(used.get(name) for name in runner.code.forward_sources))

@@ -13,7 +13,6 @@ import torch
 from monet import allocator, autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.codegen import Generated, generate
-from monet.executor.zero_tangents import ZeroTangents
 from monet.graph import tangents_behind
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import smallest_scale
@@ -63,7 +62,6 @@ class Runner:
             (guard, position[guard.scale], None if guard.shift is None else position[guard.shift])
             for guard in self.code.guards
         ]
-        self.zero_tangents = ZeroTangents(self.graph)
         self.generation = 0
         self._maker = {saved.value.name: op for op, made in catalogue.intermediates.items() for saved in made}
         self._busy = threading.Lock()

@@ -148,34 +148,6 @@ def test_a_second_backward_pass_is_refused() -> None:
         loss.backward()
 
 
-class _Root(nn.Module):
-    """Two outputs of one layer, the second with an infinite derivative where the layer gives 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 4, bias=False)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.layer(x * 0.0)
-        return hidden * 2.0, hidden.sqrt() * 2.0
-
-
-@pytest.mark.parametrize("accumulate", [False, True])
-def test_an_infinite_derivative_of_an_output_that_the_loss_leaves_out_is_said(
-    accumulate: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = _Root()
-    planned = monet.MonetModule(model, monet.plan(model, (_rows(),), budget="1GB", accumulate=accumulate))
-    for _ in range(2):
-        planned(_rows())[0].sum().backward()
-        (found,) = [r for r in caplog.records if "an output that the loss leaves out" in r.message]
-        assert "the gradient of layer.weight is not finite" in found.message
-    caplog.clear()
-    other = monet.MonetModule(model, planned.plan)
-    sum(t.sum() for t in other(_rows())).backward()
-    assert not [r for r in caplog.records if "leaves out" in r.message], "the user's own infinity"
-
-
 def test_gradient_hooks_of_parameters_are_called() -> None:
     model = _net()
     planned, eager = _planned(model), copy.deepcopy(model)
