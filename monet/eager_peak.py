@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from monet.lowering import Lowered
+from monet.planner.load import load_profile
 from monet.planner.solution import Solution
 from monet.unroll import calls, unroll
 
@@ -16,24 +19,14 @@ def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
     """
     schedule = calls(eager, lowered)
     unrolled = unroll(schedule, lowered)
-    change: dict[int, int] = {}
-
-    def add(begin: int, end: int | None, size: int) -> None:
-        change[begin] = change.get(begin, 0) + size
-        if end is not None:
-            change[end] = change.get(end, 0) - size
-
-    for buffer in unrolled.buffers:
-        add(buffer.begin, buffer.end, buffer.bytes)
+    alive = [(buffer.begin, buffer.end, buffer.bytes) for buffer in unrolled.buffers]
+    end = max(step.begin for step in unrolled.steps) + max(call.measured.ticks for call in schedule)
     for call, step in zip(schedule, unrolled.steps, strict=True):
         for request, id in zip(call.measured.requests, step.requests, strict=True):
             if id is None:
-                add(step.begin + request.begin, None, request.bytes)
+                alive.append((step.begin + request.begin, end, request.bytes))
     backward = next((step.begin for step in unrolled.steps if step.kind != "forward"), 0)
-    add(backward, None, lowered.fixed["output_gradients"])
+    alive.append((backward, end, lowered.fixed["output_gradients"]))
     held = lowered.problem.fixed_bytes - sum(lowered.fixed[k] for k in ("outputs", "output_gradients", "gradients"))
-    peak = now = 0
-    for tick in sorted(change):
-        now += change[tick]
-        peak = max(peak, now)
-    return held + peak
+    _, load = load_profile(*np.array(alive, np.int64).T)
+    return held + int(load.max())

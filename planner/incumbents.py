@@ -80,8 +80,7 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
         budget = int(best.cost.peak_bytes * step)
         lower = [found for chosen in _exempt(index) if (found := _walk(index, budget, chosen, deadline_s)) is not None]
         best = min([best, *lower], key=lambda found: found.order)
-    cost = best.cost
-    return cost.peak_bytes, replace(best.runs.solution(), objective_s=cost.objective_s, peak_bytes=cost.peak_bytes)
+    return best.cost.peak_bytes, best.solution()
 
 
 def _halved(index: Windows, best: _Found, deadline_s: float) -> _Found:
@@ -101,10 +100,7 @@ def fastest_plan(problem: Problem) -> Solution | None:
     """The fastest implementations and nothing recomputed, whatever memory that takes; None where something that the
     backward pass needs can neither be kept nor made again."""
     found = _unlimited(windows(problem, None))
-    if found is None:
-        return None
-    cost = found.cost
-    return replace(found.runs.solution(), objective_s=cost.objective_s, peak_bytes=cost.peak_bytes)
+    return None if found is None else found.solution()
 
 
 def _unlimited(index: Windows) -> _Found | None:
@@ -116,6 +112,9 @@ def _unlimited(index: Windows) -> _Found | None:
 class _Found:
     runs: Runs
     cost: Replay
+
+    def solution(self) -> Solution:
+        return replace(self.runs.solution(), objective_s=self.cost.objective_s, peak_bytes=self.cost.peak_bytes)
 
     @property
     def order(self) -> tuple[int, float]:
