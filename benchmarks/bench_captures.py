@@ -34,8 +34,9 @@ def main(models: tuple[str, ...], time_limit: float) -> None:
     results: dict[str, Any] = {}
     for name in models or BATCHES:
         config = load_config(f"{name}.yaml").with_batch(BATCHES[name])
-        args, kwargs = empty_inputs(config)
-        prepared = prepare(build_model(config), args, kwargs, progress=True, seed=config.seed)
+        model = build_model(config)
+        args, kwargs = empty_inputs(config, model)
+        prepared = prepare(model, args, kwargs, progress=True, seed=config.seed)
         rows: list[dict[str, Any]] = []
         eager: dict[str, Any] | None = None
         for budget in BUDGETS:

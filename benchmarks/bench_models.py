@@ -103,8 +103,8 @@ def _difference(eager: Path, planned: Path) -> dict[str, Any]:
 
 def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
     config = load_config(f"{name}.yaml").with_batch(BATCHES[name])
-    args, kwargs = empty_inputs(config)
     model = build_model(config)
+    args, kwargs = empty_inputs(config, model)
     with precision(config):
         prepared = prepare(model, args, kwargs, progress=True, seed=config.seed)
     del model

@@ -24,9 +24,10 @@ from monet.sample_inputs import empty_inputs
 @click.option("--budget", default="6GB", show_default=True)
 def main(config: str, budget: str) -> None:
     loaded = load_config(config)
-    args, kwargs = empty_inputs(loaded)
+    model = build_model(loaded)
+    args, kwargs = empty_inputs(loaded, model)
     start = time.perf_counter()
-    result = plan_model(build_model(loaded), args, kwargs, budget, progress=True)
+    result = plan_model(model, args, kwargs, budget, progress=True)
     planning_s = time.perf_counter() - start
     with TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,6 +89,11 @@ def plan(
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
+    known = inspect.signature(plan_model).parameters
+    for option in options:
+        if option not in known:
+            close = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(option, known, n=1))
+            raise TypeError(f"plan() got an unexpected keyword argument {option!r}{close}")
     args = (args,) if isinstance(args, torch.Tensor) else args
     return plan_model(model, args, kwargs or {}, budget, **options).plan
 

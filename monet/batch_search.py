@@ -73,11 +73,12 @@ def largest_batch(
     batch, below = first, first * LARGEST_STEP + 1
     for _ in range(ROUNDS):
         sized = config.with_batch(batch)
-        args, kwargs = empty_inputs(sized)
+        model = build_model(sized)
+        args, kwargs = empty_inputs(sized, model)
         log.info("planning batch %d", batch)
         with precision(sized):
             prepared = prepare(
-                build_model(sized), args, kwargs, reserve_bytes=reserve_bytes, exact=exact, cache=cache,
+                model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, cache=cache,
                 progress=progress, seed=config.seed,
             )  # fmt: skip
         result = _try(prepared, budget_bytes, max_overhead, progress, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from monet.accumulation import TOTAL
 from monet.lowering import Lowered
 from monet.planner.load import load_profile
 from monet.planner.solution import Solution
@@ -15,7 +16,8 @@ def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
     there until the end, and eager has each from when it is made.
 
     ``eager`` is a solution of ``lowered``, which keeps what autograd does. Freed is what no operator reads any more;
-    what the model's own variables still hold is not seen, so that a measured peak can be a little above.
+    what the model's own variables still hold is not seen, so that a measured peak can be a little above. Where
+    gradients add up over batches, the sums of the batches before are there all the time.
     """
     schedule = calls(eager, lowered)
     unrolled = unroll(schedule, lowered)
@@ -28,5 +30,8 @@ def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
     backward = next((step.begin for step in unrolled.steps if step.kind != "forward"), 0)
     alive.append((backward, end, lowered.fixed["output_gradients"]))
     held = lowered.problem.fixed_bytes - sum(lowered.fixed[k] for k in ("outputs", "output_gradients", "gradients"))
+    graph = lowered.catalogue.graph
+    sums = {graph.storage(source.value) for source in graph.sources if source.kind == TOTAL}
+    held += sum(graph.values[storage].storage_bytes for storage in sums)
     _, load = load_profile(*np.array(alive, np.int64).T)
     return held + int(load.max())

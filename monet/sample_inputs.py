@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from monet.config import INTEGER_DTYPES, Config, InputSpec
+from monet.errors import ConfigError
 
 Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 """Positional and keyword arguments of a model."""
@@ -19,11 +21,21 @@ def make_inputs(config: Config, seed: int) -> Inputs:
     return _map_inputs(config, lambda spec: _random(spec, _dtype(config, spec), generator))
 
 
-def empty_inputs(config: Config) -> Inputs:
-    """Inputs of the right shapes whose memory is never written, so that it is never backed by pages."""
-    return _map_inputs(
+def empty_inputs(config: Config, model: nn.Module) -> Inputs:
+    """Inputs of the right shapes whose memory is never written, so that it is never backed by pages.
+
+    Raises :class:`ConfigError` if ``model`` takes no such arguments.
+    """
+    args, kwargs = _map_inputs(
         config, lambda spec: torch.empty(spec.shape, dtype=_dtype(config, spec), requires_grad=spec.requires_grad)
     )
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        taken = ", ".join(signature.parameters) or "no arguments"
+        raise ConfigError(f"inputs: {error}; {type(model).__name__}.forward takes {taken}") from error
+    return args, kwargs
 
 
 def _map_inputs(config: Config, make: Callable[[InputSpec], Tensor]) -> Inputs:

@@ -45,8 +45,9 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def fits(batch: int, budget_bytes: int) -> bool:
     sized = TINY.with_batch(batch)
-    args, kwargs = empty_inputs(sized)
-    prepared = prepare(build_model(sized), args, kwargs)
+    model = build_model(sized)
+    args, kwargs = empty_inputs(sized, model)
+    prepared = prepare(model, args, kwargs)
     try:
         return plan_prepared(prepared, budget_bytes, time_limit_s=15.0, gap=0.05).plan.peak_bytes <= budget_bytes
     except InfeasibleBudget:
@@ -95,8 +96,9 @@ def test_the_batch_of_a_configuration() -> None:
 
 
 def test_a_scaled_step_costs_in_proportion() -> None:
-    args, kwargs = empty_inputs(TINY)
-    problem = prepare(build_model(TINY), args, kwargs).problem
+    model = build_model(TINY)
+    args, kwargs = empty_inputs(TINY, model)
+    problem = prepare(model, args, kwargs).problem
     per_batch = 1000
     double = scale(problem, per_batch, 2.0)
     assert double.fixed_bytes == problem.fixed_bytes + per_batch

@@ -204,7 +204,7 @@ def test_shipped_models_run(name: str) -> None:
     with nullcontext() if real else mode:
         model = build_model(shipped)
     with mode:
-        args, kwargs = empty_inputs(shipped)
+        args, kwargs = empty_inputs(shipped, model)
         outputs = pytree.tree_leaves(model(*args, **kwargs))
     batch = [*args, *kwargs.values()][0].shape[0]
     assert any(isinstance(t, torch.Tensor) and t.shape[:1] == (batch,) for t in outputs)
@@ -235,12 +235,12 @@ def test_inputs_are_random_by_seed_only() -> None:
 
 
 def test_keyword_inputs() -> None:
-    read = load("model: a:b\ninputs:\n  x: {shape: [2, 3], requires_grad: true}\n")
-    args, kwargs = empty_inputs(read)
+    read = load("model: a:b\ninputs:\n  input: {shape: [2, 3], requires_grad: true}\n")
+    args, kwargs = empty_inputs(read, nn.Linear(3, 1))
     assert args == ()
-    assert kwargs["x"].shape == (2, 3)
-    assert kwargs["x"].requires_grad and kwargs["x"].is_leaf
-    assert list(make_inputs(read, 0)[1]) == ["x"]
+    assert kwargs["input"].shape == (2, 3)
+    assert kwargs["input"].requires_grad and kwargs["input"].is_leaf
+    assert list(make_inputs(read, 0)[1]) == ["input"]
 
 
 def test_a_model_is_built_from_its_seed_in_its_mode() -> None:

@@ -84,11 +84,17 @@ def test_infeasible_budget_says_what_is_feasible(folder: Path) -> None:
         (("tiny.yaml", "--budget", "6GB", "--solver", "NONE"), 1, "NONE"),
         (("unimportable.yaml", "--budget", "6GB"), 2, "no_such_package"),
         (("malformed.yaml", "--budget", "6GB"), 2, "malformed.yaml:3"),
+        (
+            ("misnamed.yaml", "--budget", "6GB"),
+            2,
+            "missing a required argument: 'input'; Sequential.forward takes input",
+        ),
     ],
 )
 def test_bad_input(folder: Path, arguments: tuple[str, ...], status: int, said: str) -> None:
     (folder / "unimportable.yaml").write_text("model: no_such_package:make\ninputs: [{shape: [2, 3]}]\n")
     (folder / "malformed.yaml").write_text("model: monet.example_models:tiny_resnet\ninputs: [{shape: [2, 3]\n")
+    (folder / "misnamed.yaml").write_text("model: monet.example_models:tiny_resnet\ninputs: {y: {shape: [2, 3]}}\n")
     before = set(folder.iterdir())
     done = _run(folder, "plan", *arguments)
     assert done.returncode == status, done.stderr

@@ -132,6 +132,11 @@ def test_what_leads_only_to_unused_outputs_has_no_gradient() -> None:
         assert none == {id(p) for p in missing.parameters()}
 
 
+def test_an_unknown_option_is_said_with_a_close_one() -> None:
+    with pytest.raises(TypeError, match=r"plan\(\) got .*'time_limit'; did you mean 'time_limit_s'\?"):
+        _planned(_net(), time_limit=3)
+
+
 def test_planning_inside_no_grad_is_planning() -> None:
     model = _net()
     with torch.no_grad():
@@ -273,69 +278,6 @@ def test_a_returned_cache_is_said() -> None:
 # Accumulation over micro-batches.
 
 
-def _micro_batches(net: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int = 2, batches: int = 3) -> None:
-    for step in range(steps):
-        optimizer.zero_grad()
-        for batch in range(batches):
-            torch.manual_seed(10 * step + batch)
-            (net(torch.randn(5, 6)).square().mean() / batches).backward()
-        optimizer.step()
-
-
-@pytest.mark.parametrize("accumulate", [True, False])
-def test_gradients_add_up_over_micro_batches(accumulate: bool, caplog: pytest.LogCaptureFixture) -> None:
-    model = _net()
-    planned, eager = _planned(model, accumulate=accumulate), copy.deepcopy(model)
-    for net in (planned, eager):
-        _micro_batches(net, torch.optim.AdamW(net.parameters(), 1e-2))
-    for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
-        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad) and torch.equal(p, q)
-        assert p.grad.stride() == q.grad.stride()
-    assert ("accumulate=True" in caplog.text) != accumulate  # the plan counts one set of gradients, and two are there
-
-
-def test_accumulation_needs_no_second_set_of_gradients() -> None:
-    """Gradients are in the arena until they are added, where others come after them."""
-    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())))
-    x = torch.randn(2, 64)
-    once, more = (monet.plan(model, (x,), budget="1GB", accumulate=accumulate) for accumulate in (False, True))
-    assert more.fixed == once.fixed
-    largest = 64 * 64 * 4
-    assert once.peak_bytes < more.peak_bytes < once.peak_bytes + 2 * largest < once.peak_bytes + once.fixed["gradients"]
-
-
-def test_accumulating_steps_leave_alone_what_the_loss_does_not_reach() -> None:
-    usage = USAGES["several outputs"]
-    args, kwargs = usage.inputs(0)
-    model, eager = usage.model(), usage.model()
-    planned = monet.MonetModule(model, monet.plan(model, args, kwargs, budget="1GB", exact=True, accumulate=True))
-    for seed, batch in enumerate(("used", "both", "used")):
-        for net in (planned, eager):
-            args, kwargs = usage.inputs(seed)
-            out = net(*args, **kwargs)
-            loss = usage.loss(out) + (out["heads"][1][0].sum() if batch == "both" else 0.0)
-            loss.backward()
-            inputs = [value.grad for value in kwargs.values() if isinstance(value, torch.Tensor)]
-            assert all(gradient is not None for gradient in inputs)
-        for (name, p), q in zip(model.named_parameters(), eager.parameters(), strict=True):
-            assert (p.grad is None) == (q.grad is None), (name, batch)
-            assert p.grad is None or torch.equal(p.grad, q.grad), (name, batch)  # type: ignore[arg-type]
-
-
-def test_accumulating_steps_refuse_gradient_hooks() -> None:
-    model = _net()
-    planned = _planned(model, accumulate=True)
-    handle = model.get_parameter("0.weight").register_hook(lambda gradient: gradient)
-    with pytest.raises(ExecutionError, match=r"0\.weight has gradient hooks"):
-        planned(_rows())
-    handle.remove()
-    planned(_rows()).sum().backward()
-    twin = copy.deepcopy(planned)  # captures anew, as planned
-    twin.zero_grad()
-    twin(_rows()).sum().backward()
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(twin.parameters(), planned.parameters(), strict=True))  # type: ignore[arg-type]
-
-
 # Configurations.
 
 
@@ -360,30 +302,6 @@ def test_a_configuration_has_a_precision(
     plan.save(tmp_path / "step.plan.json")
     measured = measure_config(config, tmp_path / "step.plan.json", eager=False, progress=False)
     assert measured["planned"]["allocator_peak_bytes"] == plan.peak_bytes
-
-
-class TwoTasks(nn.Module):
-    """Two outputs of which a loss uses one or both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tanh(x * self.a), torch.sqrt(x * self.b)
-
-
-def test_a_task_that_the_loss_leaves_out_adds_nothing() -> None:
-    """Its gradient would be that of zeros: here 0 / 0."""
-    model = TwoTasks()
-    planned = monet.MonetModule(model, monet.plan(model, (torch.rand(3, 4),), budget="1MB", accumulate=True))
-    eager = copy.deepcopy(model)
-    x = torch.rand(3, 4) + 0.5
-    for module in (planned, eager):
-        sum(out.sum() for out in module(x)).backward()
-        module(torch.zeros(3, 4))[0].sum().backward()
-    for name, parameter in eager.named_parameters():
-        assert torch.equal(parameter.grad, planned.get_parameter(name).grad), name  # type: ignore[arg-type]
 
 
 class Squared(nn.Module):

@@ -82,11 +82,12 @@ def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
         )
         summary = {**found.result.summary, "batch": found.batch, "batches_tried": dict(found.tried)}
         return found.config, replace(found.result, summary=summary)
-    args, kwargs = empty_inputs(config)
+    model = build_model(config)
+    args, kwargs = empty_inputs(config, model)
     storage = STORAGE.get(request.variant, ())
     with precision(config):
         prepared = prepare(
-            build_model(config), args, kwargs, **measuring, storage=storage, density=request.density, progress=shown,
+            model, args, kwargs, **measuring, storage=storage, density=request.density, progress=shown,
             seed=config.seed,
         )  # fmt: skip
     if request.minimise is not None:

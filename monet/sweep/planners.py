@@ -147,10 +147,11 @@ class _ModelPlanner:
         assert source.config is not None
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        args, kwargs = empty_inputs(source.config)
+        model = build_model(source.config)
+        args, kwargs = empty_inputs(source.config, model)
         with precision(source.config):
             self._prepared: Prepared = prepare(
-                build_model(source.config),
+                model,
                 args,
                 kwargs,
                 reserve_bytes=options.reserve_bytes,
