@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN ?= .venv/bin
 INSTALLED ?= .venv/.installed
 PYTEST = $(BIN)/python -m pytest -q
+# Most of a test is one thread's work, so two run at a time; each needs up to a few GB.
+WORKERS ?= 2
+AT_A_TIME = -n $(WORKERS) --dist worksteal
 
 .PHONY: help demo test lint types layers tests slow gpu bench coverage format clean .venv
 .DEFAULT_GOAL := help
@@ -41,10 +44,10 @@ layers: $(INSTALLED)
 	$(BIN)/lint-imports
 
 tests: $(INSTALLED)
-	$(PYTEST) -m 'not slow and not gpu'
+	$(PYTEST) $(AT_A_TIME) -m 'not slow and not gpu'
 
 slow: $(INSTALLED)
-	$(PYTEST) -m 'slow and not gpu'
+	$(PYTEST) $(AT_A_TIME) -m 'slow and not gpu'
 
 gpu: $(INSTALLED)
 	$(PYTEST) -m gpu
