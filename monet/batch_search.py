@@ -78,8 +78,8 @@ def largest_batch(
         log.info("planning batch %d", batch)
         with precision(sized):
             prepared = prepare(
-                model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, cache=cache,
-                progress=progress, seed=config.seed,
+                model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact,
+                accumulate=config.accumulate, cache=cache, progress=progress, seed=config.seed,
             )  # fmt: skip
         result = _try(prepared, budget_bytes, max_overhead, progress, options)
         tried[batch] = result is not None

@@ -83,7 +83,8 @@ class Config(BaseModel):
 
     ``inputs`` is a tuple for positional inputs or a mapping for keyword inputs. ``seed`` is set
     before the model is built. ``dtype``: parameters and buffers are converted to it (None: as the model is made).
-    ``autocast``: the step is planned and run under ``torch.autocast`` with this dtype.
+    ``autocast``: the step is planned and run under ``torch.autocast`` with this dtype. ``accumulate``: gradients add up
+    over several batches.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,6 +98,7 @@ class Config(BaseModel):
     ]
     dtype: FloatName | None = None
     autocast: AutocastName | None = None
+    accumulate: StrictBool = False
     training: StrictBool = True
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
 
@@ -183,6 +185,7 @@ _MEANING = {
     "shape": "a list of positive whole numbers, such as [8, 3, 224, 224]",
     "dtype": "one of " + ", ".join(("float32", *FLOAT_DTYPES[1:], *INTEGER_DTYPES, "bool")),
     "autocast": "bfloat16 or float16",
+    "accumulate": "true or false",
     "requires_grad": "true or false",
     "low": "a whole number",
     "high": "a whole number",

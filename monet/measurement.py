@@ -69,7 +69,8 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
         module = MonetModule(model, Plan.load(plan_path))
     seconds = 0.0
     for _ in range(WARM_UP_STEPS + 1):
-        model.zero_grad(set_to_none=True)
+        if not config.accumulate:
+            model.zero_grad(set_to_none=True)
         for tensor in (*args, *kwargs.values()):
             tensor.grad = None
         if metered:

@@ -76,6 +76,16 @@ def test_infeasible_budget_says_what_is_feasible(folder: Path) -> None:
     assert not (folder / "no.plan.json").exists() and not (folder / "no.json").exists()
 
 
+def test_a_configuration_that_accumulates(folder: Path) -> None:
+    (folder / "sums.yaml").write_text("model: torch.nn:Linear\nkwargs: {in_features: 8, out_features: 8}\n"
+                                      "inputs: [{shape: [4, 8]}]\naccumulate: true\n")  # fmt: skip
+    done = _run(folder, "plan", "sums.yaml", "--budget", "100%", "--measure", "--json", "sums.json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "sums.json").read_text())
+    assert Plan.load(folder / "sums.plan.json").model["accumulate"]
+    assert summary["measured"]["planned"]["allocator_peak_bytes"] == summary["peak_bytes"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

@@ -275,33 +275,35 @@ def test_a_returned_cache_is_said() -> None:
         monet.plan(model, (torch.zeros(1, 4, dtype=torch.int64),), budget="1GB")
 
 
-# Accumulation over micro-batches.
-
-
 # Configurations.
 
 
 @pytest.mark.parametrize(
-    ("precision", "parameter", "output"),
-    [({"autocast": "bfloat16"}, torch.float32, HALF), ({"dtype": "bfloat16"}, HALF, HALF)],
+    ("options", "parameter", "output"),
+    [
+        ({"autocast": "bfloat16"}, torch.float32, HALF),
+        ({"dtype": "bfloat16"}, HALF, HALF),
+        ({"accumulate": True}, torch.float32, torch.float32),
+    ],
 )
-def test_a_configuration_has_a_precision(
-    tmp_path: Path, precision: dict[str, Any], parameter: torch.dtype, output: torch.dtype
+def test_a_configuration_has_a_precision_and_may_accumulate(
+    tmp_path: Path, options: dict[str, Any], parameter: torch.dtype, output: torch.dtype
 ) -> None:
     """Planned and measured in it: the measured peak is the promised one."""
-    images = InputSpec(shape=(2, 3, 16, 16), dtype=precision.get("dtype", "float32"))
+    images = InputSpec(shape=(2, 3, 16, 16), dtype=options.get("dtype", "float32"))
     config = Config(
-        model="monet.example_models:tiny_resnet", kwargs={"width": 4}, inputs=(images,), **precision
+        model="monet.example_models:tiny_resnet", kwargs={"width": 4}, inputs=(images,), **options
     )  # fmt: skip
     model, (args, kwargs) = build_model(config), make_inputs(config, 0)
     assert {p.dtype for p in model.parameters()} == {parameter}
     with precision_of(config):
         assert model(*args, **kwargs).dtype is output
-        prepared = prepare(model, args, kwargs)
+        prepared = prepare(model, args, kwargs, accumulate=config.accumulate)
     plan = plan_prepared(prepared, "90%", gap=0.5, time_limit_s=10).plan
     plan.save(tmp_path / "step.plan.json")
-    measured = measure_config(config, tmp_path / "step.plan.json", eager=False, progress=False)
+    measured = measure_config(config, tmp_path / "step.plan.json", progress=False)
     assert measured["planned"]["allocator_peak_bytes"] == plan.peak_bytes
+    assert measured["eager"]["allocator_peak_bytes"] == pytest.approx(prepared.eager_peak_bytes, rel=0.1)
 
 
 class Squared(nn.Module):

@@ -87,8 +87,8 @@ def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
     storage = STORAGE.get(request.variant, ())
     with precision(config):
         prepared = prepare(
-            model, args, kwargs, **measuring, storage=storage, density=request.density, progress=shown,
-            seed=config.seed,
+            model, args, kwargs, **measuring, storage=storage, density=request.density,
+            accumulate=config.accumulate, progress=shown, seed=config.seed,
         )  # fmt: skip
     if request.minimise is not None:
         return config, plan_smallest(prepared, request.max_overhead, **solving, progress=shown)

@@ -156,6 +156,7 @@ class _ModelPlanner:
                 kwargs,
                 reserve_bytes=options.reserve_bytes,
                 exact=options.exact,
+                accumulate=source.config.accumulate,
                 storage=options.storage,
                 density=options.density,
                 progress=progress,
