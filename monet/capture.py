@@ -6,7 +6,6 @@ removes mutation; both work on fake tensors, so no memory of the step is touched
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from monet.custom_functions import CustomFunctionFound, refusing_custom_functions
 from monet.decompositions import without_decompositions
 from monet.errors import CaptureError
+from monet.export_errors import reason, without_reports
 from monet.gradient_sums import sum_gradients_in_place
 from monet.graph import Graph
 from monet.joint_graph import JointReader, output_of
@@ -84,13 +84,13 @@ def capture(
     ):
         raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
     try:
-        with _autocast_as_written(), without_decompositions(), refusing_custom_functions():
+        with _autocast_as_written(), without_decompositions(), refusing_custom_functions(), without_reports():
             program = torch.export.export(model, args, kwargs, strict=False)
         module = program.module(check_guards=False)
     except CustomFunctionFound as error:
         raise CaptureError(str(error)) from error
     except Exception as error:  # torch.export raises many kinds
-        raise CaptureError(_reason("torch.export cannot trace the model", error)) from error
+        raise CaptureError(reason("torch.export cannot trace the model", error)) from error
     if not isinstance(module, torch.fx.GraphModule):
         raise CaptureError("torch.export returned no graph")
     constants = _promote_constants(module, model)
@@ -161,24 +161,6 @@ def _autocast_as_written() -> Iterator[None]:
         torch.clear_autocast_cache()  # of fake tensors
 
 
-def _reason(what: str, error: BaseException) -> str:
-    unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
-    if unknown is not None:
-        advice = (
-            "; training needs no cache of keys and values: set model.config.use_cache = False, or pass use_cache=False"
-            if "Cache" in unknown[1]
-            else "; return tensors in tuples, lists or dicts, or register the class with torch.utils._pytree"
-        )
-        return f"{what}: it returns a {unknown[1]}, whose tensors torch does not find" + advice
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    source = next(
-        (line.strip() for line in lines if line.strip().startswith("File ") and "site-packages/torch/" not in line),
-        None,
-    )
-    head = lines[0] if lines else type(error).__name__
-    return f"{what}: {type(error).__name__}: {head}" + (f"\n  at {source}" if source else "")
-
-
 def _promote_constants(module: torch.fx.GraphModule, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Tensors held as plain attributes become buffers of the traced module, so that they enter as inputs."""
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -245,7 +227,7 @@ def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
             joint = aot_export_joint_with_descriptors(stack, module, args, kwargs)
             graph = joint.graph_module.graph
     except Exception as error:
-        raise CaptureError(_reason("the backward pass cannot be traced", error)) from error
+        raise CaptureError(reason("the backward pass cannot be traced", error)) from error
     descriptions = output_of(graph).meta["desc"]
     placeholders = [node.meta["desc"] for node in graph.nodes if node.op == "placeholder"]
     if any(type(d).__name__ == "IntermediateBaseAOTOutput" for d in descriptions):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -154,6 +157,61 @@ def test_what_cannot_be_planned_says_what_to_do() -> None:
         assert capture(nn.LSTM(16, 32), (torch.randn(4, 6, 16),)).graph.gradients
     with pytest.raises(CaptureError, match="max_norm"):
         capture(nn.Embedding(5, 3, max_norm=1.0), (torch.tensor([1, 2]),))
+
+
+def _branches(x: torch.Tensor) -> torch.Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def _repeats(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(int(x.sum())):
+        x = x * 2
+    return x
+
+
+def _scales(x: torch.Tensor) -> torch.Tensor:
+    return x * x.max().item()
+
+
+def _masks(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+class ByValues(nn.Linear):
+    def __init__(self, then: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(3, 3)
+        self.then = then
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.then(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("then", "line"),
+    [
+        (_branches, "return x if x.sum"),
+        (_repeats, "for _ in range"),
+        (_scales, "return self.then"),
+        (_masks, "return self.then"),
+    ],
+)
+def test_what_depends_on_values_is_said_with_the_line(
+    then: Callable[[torch.Tensor], torch.Tensor], line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CaptureError, match=rf"depends on the values.*torch\.where.*\n +at File .*: {line}") as found:
+        capture(ByValues(then), (torch.randn(2, 3),))
+    assert capfd.readouterr() == ("", "")  # of torch's own reports
+    assert len(str(found.value).splitlines()) == 2
+
+
+def test_what_a_model_writes_stays() -> None:
+    def talks(x: torch.Tensor) -> torch.Tensor:
+        print("hello", file=sys.stderr)
+        return x if x.sum() > 0 else -x
+
+    with contextlib.redirect_stderr(io.StringIO()) as written, pytest.raises(CaptureError):
+        capture(ByValues(talks), (torch.randn(2, 3),))
+    assert written.getvalue() == "hello\n"
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
