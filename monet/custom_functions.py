@@ -14,6 +14,9 @@ from torch.utils.checkpoint import CheckpointFunction
 # They compute nothing: non-reentrant checkpointing keeps tensors with one.
 _HARMLESS = {("torch.utils.checkpoint", "_NoopSaveInputs")}
 
+# What torch makes of `register_autograd`: an operator keeps it as its derivative, in a trace too.
+_REGISTERED = "torch._library.autograd"
+
 
 class CustomFunctionFound(Exception):
     """Raised inside the trace; ``str`` is the reason, with what to do."""
@@ -25,7 +28,7 @@ def refusing_custom_functions() -> Iterator[None]:
     real = torch.autograd.Function.__dict__["apply"]  # the class method itself, not bound to a class
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        harmless = (cls.__module__, cls.__name__) in _HARMLESS
+        harmless = cls.__module__ == _REGISTERED or (cls.__module__, cls.__name__) in _HARMLESS
         tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         traced = any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
         if not harmless and (traced or issubclass(cls, CheckpointFunction)):

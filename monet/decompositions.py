@@ -1,17 +1,28 @@
-"""Python decompositions of torch that a capture leaves out, since eager runs a kernel there.
+"""Python decompositions of torch that a capture leaves out, or has in another form.
 
-While torch traces, it replaces interpolation by indexing and arithmetic: results are rounded in another way, indices
-and every weighted neighbour become tensors of the step, and the gradient of a nearest neighbour is an
-accumulating scatter.
+While torch traces, it replaces interpolation by indexing and arithmetic where eager runs a kernel: results are rounded
+in another way, indices and every weighted neighbour become tensors of the step, and the gradient of a nearest neighbour
+is an accumulating scatter.
+
+A GRU's gates are in eager's memory next to each other, and its kernel of sigmoid takes them row by row: what is left of
+a row after the last full vector is computed with another exp. A trace has each gate in memory of its own, and vectors
+begin at other elements.
+
+Torch's traced recurrent layers leave the dropout between them out: whether there is any is asked of
+``num_layers < i - 1``, which never holds (2.13).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch._decomp.decompositions as torch_decompositions
+from torch import Tensor
 from torch._C import DispatchKey
+from torch.nn.functional import linear
 
 aten = torch.ops.aten
 
@@ -27,6 +38,9 @@ _PACKETS = (
     "upsample_bilinear2d",
     "upsample_trilinear3d",
     "upsample_bicubic2d",
+    "matmul",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
 )
 
 
@@ -35,9 +49,73 @@ def _overloads() -> list[torch._ops.OpOverload]:
     return [getattr(packet, name) for packet in found for name in ("default", "vec") if name in packet.overloads()]
 
 
+def _gru_step(
+    i: Tensor, hidden: Tensor, ih_weight: Tensor, ih_bias: Tensor | None, hh_weight: Tensor, hh_bias: Tensor | None
+) -> Tensor:
+    """One step of a GRU whose product with the input, ``i``, is there; gates last, as PyTorch orders them: r, z, n."""
+    h = linear(hidden, hh_weight, hh_bias)
+    width = hidden.shape[-1]
+    reset, update = (h[..., : 2 * width] + i[..., : 2 * width]).chunk(2, -1)
+    new = (i[..., 2 * width :] + h[..., 2 * width :] * reset.sigmoid()).tanh()
+    return (hidden - new) * update.sigmoid() + new
+
+
+def _gru_cell(
+    x: Tensor, hidden: Tensor, ih_weight: Tensor, hh_weight: Tensor,
+    ih_bias: Tensor | None = None, hh_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return _gru_step(linear(x, ih_weight, ih_bias), hidden, ih_weight, ih_bias, hh_weight, hh_bias)
+
+
+def _gru_packed(
+    x: Tensor, hidden: Tensor, ih_weight: Tensor, ih_bias: Tensor | None, hh_weight: Tensor, hh_bias: Tensor | None
+) -> Tensor:
+    return _gru_cell(x, hidden, ih_weight, hh_weight, ih_bias, hh_bias)
+
+
+def _stacked(
+    x: Tensor, hidden: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool, layer: Callable[..., tuple[Tensor, Any]],
+) -> tuple[Tensor, list[Any]]:  # fmt: skip
+    """Layers of a recurrent network with dropout between them, on steps first; ``layer`` is one in one direction."""
+    x = x.transpose(0, 1) if batch_first else x
+    last: list[Any] = []
+    for i in range(num_layers):
+        forward, first, backward, first_back = torch_decompositions.params_hiddens(params, hidden, i, bidirectional)
+        both = [layer(x, first, forward, has_biases)]
+        if bidirectional:
+            both.append(layer(x, first_back, backward, has_biases, reverse=True))
+        last += [state for _, state in both]
+        x = torch.cat([steps for steps, _ in both], -1) if bidirectional else both[0][0]
+        if dropout != 0 and train and i < num_layers - 1:
+            x = torch.dropout(x, dropout, train=True)
+    return (x.transpose(0, 1) if batch_first else x), last
+
+
+@contextmanager
+def _recurrent_as_eager() -> Iterator[None]:
+    own = {"gru_cell": _gru_step, "gru_cell_data": _gru_packed, "_rnn_helper": _stacked}
+    theirs = {name: getattr(torch_decompositions, name) for name in own}
+    cell = aten.gru_cell.default
+    try:
+        for name, step in own.items():
+            setattr(torch_decompositions, name, step)
+        for key in _KEYS:
+            cell.py_kernels[key] = _gru_cell
+        cell._dispatch_cache.clear()
+        yield
+    finally:
+        for name, step in theirs.items():
+            setattr(torch_decompositions, name, step)
+        for key in _KEYS:
+            cell.py_kernels.pop(key, None)
+        cell._dispatch_cache.clear()
+
+
 @contextmanager
 def without_decompositions() -> Iterator[None]:
-    """While this lasts, traced interpolation is the operator that eager dispatches to. Not for several threads."""
+    """While this lasts, traced interpolation is the operator that eager dispatches to, and the gates of a GRU are next
+    to each other. Not for several threads."""
     removed = []
     try:
         for overload in _overloads():
@@ -45,7 +123,8 @@ def without_decompositions() -> Iterator[None]:
                 if key in overload.py_kernels:
                     removed.append((overload, key, overload.py_kernels.pop(key)))
             overload._dispatch_cache.clear()
-        yield
+        with _recurrent_as_eager():
+            yield
     finally:
         for overload, key, kernel in removed:
             overload.py_kernels[key] = kernel

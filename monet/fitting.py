@@ -10,8 +10,9 @@ from typing import Any
 
 from monet.byte_count import format_bytes
 from monet.errors import InfeasibleBudget
+from monet.known_smallest import Placed, recall, remember
 from monet.lowering import Lowered
-from monet.placement import Placement, placement
+from monet.placement import placement
 from monet.planner.incumbents import fastest_plan
 from monet.planner.schedules import ABLATION, SCHEDULES, schedule
 from monet.planner.solution import Solution
@@ -30,18 +31,19 @@ WORTH_SHARE, REORDERED_SHARE = 0.005, 0.15
 
 def fit(
     lowered: Lowered, budget_bytes: int, variant: str, progress: bool | Progress, options: Mapping[str, Any]
-) -> tuple[Solution, Placement]:
+) -> Placed:
     """A plan of ``variant`` whose arena fits beside the fixed bytes, and makes use of the budget.
 
     The program counts the captured order. Where the arena needs more than that (fragmentation), it gets less than the
     budget; where another order needs less, it gets that much more, in what is left of the time limit. Where none of
-    its plans fits, the smallest one known may do so once it is ordered.
+    its plans fits, the smallest one known, also from an earlier search, may do so once it is ordered.
 
-    Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made, so that budget works.
+    Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made and is kept, so that
+    budget works.
     """
     problem, limit_s = lowered.problem, float(options["time_limit_s"])
     target, left_s, excess = budget_bytes, limit_s, 0
-    best: tuple[Solution, Placement] | None = None
+    best: Placed | None = None
     refused: InfeasibleBudget | None = None
     for _ in range(TRIES):
         begun = time.monotonic()
@@ -93,24 +95,31 @@ def _refusal(lowered: Lowered, variant: str, budget_bytes: int, options: Mapping
     raise AssertionError("a plan needs memory beside the fixed bytes")
 
 
-def _smallest_known(
-    refused: InfeasibleBudget, lowered: Lowered, variant: str, budget_bytes: int
-) -> tuple[Solution, Placement]:
-    """The smallest plan known, or ``refused`` with what its arena needs."""
-    known = refused.smallest_plan
+def _smallest_known(refused: InfeasibleBudget, lowered: Lowered, variant: str, budget_bytes: int) -> Placed:
+    """The smallest plan known, of this search or an earlier one, or ``refused`` with what its arena needs."""
+    earlier, known = recall(lowered, variant), refused.smallest_plan
+    if earlier is not None and _needed(earlier, lowered) <= budget_bytes:
+        return replace(earlier[0], status="smallest_known"), earlier[1]
     if not isinstance(known, Solution):
         raise refused
     candidates: list[Solution | None] = [known]
     if variant in ABLATION:
         candidates.append(fastest_plan(restrict(lowered.problem, variant)))
-    solution, placed = smallest_placed(candidates, lowered)
-    needed = lowered.problem.fixed_bytes + placed.layout.arena_bytes
-    if needed > budget_bytes:
-        raise InfeasibleBudget(refused.reason, needed, advice=refused.advice) from refused
-    return replace(solution, status="smallest_known"), placed
+    found = smallest_placed(candidates, lowered)
+    if _needed(found, lowered) <= budget_bytes:
+        return replace(found[0], status="smallest_known"), found[1]
+    if earlier is None or _needed(found, lowered) < _needed(earlier, lowered):
+        remember(lowered, variant, found)
+    else:
+        found = earlier
+    raise InfeasibleBudget(refused.reason, _needed(found, lowered), advice=refused.advice) from refused
 
 
-def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered) -> tuple[Solution, Placement]:
+def _needed(placed: Placed, lowered: Lowered) -> int:
+    return lowered.problem.fixed_bytes + placed[1].layout.arena_bytes
+
+
+def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered) -> Placed:
     """The one whose arena is smallest; the first of several. None among them is left out, the first is not None."""
     found = [(one, placement(one, lowered, lowered.problem.fixed_bytes)) for one in candidates if one is not None]
     return min(found, key=lambda pair: pair[1].layout.arena_bytes)

@@ -132,6 +132,11 @@ class JointReader:
             return Source(node.name, "buffer" if constant is None else "constant", description.target, False)
         if kind == "PlainAOTInput":
             return Source(node.name, "input", str(description.idx), self.leaves[description.idx].requires_grad)
+        if kind == "ForwardTokenAOTInput":
+            raise CaptureError(
+                "an operator of the model may raise an error by its values, as those of torch.linalg do; use the form "
+                "that returns it instead (inv_ex, cholesky_ex, solve_ex, lu_factor_ex)"
+            )
         raise CaptureError(f"the joint graph takes a {kind}, which monet does not know")
 
     def _tie(self, name: str, tensor: torch.Tensor) -> None:

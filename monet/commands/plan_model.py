@@ -47,7 +47,7 @@ def plan_model(request: PlanRequest) -> None:
     if request.measure:
         from monet.measurement import measure_config
 
-        measured = measure_config(planned, output)
+        measured = measure_config(planned, output, progress=not request.quiet)
         click.echo()
         click.echo(render_measurement(summary, measured))
         if request.json_path is not None:

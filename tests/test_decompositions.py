@@ -1,0 +1,82 @@
+"""Operators that torch traces as something else than eager runs: results are eager's all the same, bit by bit.
+
+Recurrent cells write over views, whose kernels see other rows than those of tensors of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from eager_reference import compare_steps
+from torch import nn
+
+import monet
+
+
+class Then(nn.Sequential):
+    """A linear layer and a function of its output, of 8 rows and 9 columns."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(nn.Linear(9, 9))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self[0](x)
+        return self.function(y)
+
+
+class Frozen(nn.Module):
+    """A linear layer without gradients of its parameters, on a tensor with gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.frozen = nn.Linear(9, 9), nn.Linear(8, 24).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.frozen(self.first(x).view(8, 1, 9)[..., :8])
+        return out
+
+
+def _margin_loss(y: torch.Tensor) -> torch.Tensor:
+    return F.multi_margin_loss(y, torch.arange(8) % 5)
+
+
+def _multilabel_loss(y: torch.Tensor) -> torch.Tensor:
+    labels = torch.tensor([[0, 2, -1, 1, -1, -1, 3, 0, 4]])
+    return F.multilabel_margin_loss(y, labels.expand(8, 9).contiguous())
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "GRUCell": (lambda: nn.GRUCell(12, 20), (5, 12)),
+    "GRUCell, whole vectors": (lambda: nn.GRUCell(16, 16), (8, 16)),
+    "GRUCell without bias": (lambda: nn.GRUCell(12, 40, bias=False), (5, 12)),
+    "GRUCell, no batch": (lambda: nn.GRUCell(12, 20), (12,)),
+    "GRU": (lambda: nn.GRU(12, 20, 2, bidirectional=True), (4, 5, 12)),
+    "GRU, batch first, dropout": (lambda: nn.GRU(12, 20, 2, batch_first=True, dropout=0.5), (4, 5, 12)),
+    "GRU, dropout both ways": (lambda: nn.GRU(12, 20, 3, bidirectional=True, dropout=0.5), (4, 5, 12)),
+    "multi-margin loss": (lambda: Then(_margin_loss), (8, 9)),
+    "multilabel margin loss": (lambda: Then(_multilabel_loss), (8, 9)),
+    "linear of strided": (Frozen, (8, 9)),
+    "transformer layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (3, 5, 8)),
+    "LSTMCell": (lambda: nn.LSTMCell(12, 20), (5, 12)),
+    "LSTM": (lambda: nn.LSTM(12, 20, 2, bidirectional=True), (4, 5, 12)),
+    "LSTM, dropout": (lambda: nn.LSTM(12, 20, 2, dropout=0.5), (4, 5, 12)),
+    "RNN, dropout": (lambda: nn.RNN(12, 20, 2, dropout=0.5, batch_first=True), (4, 5, 12)),
+    "RNN": (lambda: nn.RNN(12, 20, 2, nonlinearity="relu"), (4, 5, 12)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@torch.backends.mkldnn.flags(enabled=False)  # capturing an LSTM asks for that
+def test_steps_are_bitwise_eagers(name: str) -> None:
+    make, shape = LAYERS[name]
+    torch.manual_seed(0)
+    model = make()
+
+    def inputs(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)),), {}
+
+    compare_steps(model, monet.plan(model, inputs(0)[0], budget="200%", exact=True, time_limit_s=3.0), inputs)
