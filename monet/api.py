@@ -16,7 +16,7 @@ from monet.accumulation import with_accumulation
 from monet.byte_count import ByteBudget, parse_budget
 from monet.capture import capture
 from monet.eager_peak import eager_peak_bytes
-from monet.errors import InfeasibleBudget
+from monet.errors import CaptureError, InfeasibleBudget
 from monet.executor.inputs import describe_inputs
 from monet.fitting import fit, smallest_placed
 from monet.graph import Graph, Operator
@@ -156,6 +156,11 @@ def prepare(
     ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
     """
     captured = capture(model, args, kwargs, gradients_leave=not accumulate)
+    if not any(captured.graph.tangents):
+        raise CaptureError(
+            "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), or a "
+            "choice such as argmax)"
+        )
     graph = with_accumulation(captured).captured.graph if accumulate else captured.graph
     offers = catalogue(
         graph, exact=exact, storage=frozenset(storage), density=density, scales=present_scales(model, captured)

@@ -109,11 +109,6 @@ def capture(
         raise CaptureError("torch.export recorded no structure of inputs and outputs")
     reader = JointReader(joint, model, constants, leaves)
     graph = reader.graph()
-    if not any(graph.tangents):
-        raise CaptureError(
-            "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), or a "
-            "choice such as argmax)"
-        )
     graph = canonical(graph)
     if gradients_leave:
         graph = sum_gradients_in_place(graph)

@@ -86,7 +86,7 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     fake = FakeApi(lambda: dict(SUMMARY))
     monkeypatch.setitem(sys.modules, "monet.api", fake)
     measurement = types.ModuleType("monet.measurement")
-    monkeypatch.setattr(measurement, "measure_config", lambda config, plan_path: MEASURED, raising=False)
+    monkeypatch.setattr(measurement, "measure_config", lambda config, plan_path, progress: MEASURED, raising=False)
     monkeypatch.setitem(sys.modules, "monet.measurement", measurement)
     return fake
 
@@ -143,6 +143,7 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
         "time_limit_s": 5.0,
         "gap": 0.1,
         "exact": True,
+        "accumulate": False,
         "cache": False,
         "progress": False,
         "seed": 0,
@@ -160,7 +161,15 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
 
 def test_defaults_reach_the_planner(api: FakeApi) -> None:
     assert run("tiny.yaml", "--budget", "50%").exit_code == 0
-    options = {"solver": "HIGHS", "window": None, "time_limit_s": 120.0, "gap": 0.01, "exact": False, "cache": True}
+    options = {
+        "solver": "HIGHS",
+        "window": None,
+        "time_limit_s": 120.0,
+        "gap": 0.01,
+        "exact": False,
+        "cache": True,
+        "accumulate": False,
+    }
     assert options.items() <= api.call.items()
     assert api.call["progress"] is True
     assert api.call["reserve_bytes"] == 0
@@ -216,7 +225,7 @@ def test_an_interrupted_solve_saves_its_best_plan(api: FakeApi) -> None:
 
 
 def test_a_failed_measurement_leaves_the_summary(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(config: object, plan_path: object) -> None:
+    def fail(config: object, plan_path: object, progress: bool) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(sys.modules["monet.measurement"], "measure_config", fail)

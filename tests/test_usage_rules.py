@@ -137,6 +137,15 @@ def test_an_unknown_option_is_said_with_a_close_one() -> None:
         _planned(_net(), time_limit=3)
 
 
+def test_outputs_without_gradients_are_refused() -> None:
+    class Chooses(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).argmax(-1)
+
+    with pytest.raises(CaptureError, match="no output of the model has a gradient"):
+        monet.plan(Chooses(3, 3), torch.randn(2, 3), budget="1MB")
+
+
 def test_planning_inside_no_grad_is_planning() -> None:
     model = _net()
     with torch.no_grad():
