@@ -9,7 +9,7 @@ import torch
 from monet.accumulation import Accumulated
 from monet.errors import ExecutionError
 from monet.executor.planned_step import owner_of
-from monet.graph import Graph, tangents_behind
+from monet.graph import Graph, is_reached, tangents_behind
 
 
 class Accumulator:
@@ -38,7 +38,7 @@ class Accumulator:
         found = {}
         for name, live in self._totals.items():
             total, value = self._parameter(name).grad, self._graph.values[name]
-            live.fresh, live.reached = total is None, bool(self._behind[name] & reached)
+            live.fresh, live.reached = total is None, is_reached(self._graph, self._behind[name], reached)
             if total is None:
                 total = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
             found[name] = total

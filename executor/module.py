@@ -15,6 +15,7 @@ from monet.executor.accumulator import Accumulator
 from monet.executor.inputs import example_inputs
 from monet.executor.planned_step import PlannedStep
 from monet.executor.runner import Runner
+from monet.graph import is_reached
 from monet.planfile import Plan
 
 logger = logging.getLogger(__name__)
@@ -167,6 +168,6 @@ class _Step(torch.autograd.Function):
         made = runner.backward(ctx.generation, kept, ctx.activations, tangents)
         if ctx.accumulator is not None:
             ctx.accumulator.end(totals)
-        behind = runner.tangents_behind
-        used = {name: gradient for name, gradient in made.items() if behind[name] & reached}
+        graph, behind = runner.graph, runner.tangents_behind
+        used = {name: gradient for name, gradient in made.items() if is_reached(graph, behind[name], reached)}
         return (None, None, *(used.get(name) for name in runner.code.forward_sources))

@@ -237,5 +237,7 @@ def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str
     for node in graph.nodes:
         if node.target in _CHECKS:
             graph.erase_node(node)
+        elif node.target is aten._efficientzerotensor.default:  # has no memory, as no planned tensor can be
+            node.target = aten.zeros.default
     graph.eliminate_dead_code()
     return graph

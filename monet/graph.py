@@ -8,7 +8,7 @@ value that made it. Planning is about storages; execution is about values.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +157,14 @@ def tangents_behind(graph: Graph) -> dict[str, frozenset[str]]:
         if found:
             behind.update({name: found for name in op.outputs if name is not None})
     return behind
+
+
+def is_reached(graph: Graph, behind: Set[str], reached: Set[str]) -> bool:
+    """Whether autograd has a gradient that is computed from the tangents ``behind`` where the loss reaches the outputs
+    of ``reached``. One that comes from none is zero by derivation, as that of ``round`` is; the trace does not tell to
+    which output it belongs, and it is there where the loss reaches all of them.
+    """
+    return bool(behind & reached) if behind else reached >= {name for name in graph.tangents if name is not None}
 
 
 def substitute(argument: Any, names: dict[str, str]) -> Any:

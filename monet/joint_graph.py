@@ -132,7 +132,7 @@ class JointReader:
             return Source(node.name, "buffer" if constant is None else "constant", description.target, False)
         if kind == "PlainAOTInput":
             return Source(node.name, "input", str(description.idx), self.leaves[description.idx].requires_grad)
-        if kind == "ForwardTokenAOTInput":
+        if kind in ("ForwardTokenAOTInput", "BackwardTokenAOTInput"):
             raise CaptureError(
                 "an operator of the model may raise an error by its values, as those of torch.linalg do; use the form "
                 "that returns it instead (inv_ex, cholesky_ex, solve_ex, lu_factor_ex)"

@@ -12,9 +12,9 @@ import torch
 from monet import allocator
 from monet.errors import ProfileError
 from monet.graph import Ref, Value
+from monet.ops import factorization, sparse
 from monet.ops.geometry import has_strides
 from monet.ops.implementation import Implementation
-from monet.ops.sparse import SAMPLES
 from monet.profile import Measurement, Request
 
 # Enough repetitions for a short operator, few for a long one.
@@ -60,6 +60,9 @@ def environment(device: torch.device) -> str:
     """The part of a measurement's key that belongs to the machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     return f"torch {torch.__version__}|{device.type} {name}|threads {torch.get_num_threads()}|v2"
+
+
+SAMPLES = {**sparse.SAMPLES, **factorization.SAMPLES}
 
 
 class Bench:

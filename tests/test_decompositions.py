@@ -49,6 +49,13 @@ def _multilabel_loss(y: torch.Tensor) -> torch.Tensor:
     return F.multilabel_margin_loss(y, labels.expand(8, 9).contiguous())
 
 
+def _factors(y: torch.Tensor) -> torch.Tensor:
+    matrix = y[:, :8] @ y[:, :8].T + 8 * torch.eye(8)
+    lower, upper = torch.lu_unpack(*torch.linalg.lu_factor_ex(matrix)[:2])[1:]
+    inverse: torch.Tensor = torch.linalg.inv_ex(matrix).inverse
+    return torch.linalg.det(matrix) * 1e-8 + (lower @ upper).sum() + inverse.sum()
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "GRUCell": (lambda: nn.GRUCell(12, 20), (5, 12)),
     "GRUCell, whole vectors": (lambda: nn.GRUCell(16, 16), (8, 16)),
@@ -59,6 +66,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "GRU, dropout both ways": (lambda: nn.GRU(12, 20, 3, bidirectional=True, dropout=0.5), (4, 5, 12)),
     "multi-margin loss": (lambda: Then(_margin_loss), (8, 9)),
     "multilabel margin loss": (lambda: Then(_multilabel_loss), (8, 9)),
+    "factorizations": (lambda: Then(_factors), (8, 9)),
+    "sign": (lambda: Then(lambda y: torch.sgn(y) + y), (8, 9)),
     "linear of strided": (Frozen, (8, 9)),
     "transformer layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (3, 5, 8)),
     "LSTMCell": (lambda: nn.LSTMCell(12, 20), (5, 12)),

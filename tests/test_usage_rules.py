@@ -146,6 +146,28 @@ def test_outputs_without_gradients_are_refused() -> None:
         monet.plan(Chooses(3, 3), torch.randn(2, 3), budget="1MB")
 
 
+class Rounds(nn.Module):
+    """A second output whose derivative is zero everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x * self.a), torch.round(x * self.b * 8)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_gradients_that_are_zero_by_derivation_are_there(accumulate: bool) -> None:
+    model, x = Rounds(), torch.rand(3, 4)
+    planned = monet.MonetModule(model, monet.plan(model, (x,), budget="1MB", accumulate=accumulate))
+    sum(out.sum() for out in planned(x)).backward()
+    assert model.b.grad is not None and not model.b.grad.any() and model.a.grad is not None and model.a.grad.all()
+    model.zero_grad()
+    planned(x)[0].sum().backward()
+    assert model.b.grad is None and model.a.grad is not None
+
+
 def test_planning_inside_no_grad_is_planning() -> None:
     model = _net()
     with torch.no_grad():
