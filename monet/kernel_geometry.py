@@ -187,6 +187,10 @@ def _pad3d(x: Any, padding: Any) -> Any:
     return x.new_empty(sizes).contiguous(memory_format=suggest_memory_format(x))
 
 
+def _unpool(x: Any, indices: Any, size: Any) -> Any:
+    return x.new_empty([*x.shape[:-2], *size]).contiguous(memory_format=suggest_memory_format(x))
+
+
 # Operator → its results, and which argument is its input.
 _RULES: dict[Any, tuple[Callable[..., Any], int]] = {
     aten.native_batch_norm.default: (_plain, 0),
@@ -223,6 +227,7 @@ _RULES: dict[Any, tuple[Callable[..., Any], int]] = {
     aten._log_softmax_backward_data.default: (_softmax_backward, 0),
     aten.native_dropout_backward.default: (_dropout_backward, 0),
     aten.roll.default: (_roll, 0),
+    aten.max_unpool2d.default: (_unpool, 0),
     aten.reflection_pad3d.default: (_pad3d, 0),
     aten.replication_pad3d.default: (_pad3d, 0),
 }

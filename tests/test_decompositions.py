@@ -53,7 +53,8 @@ def _factors(y: torch.Tensor) -> torch.Tensor:
     matrix = y[:, :8] @ y[:, :8].T + 8 * torch.eye(8)
     lower, upper = torch.lu_unpack(*torch.linalg.lu_factor_ex(matrix)[:2])[1:]
     inverse: torch.Tensor = torch.linalg.inv_ex(matrix).inverse
-    return torch.linalg.det(matrix) * 1e-8 + (lower @ upper).sum() + inverse.sum()
+    determinant: torch.Tensor = torch.linalg.det(matrix)
+    return determinant * 1e-8 + (lower @ upper).sum() + inverse.sum()
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
