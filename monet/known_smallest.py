@@ -13,10 +13,10 @@ import sqlite3
 from contextlib import closing
 from dataclasses import fields
 
-from monet.compiling import cache_folder
 from monet.lowering import Lowered
 from monet.placement import Placement
 from monet.planner.solution import Solution
+from monet.profile import open_table
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,7 @@ def remember(lowered: Lowered, variant: str, placed: Placed) -> None:
 
 
 def _open() -> sqlite3.Connection:
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    database = sqlite3.connect(folder / "profile.sqlite3", timeout=30)
-    with database:
-        database.execute("CREATE TABLE IF NOT EXISTS smallest (key TEXT PRIMARY KEY, plan BLOB NOT NULL)")
-    return database
+    return open_table("smallest", "plan BLOB")
 
 
 def _key(lowered: Lowered, variant: str) -> str:

@@ -55,10 +55,7 @@ class ProfileCache:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_folder() / "profile.sqlite3"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(self.path, timeout=30)
-        with self._database:
-            self._database.execute("CREATE TABLE IF NOT EXISTS measurement (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        self._database = open_table("measurement", "value TEXT", self.path)
 
     def get(self, key: str) -> Measurement | None:
         row = self._database.execute("SELECT value FROM measurement WHERE key = ?", (key,)).fetchone()
@@ -72,6 +69,16 @@ class ProfileCache:
 
     def close(self) -> None:
         self._database.close()
+
+
+def open_table(name: str, content: str, path: Path | None = None) -> sqlite3.Connection:
+    """The database of the cache, or at ``path``, with a table ``name`` of a key and a column ``content`` in it."""
+    path = path or cache_folder() / "profile.sqlite3"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    database = sqlite3.connect(path, timeout=30)
+    with database:
+        database.execute(f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, {content} NOT NULL)")
+    return database
 
 
 def _encode(measurement: Measurement) -> str:
