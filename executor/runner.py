@@ -15,7 +15,7 @@ from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.codegen import Generated, generate
 from monet.graph import tangents_behind
 from monet.ops.catalogue import Catalogue
-from monet.ops.implementation import smallest_scale
+from monet.ops.norms import smallest_scale
 from monet.planfile import Plan
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from monet.capture import Captured
-from monet.ops.implementation import Guard, smallest_scale
+from monet.ops.implementation import Guard
+from monet.ops.norms import smallest_scale
 
 
 def present_scales(model: torch.nn.Module, captured: Captured) -> Callable[[Guard], float]:

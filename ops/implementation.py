@@ -25,14 +25,6 @@ class Guard:
     least: float
 
 
-def smallest_scale(scale: torch.Tensor, shift: torch.Tensor | None) -> float:
-    """What ``Guard.least`` bounds; infinity for a scale without elements, NaN where one is NaN."""
-    size = scale.detach().abs()
-    if shift is not None:
-        size = size / shift.detach().abs().to(size.dtype).clamp_min(1.0)
-    return float(size.min()) if size.numel() else float("inf")
-
-
 @dataclass(frozen=True, slots=True)
 class Implementation:
     """One way to compute an operator: ``call(*args, **kwargs)``, with ``Ref`` arguments for values.

@@ -37,7 +37,9 @@ def library() -> ctypes.PyDLL | None:
     lib.monet_group_norm_gradient.argtypes = [*[p] * 9, *[n] * 4, i, i]
     for name in ("channel_norm_apply", "row_norm_apply", "row_norm_gradient", "row_norm_parameters"):
         getattr(lib, f"monet_{name}").restype = None
+    lib.monet_smallest_scale.argtypes = [p, p, n, n, n, i, i]
     lib.monet_group_norm_gradient.restype = None
+    lib.monet_smallest_scale.restype = ctypes.c_float
     return lib
 
 
@@ -47,6 +49,32 @@ def _kernels() -> ctypes.PyDLL:
 
 def _at(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _even(tensor: torch.Tensor) -> bool:
+    """Whether its elements are at even distances."""
+    return tensor.dim() == 1 or tensor.is_contiguous()
+
+
+def smallest_scale(scale: torch.Tensor, shift: torch.Tensor | None) -> float:
+    """What ``Guard.least`` bounds; infinity for a scale without elements, NaN where one is NaN.
+
+    It is looked at in each step, before the first operator: of what ``ops.scale.source_of`` finds on the CPU, it asks
+    for no memory.
+    """
+    tensors = [scale] if shift is None else [scale, shift]
+    if library() is not None and all(_even(t) and t.device.type == "cpu" and t.dtype in FORMATS for t in tensors):
+        steps = [t.stride(0) if t.dim() == 1 else 1 for t in tensors]
+        formats = [FORMATS[t.dtype] for t in tensors]
+        return float(
+            _kernels().monet_smallest_scale(
+                scale.data_ptr(), _at(shift), scale.numel(), steps[0], steps[-1], formats[0], formats[-1]
+            )
+        )
+    size = scale.detach().abs()
+    if shift is not None:
+        size = size / shift.detach().abs().to(size.dtype).clamp_min(1.0)
+    return float(size.min()) if size.numel() else float("inf")
 
 
 def _formats(data: torch.Tensor, parameters: torch.Tensor) -> tuple[int, int]:

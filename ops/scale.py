@@ -9,6 +9,7 @@ import torch
 
 from monet.graph import Operator, Ref
 from monet.ops.implementation import Context, Guard, Implementation
+from monet.ops.memory_format import contiguous, same
 
 aten = torch.ops.aten
 
@@ -39,7 +40,11 @@ _KEEPING = (
 
 
 def source_of(weight: Ref, context: Context) -> str | None:
-    """The source whose elements a scale has, repeated (instance norm) or cast; None where the scale is computed."""
+    """The source whose elements a scale has, repeated (instance norm) or cast.
+
+    None where the scale is computed, or the source's elements are not at even distances: ``smallest_scale`` could not
+    read them in a step without memory of its own.
+    """
     name = weight.name
     sources = {source.value for source in context.graph.sources}
     while name not in sources:
@@ -47,7 +52,9 @@ def source_of(weight: Ref, context: Context) -> str | None:
         if maker is None or maker.target not in _KEEPING:
             return None
         name = maker.args[0].name
-    return name
+    value = context.value(name)
+    even = len(value.shape) == 1 or same(value.shape, value.stride, contiguous(value.shape))
+    return name if even else None
 
 
 def from_output(
@@ -66,5 +73,7 @@ def from_output(
     scale = source_of(weight, context)
     shift = source_of(bias, context) if bias is not None else None
     if scale is None or (shift is None and bias is not None):
+        return []
+    if shift is not None and context.value(shift).shape != context.value(scale).shape:
         return []
     return [replace(found, guard=Guard(scale, shift, LEAST_SCALE[dtype]))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,13 @@ from eager_reference import compare_steps
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from monet import allocator
 from monet.api import plan_smallest, prepare, prepare_whole
 from monet.capture import Captured, capture
 from monet.errors import PlanMismatch
 from monet.ops.catalogue import SCALE_MARGIN, Catalogue, catalogue
 from monet.ops.implementation import Implementation
+from monet.ops.norms import smallest_scale
 from monet.ops.profiling import implementations
 from monet.ops.scale import LEAST_SCALE
 from monet.planfile import Plan
@@ -192,6 +195,29 @@ def test_a_model_without_contents_is_prepared() -> None:
         model = _model("batch")
         prepared = prepare(model, (torch.empty(3, 3, 10, 10),), {})
     assert _guarded(prepared.lowered.catalogue)
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("dtype", LEAST_SCALE)
+def test_looking_at_a_scale_asks_for_no_memory(dtype: torch.dtype, shifted: bool) -> None:
+    """It happens in each step, outside of the arena: what it asked for would be above the promised peak."""
+    for scale in (
+        torch.randn(300), torch.randn(3, 100), torch.randn(300)[::3], torch.empty(0),
+        torch.tensor([1.0, torch.nan, 0.0]),
+    ):  # fmt: skip
+        scale = scale.to(dtype)
+        shift = torch.randn(scale.shape).mul_(3) if shifted else None
+        with allocator.Recording() as recording:
+            found = smallest_scale(scale, shift)
+        assert not recording.events
+        size = scale.double().abs() / (1.0 if shift is None else shift.double().abs().clamp_min(1.0))
+        expected = size.min() if size.numel() else torch.tensor(torch.inf)
+        torch.testing.assert_close(torch.tensor(found), expected.float(), equal_nan=True)
+
+
+def test_a_shift_that_is_no_number_is_not_divided_by() -> None:
+    scale, shift = torch.ones(3), torch.tensor([0.0, torch.nan, 2.0])
+    assert math.isnan(smallest_scale(scale, shift))
 
 
 class Sliced(nn.Module):
