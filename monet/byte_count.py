@@ -26,7 +26,9 @@ _UNITS = {
 }
 _UNIT_BYTES = {unit.lower(): size for unit, size in _UNITS.items()}
 _DECIMAL_UNITS = ("TB", "GB", "MB", "kB")
-_AMOUNT = re.compile(r"\s*(?P<number>\d{1,30}(\.\d{1,30})?)\s*(?P<unit>[A-Za-z]*|%)\s*", re.ASCII)
+_AMOUNT = re.compile(
+    r"\s*(?P<number>\d{1,30}(\.\d{1,30})?(e[+-]?\d{1,2})?)\s*(?P<unit>[A-Za-z]*|%)\s*", re.ASCII | re.IGNORECASE
+)
 _ACCEPTED_COUNT = (
     f"a number of bytes such as 6000000000, 500MB, 6GB (10^9) or 5.5GiB (2^30); units: {', '.join(_UNITS)}"
 )

@@ -24,7 +24,7 @@ from monet.errors import CaptureError
 from monet.export_errors import reason, without_reports
 from monet.gradient_sums import sum_gradients_in_place
 from monet.graph import Graph
-from monet.joint_graph import JointReader, output_of
+from monet.joint_graph import JointReader, output_of, where
 from monet.kernel_geometry import kernels_own_geometry
 from monet.rewrite import canonical
 from monet.shared_casts import share_casts
@@ -72,13 +72,16 @@ def capture(
     captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of the model where torch
     knows it.
     """
-    args, kwargs = _with_own_memory(model, tuple(args), dict(kwargs or {}))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        _check(name, tensor)
         if tensor.device.type == "meta":
             raise CaptureError(
                 f"{name} is on the meta device, where torch leaves gradients of some operators out; make the model and "
                 "its inputs under torch._subclasses.FakeTensorMode(), which takes no memory either"
             )
+    for position, leaf in enumerate(pytree.tree_leaves((tuple(args), dict(kwargs or {})))):
+        _check(f"input {position}", leaf)
+    args, kwargs = _with_own_memory(model, tuple(args), dict(kwargs or {}))
     if not any(p.requires_grad for p in model.parameters()) and not any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in pytree.tree_leaves((args, kwargs))
     ):
@@ -93,6 +96,8 @@ def capture(
         raise CaptureError(reason("torch.export cannot trace the model", error)) from error
     if not isinstance(module, torch.fx.GraphModule):
         raise CaptureError("torch.export returned no graph")
+    for node in module.graph.nodes:
+        _check(node.name, node.meta.get("val"), where(node))
     constants = _promote_constants(module, model)
     share_casts(module, device_type(model, (args, kwargs)))
     _separate_outputs(module)
@@ -126,7 +131,7 @@ def _with_own_memory(
     taken = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
 
     def own(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        if not isinstance(leaf, torch.Tensor):
             return leaf
         storage = leaf.untyped_storage()
         least = 1 + sum((n - 1) * s for n, s in zip(leaf.shape, leaf.stride(), strict=True)) if leaf.numel() else 0
@@ -159,6 +164,23 @@ def _autocast_as_written() -> Iterator[None]:
     finally:
         proxy_tensor.disable_autocast_cache = real
         torch.clear_autocast_cache()  # of fake tensors
+
+
+def _check(name: str, tensor: Any, place: str = "") -> None:
+    """A plan needs to know the memory of every tensor. Raises ``CaptureError`` where values decide about it: of a
+    sparse tensor, which is several blocks, or a part whose size is computed."""
+    if not isinstance(tensor, torch.Tensor):
+        return
+    if tensor.layout is not torch.strided:
+        raise CaptureError(
+            f"{name} is a tensor with layout {tensor.layout}, whose memory depends on the values in it; monet plans "
+            f"dense tensors: make it dense (to_dense), or keep it outside of the planned module{place}"
+        )
+    if not all(isinstance(size, int) for size in tensor.shape):
+        raise CaptureError(
+            f"the shape of {name} depends on the values of tensors; give its sizes as Python numbers, or make it "
+            f"outside of the planned module{place}"
+        )
 
 
 def _promote_constants(module: torch.fx.GraphModule, model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -146,7 +146,9 @@ class JointReader:
     def _add(self, node: torch.fx.Node, storage: str) -> None:
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
-            raise CaptureError(f"operator {node.name} ({node.target}) yields a {type(value).__name__}, not a tensor")
+            raise CaptureError(
+                f"operator {node.name} ({node.target}) yields an object of type {type(value).__name__}, not a tensor"
+            )
         try:
             shape, stride = tuple(int(n) for n in value.shape), tuple(int(n) for n in value.stride())
         except Exception as error:
@@ -167,11 +169,11 @@ class JointReader:
     def _operator(self, node: torch.fx.Node) -> Operator:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
-            raise CaptureError(f"{node.name} calls {target}, which is no aten operator" + _where(node))
+            raise CaptureError(f"{node.name} calls {target}, which is no aten operator" + where(node))
         if target in _OPAQUE:
             raise CaptureError(
                 f"{node.name} is oneDNN's own LSTM ({target}), which cannot be planned; plan and train under "
-                "torch.backends.mkldnn.flags(enabled=False), which takes PyTorch's" + _where(node)
+                "torch.backends.mkldnn.flags(enabled=False), which takes PyTorch's" + where(node)
             )
         view_of = _viewed(target, node)
         result = node.meta["val"]
@@ -183,14 +185,14 @@ class JointReader:
             names: list[str | None] = [None] * len(result)
             for user in node.users:
                 if user.target is not python_operator.getitem:
-                    raise CaptureError(f"{user.name} reads all results of {node.name} at once" + _where(node))
+                    raise CaptureError(f"{user.name} reads all results of {node.name} at once" + where(node))
                 index = int(user.args[1])  # type: ignore[arg-type]
                 if names[index] is None:
                     names[index] = user.name
                     self._add(user, self._storage_of(view_of, user))
             outputs, single = tuple(names), False
         else:
-            raise CaptureError(f"{node.name} ({target}) yields a {type(result).__name__}" + _where(node))
+            raise CaptureError(f"{node.name} ({target}) yields an object of type {type(result).__name__}" + where(node))
         return Operator(
             name=node.name,
             target=target,
@@ -200,7 +202,7 @@ class JointReader:
             single=single,
             view=view_of is not None,
             random=torch.Tag.nondeterministic_seeded in target.tags,
-            where=_where(node).strip(),
+            where=where(node).strip(),
         )
 
     def _storage_of(self, view_of: torch.fx.Node | None, node: torch.fx.Node) -> str:
@@ -234,7 +236,7 @@ def _argument(argument: Any) -> Any:
     return argument
 
 
-def _where(node: torch.fx.Node) -> str:
+def where(node: torch.fx.Node) -> str:
     """The last line of the user's code that made the node, if torch kept it."""
     trace: str | None = node.meta.get("stack_trace")
     if not trace:

@@ -32,7 +32,7 @@ def build_model(config: Config) -> nn.Module:
         model = _call(config, factory)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model {config.model}: returned a {type(model).__qualname__}, not a torch.nn.Module; "
+            f"model {config.model}: returned an object of type {type(model).__qualname__}, not a torch.nn.Module; "
             "name a module class or a function that returns a module"
         )
     if config.dtype is not None:
@@ -62,7 +62,9 @@ def _load_factory(reference: str) -> Callable[..., Any]:
             f"try it alone: python -c 'import {module_name}'"
         ) from error
     if not callable(target):
-        raise ConfigError(f"model {reference}: {path} is a {type(target).__qualname__}, not a class or a function")
+        raise ConfigError(
+            f"model {reference}: {path} is an object of type {type(target).__qualname__}, not a class or a function"
+        )
     factory: Callable[..., Any] = target
     return factory
 
@@ -88,9 +90,9 @@ def _call(config: Config, factory: Callable[..., Any]) -> object:
         return with_torchvision_schemas(lambda: factory(**config.kwargs))
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in config.kwargs.items())
+        advice = "check kwargs in the configuration" if isinstance(error, TypeError) else "it raises that itself"
         raise ConfigError(
-            f"model {config.model}: calling it with ({given}) failed: {_reason(error)}; "
-            "check kwargs in the configuration"
+            f"model {config.model}: calling it with ({given}) failed: {_reason(error)} ({advice})"
         ) from error
 
 

@@ -86,8 +86,12 @@ class _Writer:
         makes: list[int] = []
         requested = self._requested(call)
         old = call.implementation.overwrites
-        # A gradient that adds up is outside the arena: the additions are in order, and take no place.
-        replaced = self.holder.get(self.catalogue.storage(old)) if old is not None else None
+        replaced = None
+        if old is not None:
+            replaced = self.holder.get(self.catalogue.storage(old))
+            if replaced is None:
+                # A gradient that adds up is outside the arena, an empty tensor needs none: both keep their order.
+                overwrites.add(self._order(self.catalogue.storage(old)))
         for storage in self._made(call):
             if storage not in self.placed:
                 overwrites.add(self._order(storage))

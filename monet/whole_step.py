@@ -40,7 +40,7 @@ class LossModule(torch.nn.Module):
             outputs = self.model(inputs)
         loss = self.loss_fn(outputs, targets)
         if not isinstance(loss, torch.Tensor):
-            raise ConfigError(f"loss_fn returned a {type(loss).__name__}, not a tensor")
+            raise ConfigError(f"loss_fn returned an object of type {type(loss).__name__}, not a tensor")
         # Its memory may be that of all its terms; a copy has its own.
         loss = loss.clone()
         if not self.return_outputs:

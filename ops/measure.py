@@ -12,7 +12,8 @@ import torch
 from monet import allocator
 from monet.errors import ProfileError
 from monet.graph import Ref, Value
-from monet.ops import factorization, sparse
+from monet.ops import factorization, lengths, sparse
+from monet.ops.contents import Contents, Operators
 from monet.ops.geometry import has_strides
 from monet.ops.implementation import Implementation
 from monet.profile import Measurement, Request
@@ -62,7 +63,7 @@ def environment(device: torch.device) -> str:
     return f"torch {torch.__version__}|{device.type} {name}|threads {torch.get_num_threads()}|v2"
 
 
-SAMPLES = {**sparse.SAMPLES, **factorization.SAMPLES}
+CONTENTS: Operators = {**sparse.CONTENTS, **factorization.CONTENTS, **lengths.CONTENTS}
 
 
 class Bench:
@@ -87,9 +88,9 @@ class Bench:
         for name in implementation.inputs():
             if name.endswith(".rng"):
                 made[name] = torch.get_rng_state()
-        if implementation.call in SAMPLES:
-            name = implementation.args[SAMPLES[implementation.call][0]].name
-            made[name] = self._sample(implementation, values, values[name])
+        contents = CONTENTS.get(implementation.call)
+        if contents is not None:
+            self._fill(contents, implementation, values, made)
         args = [self._real(a, made, values) for a in implementation.args]
         kwargs = {k: self._real(v, made, values) for k, v in implementation.kwargs}
         state = torch.get_rng_state()
@@ -207,15 +208,26 @@ class Bench:
         self._homes[key], base = _mapped(size, value.dtype)
         return base
 
-    def _sample(self, implementation: Implementation, values: Mapping[str, Value], value: Value) -> torch.Tensor:
-        """A tensor whose content is the implementation's to say."""
+    def _fill(
+        self,
+        contents: Contents,
+        implementation: Implementation,
+        values: Mapping[str, Value],
+        made: dict[str, torch.Tensor],
+    ) -> None:
+        """The tensor whose content is the operator's to say, where the call has it."""
+        args, kwargs = implementation.args, dict(implementation.kwargs)
+        ref = args[contents.argument] if isinstance(contents.argument, int) else kwargs.get(contents.argument)
+        if not isinstance(ref, Ref):
+            return
+        value = values[ref.name]
         key = (signature(implementation, values),)
         if key not in self._inputs or key in self._spoilt:
-            base = self._base(key, value)
-            tensor = base.as_strided(value.shape, value.stride, value.offset)
-            SAMPLES[implementation.call][1](tensor, implementation.args)
+            tensor = self._base(key, value).as_strided(value.shape, value.stride, value.offset)
+            named = {name: _described(argument, values) for name, argument in kwargs.items()}
+            contents.fill(tensor, [_described(argument, values) for argument in args], named)
             self._inputs[key] = tensor
-        return self._inputs[key]
+        made[ref.name] = self._inputs[key]
 
     def _tensor(self, value: Value, position: int) -> torch.Tensor:
         """Noise of the value's geometry, one tensor an argument; integers are 0, a valid index everywhere."""
@@ -241,6 +253,10 @@ class Bench:
         tensor = base.as_strided(value.shape, value.stride, value.offset)
         self._inputs[key] = tensor
         return tensor
+
+
+def _described(argument: Any, values: Mapping[str, Value]) -> Any:
+    return values[argument.name] if isinstance(argument, Ref) else argument
 
 
 def _mapped(size: int, dtype: torch.dtype) -> tuple[allocator.Arena, torch.Tensor]:

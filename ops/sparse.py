@@ -11,13 +11,14 @@ density of 1 / 8 on, and its size does not depend on the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from monet.graph import Operator, Ref, Value
 from monet.ops import native
+from monet.ops.contents import Contents, Operators
 from monet.ops.implementation import Context, Implementation, SavedIntermediate
 from monet.ops.packing import Packing, readers
 
@@ -76,12 +77,12 @@ def convolution_gradient(
     return results
 
 
-def _fill_dense(tensor: torch.Tensor, args: tuple[Any, ...]) -> None:
+def _fill_dense(tensor: torch.Tensor, args: Sequence[Any], _: Mapping[str, Any]) -> None:
     """As many non-zero values as the storage holds, spread evenly: time depends on their number."""
     _fill(tensor.as_strided((tensor.numel(),), (1,)), args[1])
 
 
-def _fill_packed(tensor: torch.Tensor, args: tuple[Any, ...]) -> None:
+def _fill_packed(tensor: torch.Tensor, args: Sequence[Any], _: Mapping[str, Any]) -> None:
     count = math.prod(args[2])
     capacity = tensor.numel() - native.sparse_words(count)
     dense = torch.empty(count)
@@ -106,9 +107,7 @@ def _fill(flat: torch.Tensor, capacity: int) -> None:
         rest[rest.nonzero().flatten()[: int(surplus)]] = 0.0
 
 
-# What measuring fills an argument with where noise is no valid content: call → position of the argument, and a
-# function of the tensor to fill and all arguments.
-SAMPLES: dict[Callable[..., Any], tuple[int, Callable[[torch.Tensor, tuple[Any, ...]], None]]] = {
-    native.sparse_pack: (0, _fill_dense),
-    convolution_gradient: (1, _fill_packed),
+CONTENTS: Operators = {
+    native.sparse_pack: Contents(0, _fill_dense),
+    convolution_gradient: Contents(1, _fill_packed),
 }

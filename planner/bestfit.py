@@ -88,9 +88,12 @@ def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, 
     """
     count = len(size)
     offsets = np.zeros(count, np.int64)
-    order = np.asarray(priority, dtype=np.int64)
+    # By their begins, so that those inside a segment are among a stretch, which is short for a short segment.
+    order = np.argsort(begin, kind="stable")
     begins, ends = begin[order], end[order]
-    waiting = np.ones(count, bool)
+    rank = np.empty(count, np.int64)
+    rank[np.asarray(priority, dtype=np.int64)] = np.arange(count)
+    urgency = rank[order]  # least first; count: is placed
     left = count
 
     # Segments [start, stop) at a height, linked both ways by their starts; a heap finds the lowest.
@@ -103,9 +106,10 @@ def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, 
         if height.get(start) != low:
             continue
         finish = stop[start]
-        inside = (begins >= start) & (ends <= finish) & waiting
-        pick = int(inside.argmax())
-        if not inside[pick]:
+        first, last = begins.searchsorted((start, finish))
+        urgencies = np.where(ends[first:last] <= finish, urgency[first:last], count)
+        pick = first + int(urgencies.argmin()) if first < last else -1
+        if pick < 0 or urgencies[pick - first] == count:
             # Lift: merge with the lower neighbour (with both, when they are equal).
             # Without a neighbour on either side, every waiting buffer would lie inside.
             left_height = height[before[start]] if start != origin else _WALL
@@ -125,7 +129,7 @@ def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, 
             heapq.heappush(heap, (target, start))
             continue
         buffer = int(order[pick])
-        waiting[pick] = False
+        urgency[pick] = count
         left -= 1
         offsets[buffer] = low
         opens, closes, raised = int(begin[buffer]), int(end[buffer]), low + int(size[buffer])
@@ -147,6 +151,6 @@ def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, 
         before[closes] = opens
         heapq.heappush(heap, (raised, opens))
         if 2 * left < len(order):  # forget the placed ones
-            order, begins, ends = order[waiting], begins[waiting], ends[waiting]
-            waiting = np.ones(left, bool)
+            waiting = urgency < count
+            order, begins, ends, urgency = order[waiting], begins[waiting], ends[waiting], urgency[waiting]
     return offsets

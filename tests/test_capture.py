@@ -100,6 +100,41 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
         capture(model, (x,))
 
 
+class Graph(nn.Module):
+    """A layer of a graph network, whose adjacency is a buffer, an input, or made in the model."""
+
+    def __init__(self, buffer: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("adjacency", buffer)
+
+    def forward(self, x: torch.Tensor, adjacency: torch.Tensor | None = None) -> torch.Tensor:
+        if self.adjacency is None and adjacency is None:
+            adjacency = (x @ x.T).detach().to_sparse()
+        out: torch.Tensor = torch.sparse.mm(self.adjacency if adjacency is None else adjacency, self.layer(x))
+        return out
+
+
+def test_sparse_tensors_are_refused_by_name() -> None:
+    x, sparse = torch.randn(4, 4), torch.eye(4).to_sparse()
+    made: list[tuple[nn.Module, tuple[torch.Tensor, ...], str]] = [
+        (Graph(sparse), (x,), "adjacency"), (Graph(), (x, sparse), "input 1"), (Graph(), (x,), "")
+    ]  # fmt: skip
+    for model, args, name in made:
+        with pytest.raises(CaptureError, match=f"{name}.* layout torch.sparse_coo.*to_dense"):
+            capture(model, args)
+
+
+class Split(nn.Linear):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:  # type: ignore[override]
+        return [*torch.tensor_split(super().forward(x), at)]
+
+
+def test_shapes_by_values_are_refused_by_name() -> None:
+    with pytest.raises(CaptureError, match=r"shape of \w+ depends on the values.*test_capture.py"):
+        capture(Split(4, 4), (torch.randn(6, 4), torch.tensor([2, 5])))
+
+
 def test_checks_of_casts_are_no_operators() -> None:
     class Cast(nn.Module):
         def __init__(self) -> None:

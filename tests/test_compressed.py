@@ -165,7 +165,7 @@ def test_samples_are_as_full_as_planned(count: int, density: float) -> None:
     kept = int((flat != 0).sum())
     assert kept <= capacity and kept >= capacity - 1 - count / 1000
     packed = torch.empty(native.sparse_words(count) + capacity, dtype=torch.int32)
-    sparse._fill_packed(packed, (None, packed, [count], [1]))
+    sparse._fill_packed(packed, (None, packed, [count], [1]), {})
     assert torch.equal(native.sparse_unpack(packed, (count,), (1,)), flat)
 
 

@@ -277,9 +277,10 @@ def test_a_users_own_script_is_importable_for_the_load_only() -> None:
         ("torch.nn.nowhere:make", r"No module named 'torch.nn.nowhere'"),
         ("torch.nn:Linaer", r"torch.nn has no Linaer; did you mean Linear\?"),
         ("torch.nn:Linear.what", "torch.nn has no Linear.what"),
-        ("torch:float32", "float32 is a dtype, not a class or a function"),
+        ("torch:float32", "float32 is an object of type dtype, not a class or a function"),
         (LINEAR, r"calling it with \(width=3\) failed: TypeError: .*width.*check kwargs"),
-        ("bad_script:rank", r"returned a int, not a torch\.nn\.Module"),
+        ("bad_script:negative", r"failed: ValueError: width must be .* \(it raises that itself\)"),
+        ("bad_script:rank", r"returned an object of type int, not a torch\.nn\.Module"),
         ("needy_script:make", r"No module named 'nowhere'; needy_script needs it: install nowhere"),
         ("broken_script:make", "importing broken_script failed: SyntaxError"),
         ("quitting_script:make", "importing quitting_script failed: SystemExit: 2"),
@@ -287,7 +288,10 @@ def test_a_users_own_script_is_importable_for_the_load_only() -> None:
     ],
 )
 def test_a_model_that_cannot_be_built(reference: str, message: str) -> None:
-    Path("bad_script.py").write_text("import sys\ndef rank(width): return 3\ndef quit(width): sys.exit('no GPU')\n")
+    Path("bad_script.py").write_text(
+        "import sys\ndef rank(width): return 3\ndef quit(width): sys.exit('no GPU')\n"
+        "def negative(width): raise ValueError('width must be below 0')\n"
+    )
     Path("needy_script.py").write_text("import nowhere\n")
     Path("broken_script.py").write_text("def (\n")
     Path("quitting_script.py").write_text("import sys\nsys.exit(2)\n")
@@ -337,7 +341,7 @@ def test_torchvision_beside_another_build_of_torch_is_repaired() -> None:
 def test_other_failures_of_torchvision_and_a_failed_repair_are_told(symptom: str) -> None:
     done = run_with_fake_torchvision(f"raise RuntimeError({symptom!r})")
     assert done.returncode == 1
-    assert f"RuntimeError: {symptom}; check kwargs" in done.stderr
+    assert f"RuntimeError: {symptom} (it raises" in done.stderr
     assert ("defined the names" in done.stderr) == ("::nms" in symptom)
 
 

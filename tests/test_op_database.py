@@ -23,7 +23,8 @@ OPERATORS = {
 
 BY_VALUES = {
     "combinations", "corrcoef", "cov", "index_fill", "index_put", "linalg_lstsq", "linalg_lstsq_grad_oriented",
-    "masked_select", "narrow", "nn_functional_ctc_loss", "nn_functional_gaussian_nll_loss", "where",
+    "masked_select", "narrow", "nn_functional_ctc_loss", "nn_functional_gaussian_nll_loss", "sparse_mm_reduce",
+    "tensor_split", "where",
 }  # fmt: skip
 """Shapes or Python values of some samples depend on values, or torch tells no shape for them."""
 SEEDS_ITSELF = {
@@ -34,24 +35,6 @@ SEEDS_ITSELF = {
 """The database sets the seed around them, in Python, which a plan does not do again."""
 OTHER_DERIVATIVE = {"prod", "masked_prod", "masked_cumprod", "cumprod"}
 """PyTorch's own derivative takes another way while it is traced: equal to rounding."""
-
-
-FAILING = {
-    "sinc": "a product of an empty tensor that the backward pass reads is not kept",
-    "sparse_mm_reduce": "sparse tensors have no storage; there is no error of monet's that says so",
-    "tensor_split": "split at values of a tensor: torch's error is not monet's",
-    "repeat_interleave": "measured with repetitions that do not add up to output_size",
-    "_segment_reduce_lengths": "measured with lengths that do not add up",
-}
-"""What is wrong, to be mended."""
-
-
-def _case(name: str) -> Any:
-    if name not in FAILING:
-        return name
-    return pytest.param(
-        name, marks=pytest.mark.xfail(reason=FAILING[name], strict=name != "sinc")
-    )  # it depends on times
 
 
 class Calls(nn.Module):
@@ -104,7 +87,7 @@ def _equal(mine: torch.Tensor | None, eager: torch.Tensor | None, exact: bool) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", map(_case, OPERATORS))
+@pytest.mark.parametrize("name", OPERATORS)
 def test_planned_exactly_it_is_eagers(name: str) -> None:
     op = OPERATORS[name]
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,37 @@ def test_a_module_runs_in_any_order_that_its_graph_allows(case: str) -> None:
     for solution in solutions:
         for seed in range(3):
             compare_steps(model, _shuffled(prepared, solution, seed), make, steps=2)
+
+
+class Twice(torch.nn.Linear):
+    """Its product is read by two operators; the last one may have its memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y * 2.0 + torch.relu(y)
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_nothing_is_overwritten_before_it_is_read(rows: int) -> None:
+    """Not in an empty batch either, where no bytes tell the order."""
+    model = Twice(3, 3)
+
+    def make(seed: int) -> Any:
+        return (torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed)),), {}
+
+    prepared = prepare(model, *make(0))
+    offered = {op.id: [i.name for i in op.implementations] for op in prepared.problem.forward}
+    forward = [
+        replace(r, implementation="in-place") if "in-place" in offered[r.operator] else r
+        for r in prepared.eager.forward
+    ]
+    assert [run.implementation for run in forward].count("in-place") >= 1
+    solution = replace(prepared.eager, forward=tuple(forward))
+    for seed in range(10):
+        graph, called = order_graph(calls(solution, prepared.lowered), prepared.lowered)
+        order = _random_order(graph, random.Random(seed))
+        plan = _plan(prepared, solution, [call for n in order if (call := called[n]) is not None])
+        compare_steps(model, plan, make, steps=1)
 
 
 @pytest.mark.parametrize("name", ["residual", "transformer"])

@@ -445,7 +445,7 @@ def test_optimisers_that_cannot_be_planned_are_named() -> None:
 def test_losses_that_are_no_scalar_are_refused() -> None:
     _refused(r"shape \(6, 5\)", loss_fn=lambda o, t: o * 2)
     _refused("does not depend", loss_fn=lambda o, t: (o.detach() * 2).sum())
-    _refused("returned a float", loss_fn=lambda o, t: 2.0, error=CaptureError)
+    _refused("returned an object of type float", loss_fn=lambda o, t: 2.0, error=CaptureError)
 
 
 def test_budgets_and_bounds_are_checked() -> None:
