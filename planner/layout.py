@@ -59,8 +59,8 @@ def layout(
     Returns the smallest arena that was found; it equals the bound, or was improved for ``time_limit_s`` seconds, or,
     without a limit, for a bounded number of tries: then the same input gives the same layout. With
     ``capacity_bytes``, nothing more is tried once the arena fits, nor when the bound
-    shows that none can; whether it fits is for the caller to compare. Heuristics take about 0.03 s for 1k buffers and
-    5 s for 20k; what follows about 6 s where there is no limit.
+    shows that none can; whether it fits is for the caller to compare. Heuristics take about 0.03 s for 1k buffers,
+    5 s for 20k, and above 30k, where there are fewer, 20 s for 200k; what follows about 6 s where there is no limit.
 
     ``method``: one of ``METHODS``. ``auto`` is described above; ``long-lived-first`` and ``first-fit-by-size`` are one
     heuristic as published, ``search`` the exact search without heuristics, and ``program`` the integer program of

@@ -23,6 +23,8 @@ from monet.planner.solvers import solver as find_solver
 # Local improvement: so many tries, or so many placements of one buffer (about 3 s), whichever is less.
 _TRIES = 1000
 _PLACEMENTS = 250_000
+# First and best fit compare all buffers with all others: up to so many of them (about 10 s), where there is a skyline.
+_FITTED_BUFFERS = 30_000
 # Exact search: problems of up to so many buffers; and without a time limit, so many buffers looked at (about 3 s).
 _EXACT_BUFFERS = 5000
 _EXACT_VISITS = 300_000_000
@@ -171,6 +173,8 @@ def _placements(pieces: Pieces, orders: dict[str, Integers], heights: dict[str, 
             offsets = skyline(orders[key], pieces.begin, pieces.end, size)
             heights[key] = int((offsets + size).max())
             yield Attempt(f"skyline by {key}", offsets)
+        if len(size) > _FITTED_BUFFERS:
+            return
     least = min(heights.values(), default=None)
     for key, order in orders.items():
         for name, smallest_gap in (("first fit", False), ("best fit", True)):

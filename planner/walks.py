@@ -22,9 +22,14 @@ from monet.planner.problem import BackwardImplementation, ForwardImplementation
 from monet.planner.solution import Run, Stage
 from monet.planner.windows import Windows, recompute_cost
 
+MOST_AGAIN = 50_000
+"""Recomputations in a plan. One that drops everything makes them by the square of the number of operators; more than
+this take minutes to order, and a step many times eager's."""
+
 
 class DoesNotFit(Exception):
-    """This way of running a step exceeds the budget whatever is dropped, or takes longer to find than there is time."""
+    """This way of running a step exceeds the budget whatever is dropped, takes longer to find than there is time, or
+    runs more than ``MOST_AGAIN`` operators again."""
 
 
 @dataclass(slots=True)
@@ -196,6 +201,7 @@ def _must_be_made(index: Windows, name: str) -> bool:
 
 
 def backward_pass(walk: Walk) -> Iterator[Stage]:
+    again = 0
     for stage, operator in enumerate(walk.index.problem.backward):
         best: tuple[tuple[float, float], Walk, Stage] | None = None
         # Sorted by seconds: the first is the fastest.
@@ -215,6 +221,9 @@ def backward_pass(walk: Walk) -> Iterator[Stage]:
             raise DoesNotFit
         _adopt(walk, best[1])
         walk.drop([n for n in walk.present if not walk.index.needed(n, stage + 1)])
+        again += len(best[2].recompute)
+        if again > MOST_AGAIN:
+            raise DoesNotFit
         yield best[2]
 
 

@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from planner_problems import chain, every_run, every_stage, problems, solution_of
 
 from monet.errors import InfeasibleBudget, InvalidPlan
+from monet.planner import walks
 from monet.planner.floor import floor_bytes
 from monet.planner.incumbents import construct, fastest_plan, smallest_budget
 from monet.planner.planning import plan_problem
@@ -95,3 +96,16 @@ def test_a_deadline_that_is_over_leaves_the_fastest_plan() -> None:
     unhurried = smallest_budget(problem)
     assert unhurried is not None and unhurried[0] < known[0]
     assert construct(windows(problem, None), unhurried[0], past) is None
+
+
+def test_plans_that_run_everything_again_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the square of the length of the model: too many to put in order, and far too slow to train with."""
+
+    def recomputed() -> int:
+        known = smallest_budget(chain(30))
+        assert known is not None
+        return sum(len(stage.recompute) for stage in known[1].stages)
+
+    anything = recomputed()
+    monkeypatch.setattr(walks, "MOST_AGAIN", anything - 1)
+    assert 0 < recomputed() < anything

@@ -102,6 +102,21 @@ def test_the_search_alone_takes_nothing_from_heuristics(monkeypatch: pytest.Monk
     assert found.arena_bytes == found.bound_bytes and found.method == "canonical search"
 
 
+def test_of_very_many_buffers_only_skylines_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise AssertionError("all buffers were compared with all others")
+
+    lifetimes = random_lifetimes(random.Random(5), 40)
+    plain = [Lifetime(one.id, one.bytes, one.begin, one.end) for one in lifetimes]
+    monkeypatch.setattr(layout_methods, "_FITTED_BUFFERS", 39)
+    with monkeypatch.context() as patched:
+        patched.setattr(layout_methods, "fit", none)
+        found = layout(plain, alignment=1, capacity_bytes=0)
+    check(plain, found, 1)
+    assert found.method.startswith("skyline")
+    check(lifetimes, layout(lifetimes, alignment=1, capacity_bytes=0), 1)  # with gaps and pins there is no other way
+
+
 def test_what_the_search_alone_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SolverError, match="up to 5000 buffers, not 5001"):
         layout([Lifetime(n, 8, n, n + 2) for n in range(5001)], method="search")
