@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from monet.custom_functions import CustomFunctionFound, refusing_custom_functions
 from monet.decompositions import without_decompositions
 from monet.errors import CaptureError
-from monet.export_errors import reason, without_reports
+from monet.export_errors import reason, with_code, without_reports
 from monet.gradient_sums import sum_gradients_in_place
 from monet.graph import Graph
 from monet.joint_graph import JointReader, output_of, where
@@ -178,8 +178,8 @@ def _check(name: str, tensor: Any, place: str = "") -> None:
         )
     if not all(isinstance(size, int) for size in tensor.shape):
         raise CaptureError(
-            f"the shape of {name} depends on the values of tensors; give its sizes as Python numbers, or make it "
-            f"outside of the planned module{place}"
+            f"the shape of {name} depends on the values of tensors; use torch.where, or decide it elsewhere"
+            f"{with_code(place)}"
         )
 
 

@@ -56,5 +56,13 @@ def reason(what: str, error: BaseException) -> str:
         return f"{what}: {said}"
     # A guard's error begins with the innermost line, a stack of calls ends with it.
     place = places[0] if isinstance(error, GuardOnDataDependentSymNode) else places[-1]
-    code = linecache.getline(place["file"], int(place["line"])).strip()
-    return f"{what}: {said}\n  at {place[1]}" + (f": {code}" if code else "")
+    return f"{what}: {said}{with_code(place[1])}"
+
+
+def with_code(place: str) -> str:
+    """A line for a place in the user's code (``File "model.py", line 3, in forward``) and what is written there."""
+    found = _SOURCE.search(place)
+    if found is None:
+        return ""
+    code = linecache.getline(found["file"], int(found["line"])).strip()
+    return f"\n  at {found[1]}" + (f": {code}" if code else "")
