@@ -97,7 +97,7 @@ def capture(
     if not isinstance(module, torch.fx.GraphModule):
         raise CaptureError("torch.export returned no graph")
     for node in module.graph.nodes:
-        _check(node.name, node.meta.get("val"), where(node))
+        _check(node.name, node.meta.get("val"), node)
     constants = _promote_constants(module, model)
     share_casts(module, device_type(model, (args, kwargs)))
     _separate_outputs(module)
@@ -166,21 +166,24 @@ def _autocast_as_written() -> Iterator[None]:
         torch.clear_autocast_cache()  # of fake tensors
 
 
-def _check(name: str, tensor: Any, place: str = "") -> None:
+def _check(name: str, tensor: Any, node: torch.fx.Node | None = None) -> None:
     """A plan needs to know the memory of every tensor. Raises ``CaptureError`` where values decide about it: of a
-    sparse tensor, which is several blocks, or a part whose size is computed."""
+    sparse tensor, which is several blocks, or a part whose size is computed. ``node``: what makes it."""
     if not isinstance(tensor, torch.Tensor):
         return
-    if tensor.layout is not torch.strided:
+    strided = tensor.layout is torch.strided
+    if strided and all(isinstance(size, int) for size in tensor.shape):
+        return
+    place = "" if node is None else where(node)
+    if not strided:
         raise CaptureError(
             f"{name} is a tensor with layout {tensor.layout}, whose memory depends on the values in it; monet plans "
             f"dense tensors: make it dense (to_dense), or keep it outside of the planned module{place}"
         )
-    if not all(isinstance(size, int) for size in tensor.shape):
-        raise CaptureError(
-            f"the shape of {name} depends on the values of tensors; use torch.where, or decide it elsewhere"
-            f"{with_code(place)}"
-        )
+    raise CaptureError(
+        f"the shape of {name} depends on the values of tensors; use torch.where, or decide it elsewhere"
+        f"{with_code(place)}"
+    )
 
 
 def _promote_constants(module: torch.fx.GraphModule, model: torch.nn.Module) -> dict[str, torch.Tensor]:

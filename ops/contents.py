@@ -22,11 +22,3 @@ class Contents:
 
 Operators = Mapping[Callable[..., Any], Contents]
 """What each operator or kernel is measured on."""
-
-
-def adding_up(lengths: torch.Tensor, total: int) -> None:
-    """Whole numbers whose sum over the last dimension is ``total``, as even as they can be."""
-    count = lengths.shape[-1]
-    if count:
-        lengths.fill_(total // count)
-        lengths[..., : total % count] += 1

@@ -7,20 +7,28 @@ from typing import Any
 
 import torch
 
-from monet.ops.contents import Contents, Operators, adding_up
+from monet.ops.contents import Contents, Operators
 
 aten = torch.ops.aten
 
 
+def _adding_up(lengths: torch.Tensor, total: int) -> None:
+    """Whole numbers whose sum over the last dimension is ``total``, as even as they can be."""
+    count = lengths.shape[-1]
+    if count:
+        lengths.fill_(total // count)
+        lengths[..., : total % count] += 1
+
+
 def _repeats(repeats: torch.Tensor, _: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    adding_up(repeats, kwargs["output_size"])
+    _adding_up(repeats, kwargs["output_size"])
 
 
 def _rows(position: int) -> Contents:
     """Lengths of segments of the data at ``position``."""
 
     def fill(lengths: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        adding_up(lengths, args[position].shape[kwargs.get("axis", 0)])
+        _adding_up(lengths, args[position].shape[kwargs.get("axis", 0)])
 
     return Contents("lengths", fill)
 
