@@ -33,6 +33,7 @@ class Mixed(nn.Module):
 
     def forward(self, x: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.point(self.first(x)))
+        x = torch.sin(torch.sin(torch.sin(x)))  # Kept or made again: memory to save, whichever convolution is fastest.
         x = functional.max_pool2d(x, 3, 2, 1).contiguous(memory_format=torch.channels_last)
         x = functional.avg_pool2d(functional.pad(x * 1.5, (1, 1, 1, 1), "reflect"), 2)
         x = torch.sigmoid(self.heavy(functional.adaptive_max_pool2d(x, 12).contiguous()))
