@@ -321,7 +321,7 @@ def test_a_configuration_has_a_precision_and_may_accumulate(
     tmp_path: Path, options: dict[str, Any], parameter: torch.dtype, output: torch.dtype
 ) -> None:
     """Planned and measured in it: the measured peak is the promised one."""
-    images = InputSpec(shape=(2, 3, 16, 16), dtype=options.get("dtype", "float32"))
+    images = InputSpec(shape=(16, 3, 16, 16), dtype=options.get("dtype", "float32"))
     config = Config(
         model="monet.example_models:tiny_resnet", kwargs={"width": 4}, inputs=(images,), **options
     )  # fmt: skip
