@@ -12,12 +12,18 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Built libraries may come from the user's cache, measurements may not: they must be made anew."""
+    """Built libraries may come from the user's cache, measurements may not: they must be made anew.
+
+    Where the user has none, the workers of a run share what they build.
+    """
     from monet.compiling import cache_folder
 
     built = cache_folder() / "native"
     folder = tmp_path_factory.mktemp("monet-cache")
     before = os.environ.get("MONET_CACHE")
+    if not built.exists() and "PYTEST_XDIST_WORKER" in os.environ:
+        built = tmp_path_factory.getbasetemp().parent / "native"  # beside the folders of the workers
+        built.mkdir(exist_ok=True)
     if built.exists():
         (folder / "native").symlink_to(built)
     os.environ["MONET_CACHE"] = str(folder)

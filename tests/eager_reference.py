@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,16 @@ from monet.planfile import Plan
 # the largest gradient of any parameter in the step; the same for weights and outputs of later steps.
 FLOAT32_TOLERANCE = 2e-5
 # A deep network with few samples amplifies any rounding, and steps amplify it again: where an activation is near 0 a
-# ReLU's gradient is there or not. How much is measured on eager itself: a copy whose weights are off by one rounding
+# ReLU's gradient is there or not. How much is measured on eager itself: copies whose weights are off by one rounding
 # (6e-8 relative), and one that runs PyTorch's other convolution kernels, which add up in another order. What a
-# plan changes may be a few times what these copies change.
+# plan changes may be a few times what these copies change. One activation near 0 is on its other side in a part of the
+# copies only (ResNet-50's layer4.2 at 2 x 2 pixels: in 4 of 12, with the very difference of the plan's), so there are
+# several, as many as are needed.
 ROUNDINGS = 8.0
+COPIES = 8
+
+
+MakeInputs = Callable[[int], tuple[Sequence[torch.Tensor], Mapping[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def run_step(
 def compare_steps(
     model: nn.Module,
     plan: Plan,
-    make_inputs: Callable[[int], tuple[Sequence[torch.Tensor], Mapping[str, torch.Tensor]]],
+    make_inputs: MakeInputs,
     *,
     steps: int = 3,
     rate: float = 0.01,
@@ -88,13 +94,13 @@ def compare_steps(
     and inputs, buffers, and weights afterwards. Bitwise where all chosen implementations are exact."""
     planned = MonetModule(copy.deepcopy(model), plan)
     exact = is_exact(planned)
-    others = [] if exact else [_off_by_a_rounding(model), _OtherKernels(copy.deepcopy(model))]
-    modules = [copy.deepcopy(model), planned, *others]
-    optimisers = [torch.optim.SGD(m.parameters(), rate, momentum=0.9) for m in modules]
-    for step in range(steps):
-        inputs = make_inputs(step)
-        runs = [run_step(m, o, inputs, step) for m, o in zip(modules, optimisers, strict=True)]
-        eager, mine = runs[0], runs[1]
+
+    def run(module: nn.Module) -> Iterator[Step]:
+        optimiser = torch.optim.SGD(module.parameters(), rate, momentum=0.9)
+        return (run_step(module, optimiser, make_inputs(step), step) for step in range(steps))
+
+    rounded: dict[tuple[int, str], _Rounded] = {}
+    for step, (eager, mine) in enumerate(zip(run(copy.deepcopy(model)), run(planned), strict=True)):
         assert eager.structure == mine.structure and eager.others == mine.others
         assert eager.tensors.keys() == mine.tensors.keys()
         for ours, theirs in zip(mine.random_states, eager.random_states, strict=True):
@@ -112,13 +118,43 @@ def compare_steps(
                 continue
             beside = scale if name.startswith("gradient") else rate * scale if name.startswith("parameter") else 0.0
             largest = max(float(expected.abs().max()), beside)
-            rounding = max(float((expected - run.tensors[name]).abs().max()) for run in runs[2:])
             error = float((expected - found).abs().max())
-            allowed = max(FLOAT32_TOLERANCE * largest, ROUNDINGS * rounding)
-            assert error <= allowed, f"{what}: {error} of {largest}, and roundings of eager make {rounding}"
+            if not error <= FLOAT32_TOLERANCE * largest:
+                rounded[step, name] = _Rounded(expected, largest, error)
+    copies = _roundings(model)
+    while not all(one.allowed for one in rounded.values()) and (other := next(copies, None)) is not None:
+        for step, copied in enumerate(run(other)):
+            for (when, name), one in rounded.items():
+                if when == step:
+                    one.eagers = max(one.eagers, float((one.expected - copied.tensors[name]).abs().max()))
+    for (step, name), one in rounded.items():
+        what = f"{name} in step {step}: {one.error} of {one.largest}, and roundings of eager make {one.eagers}"
+        assert one.allowed, what
     arena = planned._step.runner.arena
     assert arena is not None and arena.statistics().misses == 0, arena and arena.statistics()
     return planned
+
+
+@dataclass
+class _Rounded:
+    """A tensor that differs from eager's by ``error``, more than the tolerance; ``eagers``: by how much eager's own
+    copies differ."""
+
+    expected: torch.Tensor
+    largest: float
+    error: float
+    eagers: float = 0.0
+
+    @property
+    def allowed(self) -> bool:
+        return self.error <= ROUNDINGS * self.eagers
+
+
+def _roundings(model: nn.Module) -> Iterator[nn.Module]:
+    """Copies of a model whose steps differ from its own by roundings only."""
+    yield _off_by_a_rounding(model, 0)
+    yield _OtherKernels(copy.deepcopy(model))
+    yield from (_off_by_a_rounding(model, seed) for seed in range(1, COPIES))
 
 
 class _OtherKernels(nn.Module):
@@ -134,10 +170,10 @@ class _OtherKernels(nn.Module):
             return self.__dict__["model"](*args, **kwargs)
 
 
-def _off_by_a_rounding(model: nn.Module) -> nn.Module:
+def _off_by_a_rounding(model: nn.Module, seed: int) -> nn.Module:
     """A copy whose weights are each multiplied by 1 plus or minus 6e-8."""
     other = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in other.parameters():
             p.add_(p * (torch.rand(p.shape, generator=generator) - 0.5).sign().to(p.dtype) * 2.0**-24)

@@ -131,7 +131,7 @@ def _both_step(trainer: monet.Trainer, eager: _Eager, batch: Batch, seed: int, *
 def _optimize(name: str, model: nn.Module, make: Optimizer, **options: Any) -> monet.Trainer:
     """For the smallest budget that is known to work, where none is given."""
     inputs, targets = MODELS[name][1](0)
-    options = {"budget": 1, "exact": True, "time_limit_s": 10, "loss_fn": _loss, **options}
+    options = {"budget": 1, "exact": True, "time_limit_s": 5, "loss_fn": _loss, **options}
     options["optimizer"] = make(list(model.parameters()))
 
     def trainer(budget: int | str) -> monet.Trainer:
