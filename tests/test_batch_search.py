@@ -124,7 +124,7 @@ def test_the_command_finds_plans_and_measures_a_batch(tmp_path: Path) -> None:
     assert not os.path.exists(tmp_path / "no.json")
 
 
-@pytest.mark.parametrize("limit", [(), ("--max-overhead", "10%")])
+@pytest.mark.parametrize("limit", [(), pytest.param(("--max-overhead", "10%"), marks=pytest.mark.slow)])
 def test_the_least_memory_is_measured_exactly(tmp_path: Path, limit: tuple[str, ...]) -> None:
     done = run(
         tmp_path,

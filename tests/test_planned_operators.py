@@ -56,11 +56,11 @@ def test_steps_equal_eager(exact: bool) -> None:
     torch.manual_seed(0)
     model = Mixed()
     args, kwargs = _inputs(0)
-    full = plan_model(model, args, kwargs, "10GB", exact=exact, time_limit_s=10).plan
+    full = plan_model(model, args, kwargs, "10GB", exact=exact, time_limit_s=5).plan
     budget = full.fixed_bytes + full.arena_bytes // 2
 
     def of(budget: int) -> monet.Plan:
-        return plan_model(model, args, kwargs, budget, exact=exact, time_limit_s=10).plan
+        return plan_model(model, args, kwargs, budget, exact=exact, time_limit_s=5).plan
 
     try:
         small = of(budget)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from smallest_budget import at_smallest_budget
 from torch import nn
 
 import monet
-from monet.api import PlanResult, plan_model, plan_smallest, prepare
+from monet.api import PlanResult, Prepared, plan_model, plan_prepared, plan_smallest, prepare
 from monet.errors import CaptureError, ExecutionError, InfeasibleBudget, PlanMismatch
 from monet.ops.catalogue import Catalogue
 from monet.ops.implementation import Implementation
@@ -64,9 +65,14 @@ def _model(case: str) -> nn.Module:
     return CASES[case][0]()
 
 
-def _plan(case: str, budget: int | str, **options: Any) -> PlanResult:
+@cache
+def _prepared(case: str, exact: bool) -> Prepared:
     args, kwargs = CASES[case][1](0)
-    return plan_model(_model(case), args, kwargs, budget, time_limit_s=20, **options)
+    return prepare(_model(case), args, kwargs, exact=exact)
+
+
+def _plan(case: str, budget: int | str, *, exact: bool = False) -> PlanResult:
+    return plan_prepared(_prepared(case, exact), budget, time_limit_s=10)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -409,9 +415,9 @@ def test_planning_changes_nothing() -> None:
 
 def test_equal_inputs_give_equal_plan_files(tmp_path: Any) -> None:
     """Same profile (cached), same seed, a solve that ends by itself."""
-    texts = []
+    texts, (args, kwargs) = [], CASES["residual"][1](0)
     for i in range(2):
-        _plan("residual", "97%", gap=0.02).plan.save(tmp_path / f"{i}.json")
+        plan_model(_model("residual"), args, kwargs, "97%", gap=0.02, time_limit_s=20).plan.save(tmp_path / f"{i}.json")
         texts.append((tmp_path / f"{i}.json").read_bytes())
     assert texts[0] == texts[1]
 
