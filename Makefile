@@ -22,11 +22,10 @@ help:
 
 .venv: .venv/.installed
 
-# One resolve for everything, under the constraints: a second one could bring another PyTorch. Bytecode of what is
-# imported comes with its first import: writing it for all packages takes as long as the rest of this.
+# One resolve for everything, under the constraints: a second one could bring another PyTorch.
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --no-compile -c constraints.txt -e '.[dev,models,plots]'
+	.venv/bin/pip install --quiet -c constraints.txt -e '.[dev,models,plots]'
 	touch $@
 
 demo: $(INSTALLED)
