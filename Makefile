@@ -23,9 +23,11 @@ help:
 .venv: .venv/.installed
 
 # One resolve for everything, under the constraints: a second one could bring another PyTorch.
+# Bytecode afterwards, on all cores: pip makes it on one. Some packages carry templates, which are no Python: no error.
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet -c constraints.txt -e '.[dev,models,plots]'
+	.venv/bin/pip install --quiet --no-compile -c constraints.txt -e '.[dev,models,plots]'
+	.venv/bin/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 	touch $@
 
 demo: $(INSTALLED)

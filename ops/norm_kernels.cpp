@@ -104,36 +104,43 @@ void monet_channel_norm_apply(const void* x, const void* weight, const void* bia
 }
 
 // y = (x * rstd - mean * rstd) * weight + bias over rows of n (layer norm). ``variant`` as above; with 4 added the first
-// product is (x - mean) * rstd.
+// product is (x - mean) * rstd. Only loops that differ in a bit are built: fusing changes nothing where the first product
+// is no product, nor where there is no weight or no bias to fuse.
 void monet_row_norm_apply(const void* x, const void* weight, const void* bias, const void* mean, const void* rstd,
                           void* y, int64_t rows, int64_t n, int variant, int data, int parameters) {
   in_formats(data, parameters, [=]<typename D, typename P>(D, P) {
     using Number = typename P::Bits;
     const auto* w = static_cast<const Number*>(weight);
     const auto* b = static_cast<const Number*>(bias);
-    constant(variant & 4, [=](auto centred) {
-      constant(variant & 1, [=](auto first) {
-        constant(variant & 2, [=](auto second) {
-          constant(w != nullptr, [=](auto scaled) {
-            constant(b != nullptr, [=](auto shifted) {
+    const auto apply = [=](auto centred, auto first, auto second, auto scaled, auto shifted) {
 #pragma omp parallel for schedule(static)
-              for (int64_t i = 0; i < rows; ++i) {
-                const float scale = P::load(static_cast<const Number*>(rstd)[i]);
-                const float average = P::load(static_cast<const Number*>(mean)[i]), shift = -average * scale;
-                const auto* from = static_cast<const typename D::Bits*>(x) + i * n;
-                auto* to = static_cast<typename D::Bits*>(y) + i * n;
-                for (int64_t j = 0; j < n; ++j) {
-                  const float v = D::load(from[j]);
-                  const float xhat = centred ? (v - average) * scale : multiply_add(v, scale, shift, first);
-                  const float weight_j = scaled ? P::load(w[j]) : 1.0f, bias_j = shifted ? P::load(b[j]) : 0.0f;
-                  to[j] = D::store(multiply_add(xhat, weight_j, bias_j, second));
-                }
-              }
-            });
-          });
-        });
-      });
-    });
+      for (int64_t i = 0; i < rows; ++i) {
+        const float scale = P::load(static_cast<const Number*>(rstd)[i]);
+        const float average = P::load(static_cast<const Number*>(mean)[i]), shift = -average * scale;
+        const auto* from = static_cast<const typename D::Bits*>(x) + i * n;
+        auto* to = static_cast<typename D::Bits*>(y) + i * n;
+        for (int64_t j = 0; j < n; ++j) {
+          const float v = D::load(from[j]);
+          const float xhat = centred ? (v - average) * scale : multiply_add(v, scale, shift, first);
+          const float weight_j = scaled ? P::load(w[j]) : 1.0f, bias_j = shifted ? P::load(b[j]) : 0.0f;
+          to[j] = D::store(multiply_add(xhat, weight_j, bias_j, second));
+        }
+      }
+    };
+    constexpr std::true_type yes;
+    constexpr std::false_type no;
+    const auto with_parameters = [=](auto centred, auto first) {
+      if (w && b)
+        constant(variant & 2, [=](auto second) { apply(centred, first, second, yes, yes); });
+      else if (w)
+        apply(centred, first, no, yes, no);
+      else
+        constant(b != nullptr, [=](auto shifted) { apply(centred, first, no, no, shifted); });
+    };
+    if (variant & 4)
+      with_parameters(yes, no);
+    else
+      constant(variant & 1, [=](auto first) { with_parameters(no, first); });
   });
 }
 

@@ -44,6 +44,12 @@ def instances() -> Path:
 
 
 @pytest.fixture
+def hasty_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what a plan does: that holds in any order, and the best one takes longer to find."""
+    monkeypatch.setattr("monet.placement.ORDER_S", 2.0)
+
+
+@pytest.fixture
 def default_interrupts() -> Iterator[None]:
     """A shell that starts the tests in the background has Ctrl-C ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
 CASES = ["tiny ResNet, SGD with momentum", "tiny GPT, AdamW"]
 
 

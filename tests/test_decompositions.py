@@ -57,6 +57,8 @@ def _factors(y: torch.Tensor) -> torch.Tensor:
     return determinant * 1e-8 + (lower @ upper).sum() + inverse.sum()
 
 
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "GRUCell": (lambda: nn.GRUCell(12, 20), (5, 12)),
     "GRUCell, whole vectors": (lambda: nn.GRUCell(16, 16), (8, 16)),

@@ -51,6 +51,8 @@ def _awkward(seed: int) -> Inputs:
     )
 
 
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Inputs]]] = {
     "residual": (lambda: Residual(16), _images(8, 3, 32, 32, requires_grad=True)),
     "inverted": (Inverted, _images(6, 4, 8, 8)),

@@ -51,6 +51,8 @@ def _tied() -> nn.Module:
     return model
 
 
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
     "residual": (Residual, _images),
     "inverted": (Inverted, _maps),

@@ -15,6 +15,8 @@ import monet
 from monet.api import Prepared, plan_prepared, prepare, prepare_whole
 from monet.whole_step import capture_whole_step
 
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
 STEPS = 3
 MOST_NORM = 0.3
 # Any plan will do: these tests are about results, and a good plan takes longer to find.

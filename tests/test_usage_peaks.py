@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from usage_cases import USAGES
 
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
 QUICK = {
     ("module", "bfloat16"),
     ("module", "autocast"),

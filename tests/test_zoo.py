@@ -19,10 +19,13 @@ QUICK = ("unet3d",)
 # The loss of one model is a number, and another's logits are thousands: a larger rate drives some to infinity.
 RATE = 1e-4
 
-pytestmark = pytest.mark.skipif(
-    any(find_spec(package) is None for package in ("torchvision", "transformers", "monai")),
-    reason="needs the models extra",
-)
+pytestmark = [
+    pytest.mark.usefixtures("hasty_orders"),
+    pytest.mark.skipif(
+        any(find_spec(package) is None for package in ("torchvision", "transformers", "monai")),
+        reason="needs the models extra",
+    ),
+]
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
