@@ -96,15 +96,12 @@ def render_schedule(summary: Mapping[str, Any]) -> str:
 def render_measurement(summary: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
     """Eager's and the planned step as measured, beside what the plan promised and predicted."""
     eager, planned = measured["eager"], measured["planned"]
+    peaks = [eager["allocator_peak_bytes"], planned["allocator_peak_bytes"], summary["peak_bytes"]]
     table = [
         ("measured", "eager", "planned", "promised"),
         ("step time", _seconds(eager["step_s"]), _seconds(planned["step_s"]), _seconds(summary["objective_s"])),
-        (
-            "allocator peak",
-            _bytes(eager["allocator_peak_bytes"]),
-            _bytes(planned["allocator_peak_bytes"]),
-            _bytes(summary["peak_bytes"]),
-        ),
+        ("allocator peak", *(_bytes(peak) for peak in peaks)),
+        ("  in bytes", *("-" if peak is None else str(peak) for peak in peaks)),
         ("resident-set peak", _bytes(eager["resident_peak_bytes"]), _bytes(planned["resident_peak_bytes"]), "-"),
     ]
     widths = [max(len(row[column]) for row in table) for column in range(4)]

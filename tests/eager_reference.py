@@ -99,7 +99,7 @@ def compare_steps(
         optimiser = torch.optim.SGD(module.parameters(), rate, momentum=0.9)
         return (run_step(module, optimiser, make_inputs(step), step) for step in range(steps))
 
-    rounded: dict[tuple[int, str], _Rounded] = {}
+    rounded: list[dict[str, _Rounded]] = [{} for _ in range(steps)]  # of each step, by name
     for step, (eager, mine) in enumerate(zip(run(copy.deepcopy(model)), run(planned), strict=True)):
         assert eager.structure == mine.structure and eager.others == mine.others
         assert eager.tensors.keys() == mine.tensors.keys()
@@ -120,16 +120,15 @@ def compare_steps(
             largest = max(float(expected.abs().max()), beside)
             error = float((expected - found).abs().max())
             if not error <= FLOAT32_TOLERANCE * largest:
-                rounded[step, name] = _Rounded(expected, largest, error)
+                rounded[step][name] = _Rounded(what, expected, largest, error)
+    questioned = [one for of_step in rounded for one in of_step.values()]
     copies = _roundings(model)
-    while not all(one.allowed for one in rounded.values()) and (other := next(copies, None)) is not None:
-        for step, copied in enumerate(run(other)):
-            for (when, name), one in rounded.items():
-                if when == step:
-                    one.eagers = max(one.eagers, float((one.expected - copied.tensors[name]).abs().max()))
-    for (step, name), one in rounded.items():
-        what = f"{name} in step {step}: {one.error} of {one.largest}, and roundings of eager make {one.eagers}"
-        assert one.allowed, what
+    while not all(one.allowed for one in questioned) and (other := next(copies, None)) is not None:
+        for copied, of_step in zip(run(other), rounded, strict=True):
+            for name, one in of_step.items():
+                one.eagers = max(one.eagers, float((one.expected - copied.tensors[name]).abs().max()))
+    for one in questioned:
+        assert one.allowed, f"{one.what}: {one.error} of {one.largest}, and roundings of eager make {one.eagers}"
     arena = planned._step.runner.arena
     assert arena is not None and arena.statistics().misses == 0, arena and arena.statistics()
     return planned
@@ -140,6 +139,7 @@ class _Rounded:
     """A tensor that differs from eager's by ``error``, more than the tolerance; ``eagers``: by how much eager's own
     copies differ."""
 
+    what: str
     expected: torch.Tensor
     largest: float
     error: float

@@ -182,9 +182,11 @@ def test_json_holds_the_summary_and_the_measurement(api: FakeApi) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(Path("out.json").read_text()) == {**SUMMARY, "measured": MEASURED}
     assert sorted(os.listdir()) == ["mine.json", "out.json", "tiny.plan.json"]
-    rows = [line.split("  ") for line in result.stdout.splitlines() if line.startswith("allocator peak")]
+    shown = ("allocator peak", "  in bytes")
+    rows = [line.split("  ") for line in result.stdout.splitlines() if line.startswith(shown)]
     assert [[cell.strip() for cell in row if cell] for row in rows] == [
-        ["allocator peak", "15.100 GB", "5.990 GB", "5.998 GB"]
+        ["allocator peak", "15.100 GB", "5.990 GB", "5.998 GB"],
+        ["in bytes", "15100000000", "5990000000", "5998000000"],
     ]
 
 
