@@ -39,7 +39,7 @@ def fit(
     its plans fits, the smallest one known, also from an earlier search, may do so once it is ordered.
 
     Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made and is kept, so that
-    budget works.
+    budget works. ``KeyboardInterrupt`` on Ctrl-C before there is an arena that fits.
     """
     problem, limit_s = lowered.problem, float(options["time_limit_s"])
     target, left_s, excess = budget_bytes, limit_s, 0
@@ -64,6 +64,8 @@ def fit(
         needed = problem.fixed_bytes + placed.layout.arena_bytes
         excess = needed - budget_bytes
         if excess > 0:
+            if best is None and solution.status == "interrupted":
+                raise KeyboardInterrupt  # no plan fits yet, and whoever interrupts does not wait for another solve
             if best is not None or refused is not None:
                 break
             logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
