@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from usage_cases import USAGES
 
-pytestmark = pytest.mark.usefixtures("hasty_orders")
-
 QUICK = {
     ("module", "bfloat16"),
     ("module", "autocast"),
