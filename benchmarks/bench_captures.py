@@ -15,13 +15,14 @@ from typing import Any
 import click
 import record
 
-from monet.api import plan_prepared, prepare
-from monet.byte_count import parse_budget
-from monet.config import load_config
+from monet.amounts import parse_budget
+from monet.configuration.config import load_config
+from monet.configuration.model_loading import build_model
+from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import InfeasibleBudget
-from monet.measurement import measure_config
-from monet.model_loading import build_model
-from monet.sample_inputs import empty_inputs
+from monet.experiments.measured_steps import measure_config
+from monet.pipeline.planning import plan_prepared
+from monet.pipeline.preparation import prepare
 
 BATCHES = {"resnet50": 8, "vgg16": 4, "googlenet": 16, "mobilenet_v2": 16, "unet": 1}
 BUDGETS = ("70%", "45%")

@@ -28,12 +28,13 @@ import torch
 from torch import Tensor, nn
 
 import monet
-from monet.api import Prepared, plan_prepared, prepare
 from monet.errors import InfeasibleBudget
-from monet.example_data import pictures, texts
-from monet.example_models import tiny_gpt, tiny_resnet
 from monet.executor.codegen import implementation_of
+from monet.models.data import pictures, texts
+from monet.models.examples import tiny_gpt, tiny_resnet
 from monet.ops.catalogue import catalogue
+from monet.pipeline.planning import plan_prepared
+from monet.pipeline.preparation import Prepared, prepare
 
 MOST_ROUNDINGS = 3.0
 POINT = 10  # steps that one point of a recorded curve is the mean of

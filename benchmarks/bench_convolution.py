@@ -15,7 +15,7 @@ from torch import nn
 
 from monet.capture import capture
 from monet.ops.catalogue import catalogue
-from monet.ops.profiling import profile
+from monet.ops.measuring.profiling import profile
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "resnet 3-64 7x7 s2": (nn.Conv2d(3, 64, 7, 2, 3), (8, 3, 224, 224)),

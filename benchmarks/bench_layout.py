@@ -24,10 +24,9 @@ import click
 import numpy as np
 import record
 
-from monet.planner import layout_search
-from monet.planner.layout import Lifetime, layout
-from monet.planner.layout_document import load_lifetimes
-from monet.planner.lifetimes import pieces_of
+from monet.planner.layout import Lifetime, exact_search, layout
+from monet.planner.layout.document import load_lifetimes
+from monet.planner.layout.lifetimes import pieces_of
 
 ROOT = Path(__file__).resolve().parent.parent
 HARD_LIMIT_S, TRACE_LIMIT_S, LONG_TRACE_LIMIT_S = 30.0, 20.0, 60.0
@@ -171,7 +170,7 @@ def main(instances: Path, only: tuple[str, ...], time_limit: float | None) -> No
     chosen = [path for path in paths if not only or path.stem.startswith(only)]
     if not chosen:
         raise click.UsageError(f"no instance is called {' or '.join(only)}: {', '.join(path.stem for path in paths)}")
-    if not layout_search.available():  # also builds it, which is not to be timed
+    if not exact_search.available():  # also builds it, which is not to be timed
         raise click.ClickException("no C++ compiler: without the exact search this would measure something else")
     methods: dict[str, Method] = {
         "monet": _ours("auto"),

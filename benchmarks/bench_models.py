@@ -20,13 +20,14 @@ from typing import Any
 import click
 import record
 
-from monet.api import Prepared, plan_prepared, plan_smallest, prepare
-from monet.config import Config, load_config
+from monet.configuration.config import Config, load_config
+from monet.configuration.model_loading import build_model, precision
+from monet.configuration.sample_inputs import empty_inputs, make_inputs
 from monet.errors import InfeasibleBudget
-from monet.measurement import measure_config
-from monet.model_loading import build_model, precision
-from monet.planfile import Plan
-from monet.sample_inputs import empty_inputs, make_inputs
+from monet.experiments.measured_steps import measure_config
+from monet.pipeline.planning import plan_prepared, plan_smallest
+from monet.pipeline.preparation import Prepared, prepare
+from monet.plans.plan import Plan
 
 # Of images, clips, volumes or sequences.
 BATCHES = {
@@ -35,8 +36,6 @@ BATCHES = {
     "bert": 8, "gpt2": 2, "xlm_roberta": 8, "t5": 8, "lstm": 20,
 }  # fmt: skip
 SHARES = (70, 50, 30)
-
-
 EAGER, ROUNDED, OTHER_KERNELS = "eager", "rounded", "other kernels"
 
 

@@ -41,23 +41,23 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
-from monet import allocator
-from monet.byte_count import parse_budget
+from monet.amounts import parse_budget
 from monet.capture import capture
+from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import SolverError
-from monet.example_models import tiny_resnet
 from monet.graph import Graph
-from monet.lowering import ALIGNMENT
-from monet.planner.bestfit import skyline
-from monet.planner.caching_allocator import replay
+from monet.models.examples import tiny_resnet
+from monet.native import allocator
 from monet.planner.layout import Lifetime, layout
+from monet.planner.layout.caching_allocator import replay
+from monet.planner.layout.heuristics import skyline
+from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order import best_order
-from monet.planner.order_graph import OrderGraph, peak_bytes
-from monet.planner.order_lifetimes import order_lifetimes
-from monet.planner.order_program import solve_order
-from monet.planner.orders import Order, lescea, program_order
-from monet.step_graph import order_graph
-from monet.torchvision_schemas import with_torchvision_schemas
+from monet.planner.order.graph import OrderGraph, peak_bytes
+from monet.planner.order.heuristics import Order, lescea, program_order
+from monet.planner.order.program import solve_order
+from monet.plans.plan import ALIGNMENT
+from monet.training_step.order_graph import order_graph
 
 BATCHES = (1, 32)
 COLUMNS = {

@@ -21,17 +21,20 @@ import highspy
 import record
 
 from monet.errors import InfeasibleBudget, SolverError
-from monet.planner.companion import has_room
-from monet.planner.highs import _highs_model
-from monet.planner.planning import bound_full_program, build, needed_besides, plan_problem, scope_of
-from monet.planner.program import Program
-from monet.planner.published import load_published
-from monet.planner.readback import Runs
+from monet.planner.program.program import Program
+from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
-from monet.planner.scaling import scaled
-from monet.planner.search import Best, Clock, Search
-from monet.planner.solution import Solution
-from monet.planner.solvers import Answer, Limits, Model, Tick, solver
+from monet.planner.search import plan_problem
+from monet.planner.search.best import Best, Clock
+from monet.planner.search.companion import has_room
+from monet.planner.search.proof import bound_full_program
+from monet.planner.search.scope import build, needed_besides, scope_of
+from monet.planner.search.search import Search
+from monet.planner.solution import Runs, Solution
+from monet.planner.solvers.finder import solver
+from monet.planner.solvers.highs import _highs_model
+from monet.planner.solvers.model import Answer, Limits, Model, Tick
+from monet.planner.solvers.scaling import scaled
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("resnet50", "unet", "vgg16")

@@ -37,8 +37,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from monet import allocator
 from monet.errors import InfeasibleBudget
+from monet.native import allocator
 
 THREADS = 2
 PAIRS = 5
@@ -103,7 +103,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from monet.torchvision_schemas import with_torchvision_schemas
+        from monet.configuration.torchvision_schemas import with_torchvision_schemas
 
         self.net = with_torchvision_schemas(_resnet18)
 
@@ -333,7 +333,8 @@ def _flops(module: nn.Module, eager: nn.Module, inputs: Sequence[torch.Tensor]) 
 
 def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
     """In its own process: measures a model's step once and plans it for every budget; plans go to ``folder``."""
-    from monet.api import plan_prepared, prepare
+    from monet.pipeline.planning import plan_prepared
+    from monet.pipeline.preparation import prepare
 
     allocator.available()
     torch.set_num_threads(THREADS)

@@ -13,10 +13,10 @@ import click
 import record
 
 from monet.api import plan_model
-from monet.config import load_config
-from monet.measurement import measure_config
-from monet.model_loading import build_model
-from monet.sample_inputs import empty_inputs
+from monet.configuration.config import load_config
+from monet.configuration.model_loading import build_model
+from monet.configuration.sample_inputs import empty_inputs
+from monet.experiments.measured_steps import measure_config
 
 
 @click.command()

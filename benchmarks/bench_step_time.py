@@ -15,9 +15,9 @@ import record
 import torch
 
 import monet
-from monet.config import InputSpec, load_config
-from monet.model_loading import build_model
-from monet.sample_inputs import make_inputs
+from monet.configuration.config import InputSpec, load_config
+from monet.configuration.model_loading import build_model
+from monet.configuration.sample_inputs import make_inputs
 
 CASES = {"resnet50": (8, 3, 224, 224), "mobilenet_v2": (8, 3, 224, 224), "vgg16": (4, 3, 224, 224), "tiny": None}
 

@@ -22,9 +22,9 @@ import torch
 from torch.nn import functional
 
 import monet
-from monet import allocator
+from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import InfeasibleBudget
-from monet.torchvision_schemas import with_torchvision_schemas
+from monet.native import allocator
 
 SHARES = (0.8, 0.65, 0.5)
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from monet.sweep import provenance
+from monet.experiments import provenance
 
 RESULTS = Path(__file__).parent / "results"
 

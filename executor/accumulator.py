@@ -6,10 +6,10 @@ from collections.abc import Mapping, Set
 
 import torch
 
-from monet.accumulation import Accumulated
 from monet.errors import ExecutionError
 from monet.executor.planned_step import owner_of
 from monet.graph import Graph, is_reached, tangents_behind
+from monet.training_step.accumulation import Accumulated
 
 
 class Accumulator:

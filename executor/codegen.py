@@ -16,8 +16,8 @@ from typing import Any
 from monet.errors import InvalidPlan, PlanMismatch
 from monet.graph import Graph, Operator, Ref, operator_inputs
 from monet.ops.catalogue import Catalogue
-from monet.ops.implementation import Guard, Implementation
-from monet.planfile import Plan, PlanStep
+from monet.ops.offers.implementation import Guard, Implementation
+from monet.plans.plan import Plan, PlanStep
 
 # What tracebacks call the generated code.
 FILE = "<monet plan>"

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from monet import autocast
-from monet.accumulation import with_accumulation
-from monet.capture import Captured, capture, device_type
+from monet.capture import Captured, autocast, capture
+from monet.capture.captured import device_type
+from monet.capture.input_geometry import example_inputs
 from monet.errors import PlanMismatch
 from monet.executor.accumulator import Accumulator
-from monet.executor.inputs import example_inputs
 from monet.executor.planned_step import PlannedStep
 from monet.executor.runner import Runner
 from monet.graph import is_reached
-from monet.planfile import Plan
+from monet.plans.plan import Plan
+from monet.training_step.accumulation import with_accumulation
 
 logger = logging.getLogger(__name__)
 

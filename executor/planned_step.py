@@ -8,17 +8,15 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from monet import autocast
-from monet.accumulation import TOTAL
-from monet.capture import Captured
+from monet.capture import Captured, autocast
 from monet.errors import PlanMismatch
-from monet.executor.inputs import InputCheck
+from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
-from monet.graph import Graph, Source
+from monet.graph import TOTAL, Graph, Source
 from monet.ops.catalogue import Catalogue, catalogue
-from monet.ops.measure import environment
-from monet.ops.sparse import DENSITY
-from monet.planfile import Plan
+from monet.ops.compressed.sparse import DENSITY
+from monet.ops.measuring.signature import environment
+from monet.plans.plan import Plan
 
 Locate = Callable[[], torch.Tensor | None]
 

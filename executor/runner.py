@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from monet import allocator, autocast
+from monet.capture import autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.codegen import Generated, generate
 from monet.graph import tangents_behind
+from monet.native import allocator
 from monet.ops.catalogue import Catalogue
-from monet.ops.norms import smallest_scale
-from monet.planfile import Plan
+from monet.ops.kernels.norms import smallest_scale
+from monet.plans.plan import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from monet.capture import Captured
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.planned_step import PlannedStep, owner_of
 from monet.graph import Source
-from monet.ops.update import LiveUpdate
-from monet.planfile import Plan
+from monet.ops.weight_update import LiveUpdate
+from monet.plans.plan import Plan
 
 
 class Trainer:

@@ -6,21 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from monet.api import optimize as optimize
     from monet.api import plan as plan
     from monet.errors import InfeasibleBudget as InfeasibleBudget
     from monet.errors import MonetError as MonetError
     from monet.executor.module import MonetModule as MonetModule
     from monet.executor.trainer import Trainer as Trainer
-    from monet.optimization import optimize as optimize
-    from monet.planfile import Plan as Plan
+    from monet.plans.plan import Plan as Plan
 
 # Loaded on first use: ``monet.planner`` must be importable without torch.
 _HOMES = {
     "plan": "monet.api",
-    "optimize": "monet.optimization",
+    "optimize": "monet.api",
     "MonetModule": "monet.executor.module",
     "Trainer": "monet.executor.trainer",
-    "Plan": "monet.planfile",
+    "Plan": "monet.plans.plan",
     "InfeasibleBudget": "monet.errors",
     "MonetError": "monet.errors",
 }

@@ -174,3 +174,28 @@ def substitute(argument: Any, names: dict[str, str]) -> Any:
     if isinstance(argument, list | tuple):
         return type(argument)(substitute(item, names) for item in argument)
     return argument
+
+
+aten = torch.ops.aten
+
+
+def overwritten(op: Operator) -> tuple[str, ...]:
+    """Values whose contents the operator of a canonical graph changes, in order."""
+    if op.target is aten.native_batch_norm.default:  # its schema does not say so
+        return tuple(ref.name for ref in op.args[3:5] if isinstance(ref, Ref)) if op.args[5] else ()
+    schema: Any = getattr(op.target, "_schema", None)
+    found: list[str] = []
+    for argument, value in zip(schema.arguments, op.args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.extend(references(value))
+    return tuple(found)
+
+
+def written_sources(graph: Graph) -> set[str]:
+    """Sources that some operator of the forward pass writes to."""
+    sources = {source.value for source in graph.sources}
+    return {name for op in graph.forward for name in overwritten(op)} & sources
+
+
+TOTAL = "gradient"
+"""The kind of source that ``.grad`` is: outside of the step, and changed by its backward pass."""

@@ -1,100 +1,39 @@
-"""One eager and one planned step of a configuration, each in a process of its own: seconds and peaks."""
+"""Measured costs of operator implementations: what an operator asks for, when, and how long it takes."""
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
-
-from tqdm import tqdm
-
-from monet.config import Config
-
-logger = logging.getLogger(__name__)
-
-WARM_UP_STEPS = 1
-"""Not timed: first uses build kernels and make the arena resident."""
+from dataclasses import dataclass
 
 
-def measure_config(
-    config: Config, plan_path: Path, *, eager: bool = True, progress: bool = True
-) -> dict[str, dict[str, float | int | None]]:
-    """``eager`` and ``planned``, each with ``step_s`` (the step after a warm-up one),
-    ``allocator_peak_bytes`` (all that torch held at once, parameters and inputs included) and
-    ``resident_peak_bytes`` (of the whole process, interpreter and libraries included).
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``bytes`` asked from the allocator during ticks [begin, end) of the operator.
 
-    ``eager`` False leaves the eager step out, which is the same for every plan. The gradient of every
-    output is ones; no loss and no optimiser run. A process that the system
-    kills (out of memory) yields None everywhere.
+    ``end`` None: still held when the operator returns. ``output``: position of the result that lives in it.
+    ``workers``: nothing that is asked for in this place, but what the other threads of the operator's parallel loops
+    ask for in no order; they share it evenly. There is one such request at most, and it is the last.
     """
-    results: dict[str, dict[str, float | int | None]] = {}
-    runs = (*((("eager", None),) if eager else ()), ("planned", plan_path))
-    for name, path in tqdm(runs, desc="measuring steps", disable=not progress):
-        try:
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                results[name] = pool.submit(_step, config, path, _threads(plan_path)).result()
-        except BrokenProcessPool:
-            logger.warning("the %s step's process was killed, most likely for lack of memory", name)
-            results[name] = {"step_s": None, "allocator_peak_bytes": None, "resident_peak_bytes": None}
-    return results
+
+    bytes: int
+    begin: int
+    end: int | None
+    output: int | None
+    workers: bool = False
 
 
-def _threads(plan_path: Path) -> int:
-    from monet.planfile import Plan
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """``time_s``: median seconds. ``ticks``: how many events the requests are spread over, at least 1."""
 
-    return int(Plan.load(plan_path).environment["threads"])
+    time_s: float
+    requests: tuple[Request, ...]
+    ticks: int
 
-
-def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, float | int | None]:
-    """Runs in the child process."""
-    import torch
-    import torch.utils._pytree as pytree
-
-    from monet import allocator
-    from monet.model_loading import build_model, precision
-    from monet.planfile import Plan
-    from monet.sample_inputs import make_inputs
-
-    torch.set_num_threads(threads)
-    metered = allocator.available()  # before anything is allocated
-    model = build_model(config)
-    args, kwargs = make_inputs(config, config.seed)
-    module: torch.nn.Module = model
-    if plan_path is not None:
-        from monet.executor.module import MonetModule
-
-        module = MonetModule(model, Plan.load(plan_path))
-    seconds = 0.0
-    for _ in range(WARM_UP_STEPS + 1):
-        if not config.accumulate:
-            model.zero_grad(set_to_none=True)
-        for tensor in (*args, *kwargs.values()):
-            tensor.grad = None
-        if metered:
-            allocator.reset_peak()
-        start = time.perf_counter()
-        with precision(config):
-            result = module(*args, **kwargs)
-        outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
-        del result
-        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
-        seconds = time.perf_counter() - start
-        peak = allocator.peak_bytes() if metered else None
-        del outputs
-    return {
-        "step_s": seconds,
-        "allocator_peak_bytes": peak,
-        "resident_peak_bytes": _resident_peak_bytes(),
-    }
-
-
-def _resident_peak_bytes() -> int | None:
-    """The most resident memory this process ever had. Not ``getrusage``: across exec that starts at the parent's."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    def workspace_bytes(self) -> int:
+        """Peak bytes while it runs, beyond its outputs."""
+        outputs = sum(request.bytes for request in self.requests if request.output is not None)
+        peak = 0
+        for tick in range(self.ticks):
+            alive = sum(r.bytes for r in self.requests if r.begin <= tick and (r.end is None or tick < r.end))
+            peak = max(peak, alive)
+        return max(0, peak - outputs)

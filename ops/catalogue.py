@@ -9,9 +9,10 @@ import torch
 
 from monet.errors import ConfigError
 from monet.graph import Graph, Operator, Value
-from monet.ops import half, sparse
-from monet.ops.implementation import Context, Guard, Implementation, SavedIntermediate
-from monet.ops.packing import replaces
+from monet.ops.compressed import half, sparse
+from monet.ops.compressed.packing import replaces
+from monet.ops.offers.context import Context
+from monet.ops.offers.implementation import Guard, Implementation, SavedIntermediate
 from monet.ops.registry import GENERIC, record
 
 Named = Mapping[str, Implementation]

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from monet.graph import Operator
-from monet.ops import (
-    activation,
-    attention,
-    convolution,
-    dropout,
-    indexing,
-    interpolation,
-    linear,
-    loss,
-    normalization,
-    padding,
-    piecewise,
-    pooling,
-    reduction,
-    rms_norm,
-    row_norm,
-    softmax,
-)
-from monet.ops.record import Record, Target
+from monet.ops.families import attention, dropout, indexing, interpolation, linear, loss, padding, pooling, reduction
+from monet.ops.families.activation import piecewise, smooth, softmax
+from monet.ops.families.convolution import offers as convolution
+from monet.ops.families.normalization import batch_norm, rms_norm, row_norm
+from monet.ops.offers.record import Record, Target
 
 FAMILIES = (
     convolution,
     linear,
-    normalization,
+    batch_norm,
     row_norm,
     rms_norm,
     piecewise,
-    activation,
+    smooth,
     softmax,
     dropout,
     attention,

@@ -1,7 +1,7 @@
 """The planner's input: one training step as tensors, operators, and implementations with their costs.
 
 Nothing here knows PyTorch. A problem is made from a captured graph and its measured profile
-(``monet.lowering``), or from a published profile (``monet.planner.published``).
+(``monet.pipeline.lowering``), or from a published profile (``monet.planner.published.profile``).
 
 Symbols of the papers: a forward operator is MONeT's *i*, a backward operator is its stage *t*
 (here: one backward operator a stage), a tensor is what Checkmate calls *v*.
@@ -124,3 +124,12 @@ class Problem:
     intermediates: tuple[Intermediate, ...]
     backward: tuple[BackwardOperator, ...]
     fixed_bytes: int
+
+
+def recompute_cost(implementation: ForwardImplementation) -> tuple[float, int]:
+    """Seconds and workspace bytes when run again in the backward pass."""
+    seconds, workspace = implementation.recompute_time_s, implementation.recompute_workspace_bytes
+    return (
+        implementation.time_s if seconds is None else seconds,
+        implementation.workspace_bytes if workspace is None else workspace,
+    )

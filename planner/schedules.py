@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any
 
 from monet.errors import ConfigError
-from monet.planner.baselines import checkmate_d, checkmate_o, gist, keep_all, sqrt_n
-from monet.planner.planning import plan_problem
+from monet.planner.ablation import restrict
+from monet.planner.baselines.checkmate import checkmate_d, checkmate_o
+from monet.planner.baselines.gist import gist
+from monet.planner.baselines.pytorch import keep_all
+from monet.planner.baselines.segments import sqrt_n
 from monet.planner.problem import Problem
+from monet.planner.progress import Progress
+from monet.planner.search import plan_problem
 from monet.planner.solution import Solution
-from monet.planner.solvers import Progress
-from monet.planner.variants import restrict
 
 Planner = Callable[..., Solution]
 """``(problem, budget_bytes, **options) -> Solution``."""

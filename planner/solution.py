@@ -53,3 +53,15 @@ class Solution:
     def gap(self) -> float:
         """(objective - bound) / objective, a fraction."""
         return (self.objective_s - self.bound_s) / self.objective_s if self.objective_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What a plan runs, without what was proven about it."""
+
+    forward: tuple[Run, ...]
+    stages: tuple[Stage, ...]
+
+    def solution(self) -> Solution:
+        """As a solution of which nothing is known yet."""
+        return Solution(self.forward, self.stages, 0.0, 0.0, "none", 0, "time_limit", 0.0, 0.0)

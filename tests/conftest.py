@@ -16,7 +16,7 @@ def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
     Where the user has none, the workers of a run share what they build.
     """
-    from monet.compiling import cache_folder
+    from monet.files.cache import cache_folder
 
     built = cache_folder() / "native"
     folder = tmp_path_factory.mktemp("monet-cache")
@@ -37,7 +37,9 @@ def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture
 def instances() -> Path:
     """Published instances; tests that use them are skipped where the folder is missing."""
-    folder = Path(os.environ.get("MONET_INSTANCES", Path(__file__).parents[2] / "shared" / "instances"))
+    from repository import INSTANCES
+
+    folder = INSTANCES
     if not folder.is_dir():
         pytest.skip(f"no published instances at {folder} (set MONET_INSTANCES)")
     return folder
@@ -46,7 +48,7 @@ def instances() -> Path:
 @pytest.fixture
 def hasty_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what a plan does: that holds in any order, and the best one takes longer to find."""
-    monkeypatch.setattr("monet.placement.ORDER_S", 2.0)
+    monkeypatch.setattr("monet.pipeline.placement.ORDER_S", 2.0)
 
 
 @pytest.fixture
@@ -74,15 +76,15 @@ def kernels_of_the_table() -> None:
     norms run again from saved statistics where a variant of the kernel rounds as this machine's ATen does."""
     import torch
 
-    from monet.ops import bits, native, norms
+    from monet.ops.kernels import bits, formats, norm_variants, norms, packed, pool_index
 
-    if None in (native.library(), bits.library(), norms.library()):
+    if None in (packed.library(), pool_index.library(), bits.library(), norms.library()):
         pytest.skip("native kernels cannot be built here")
-    for trial in (norms.try_batch_norm, norms.try_group_norm, norms.try_layer_norm):
-        for data in bits.FORMATS:
+    for trial in (norm_variants.try_batch_norm, norm_variants.try_group_norm, norm_variants.try_layer_norm):
+        for data in formats.FORMATS:
             for parameters in {data, torch.float32}:
-                found = norms.variant_of(trial, data, parameters, False) is not None
-                if found != (trial is norms.try_batch_norm or parameters is torch.float32):
+                found = norm_variants.variant_of(trial, data, parameters, False) is not None
+                if found != (trial is norm_variants.try_batch_norm or parameters is torch.float32):
                     pytest.skip(f"ATen rounds {trial.__name__} of {data} otherwise here")
-    if norms.variant_of(norms.try_batch_norm, torch.float32, torch.float32, True) is None:
+    if norm_variants.variant_of(norm_variants.try_batch_norm, torch.float32, torch.float32, True) is None:
         pytest.skip("ATen rounds batch norm in channels-last otherwise here")

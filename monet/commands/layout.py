@@ -41,12 +41,12 @@ def layout(
     A buffer of size bytes is alive from tick lower up to, not including, tick upper. Ctrl-C ends the search; the best
     layout so far is the result then, and the exit status 130.
     """
-    from monet.byte_count import format_bytes
-    from monet.commands.plan_request import check_target
+    from monet.amounts import format_bytes
+    from monet.commands.options import check_target
+    from monet.files.atomic import write_json
     from monet.planner.layout import layout as lay_out
-    from monet.planner.layout_document import load_lifetimes
-    from monet.solving_bar import SolvingBar
-    from monet.summary import write_json
+    from monet.planner.layout.document import load_lifetimes
+    from monet.progress_line import SolvingBar
 
     check_target(json_path, "--json")
     begun = time.monotonic()

@@ -11,6 +11,6 @@ from monet.commands.exit_status import reports_errors
 @reports_errors
 def operators(quiet: bool) -> None:
     """Print what monet offers for each operator, as the Markdown of docs/operators.md."""
-    from monet.operator_table import table
+    from monet.commands.operator_table import table
 
     click.echo(table(progress=not quiet), nl=False)

@@ -31,14 +31,14 @@ def order(path: Path, method: str, time_limit: float, solver: str, json_path: Pa
     What the graph is given (parameters, optimiser state, the batch) is not counted. Ctrl-C ends the search: the best
     order so far is printed and written, and the exit status is 130.
     """
-    from monet.byte_count import format_bytes
-    from monet.commands.plan_request import check_target
-    from monet.planner.companion import usable_cores
+    from monet.amounts import format_bytes
+    from monet.commands.options import check_target
+    from monet.files.atomic import write_json
+    from monet.planner.cores import usable_cores
     from monet.planner.order import best_order
-    from monet.planner.order_document import load_graph
-    from monet.planner.order_graph import peak_bytes
-    from monet.solving_bar import SolvingBar
-    from monet.summary import write_json
+    from monet.planner.order.document import load_graph
+    from monet.planner.order.graph import peak_bytes
+    from monet.progress_line import SolvingBar
 
     check_target(json_path, "--json")
     begun = time.monotonic()

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from monet.byte_count import parse_budget, parse_byte_count, parse_percentage
-from monet.commands.amount import amount
+from monet.amounts import parse_budget, parse_byte_count, parse_percentage
 from monet.commands.exit_status import reports_errors
+from monet.commands.options import amount
 from monet.commands.plan_request import PlanRequest
 
 

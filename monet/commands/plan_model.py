@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from monet.commands.exit_status import INTERRUPTED
-from monet.commands.plan_request import PlanRequest, check_target
-from monet.config import Config, load_config
+from monet.commands.options import check_target
+from monet.commands.plan_request import PlanRequest
+from monet.configuration.config import Config, load_config
 
 if TYPE_CHECKING:
-    from monet.api import PlanResult
+    from monet.pipeline.planning import PlanResult
 
 
 def plan_model(request: PlanRequest) -> None:
@@ -30,7 +31,8 @@ def plan_model(request: PlanRequest) -> None:
 
     import torch
 
-    from monet.summary import render_measurement, render_summary, write_json
+    from monet.commands.rendering import render_measurement, render_summary
+    from monet.files.atomic import write_json
 
     if request.threads is not None:
         torch.set_num_threads(request.threads)
@@ -45,7 +47,7 @@ def plan_model(request: PlanRequest) -> None:
         click.echo("monet: interrupted; the plan is the best so far" + ", not measured" * request.measure, err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     if request.measure:
-        from monet.measurement import measure_config
+        from monet.experiments.measured_steps import measure_config
 
         measured = measure_config(planned, output, progress=not request.quiet)
         click.echo()
@@ -56,10 +58,11 @@ def plan_model(request: PlanRequest) -> None:
 
 def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
     """The plan, and the configuration that it is for: ``--max-batch`` has one of its own."""
-    from monet.api import plan_prepared, plan_smallest, prepare
-    from monet.model_loading import build_model, precision
+    from monet.configuration.model_loading import build_model, precision
+    from monet.configuration.sample_inputs import empty_inputs
+    from monet.pipeline.planning import plan_prepared, plan_smallest
+    from monet.pipeline.preparation import prepare
     from monet.planner.schedules import STORAGE
-    from monet.sample_inputs import empty_inputs
 
     shown = not request.quiet
     solving: dict[str, Any] = {
@@ -74,7 +77,7 @@ def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
         "cache": not request.no_cache,
     }
     if request.max_batch:
-        from monet.batch_search import largest_batch
+        from monet.experiments.batch_search import largest_batch
 
         assert request.budget is not None
         found = largest_batch(

@@ -8,15 +8,18 @@ from typing import Any
 import click
 
 from monet.commands.exit_status import INTERRUPTED
-from monet.commands.plan_request import PlanRequest, check_target
+from monet.commands.options import check_target
+from monet.commands.plan_request import PlanRequest
+from monet.commands.rendering import render_schedule
+from monet.files.atomic import write_json
+from monet.planner.ablation import restrict
 from monet.planner.problem import Problem
-from monet.planner.published import load_published, published_stages
+from monet.planner.published.profile import load_published
+from monet.planner.published.solution import published_stages
 from monet.planner.schedules import SCHEDULES, schedule
-from monet.planner.smallest import smallest_plan
+from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
-from monet.planner.variants import restrict
-from monet.solving_bar import SolvingBar
-from monet.summary import render_schedule, write_json
+from monet.progress_line import SolvingBar
 
 
 def plan_profile(request: PlanRequest) -> None:

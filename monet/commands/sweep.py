@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from monet.byte_count import parse_byte_count, parse_percentage
-from monet.commands.amount import amount
+from monet.amounts import parse_byte_count, parse_percentage
 from monet.commands.exit_status import FAILED, reports_errors
+from monet.commands.options import amount
 from monet.sweep.budgets import parse_budgets
 
 if TYPE_CHECKING:
-    from monet.byte_count import ByteBudget
-    from monet.sweep.cells import Options, Source
+    from monet.amounts import ByteBudget
+    from monet.sweep.source import Options, Source
 
 
 def _parse_variants(text: str) -> tuple[str, ...]:
@@ -113,8 +113,8 @@ def sweep(
 
     Finished cells are kept in the folder: a second run with the same inputs plans only what is missing.
     """
-    from monet.planner.companion import usable_cores
-    from monet.sweep.cells import Options, check_options
+    from monet.planner.cores import usable_cores
+    from monet.sweep.source import Options, check_options
     from monet.sweep.variants import storage_of
 
     storage = () if config is None else storage_of(variants)
@@ -129,7 +129,7 @@ def sweep(
 
 
 def _source(config: str | None, profile: Path | None) -> Source:
-    from monet.sweep.cells import Source
+    from monet.sweep.source import Source
 
     if profile is not None and config is None:
         return Source.of_profile(profile)
@@ -162,7 +162,7 @@ def _run(
     progress: bool,
 ) -> None:
     from monet.sweep.output import write_output
-    from monet.sweep.runner import SweepRun
+    from monet.sweep.run import SweepRun
     from monet.sweep.tables import aligned, measured_table, overhead_table
     from monet.sweep.units import unit_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from monet.byte_count import ByteBudget, ByteCount, PeakShare, parse_budget
+from monet.amounts import ByteBudget, ByteCount, PeakShare, parse_budget
 from monet.errors import ConfigError
 
 MOST = 1000

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from monet.sweep.cells import Step
+from monet.sweep.gap_trace import GAPS_PERCENT
 from monet.sweep.palette import INK, Look, look
 from monet.sweep.rows import Row
-from monet.sweep.trace import GAPS_PERCENT
 from monet.sweep.units import MemoryUnit
 from monet.sweep.variants import MONET
 

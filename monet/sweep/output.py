@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from monet.atomic_file import write_text_atomically
-from monet.sweep.cells import FORMAT, Options, Source
-from monet.sweep.provenance import machine, versions
-from monet.sweep.reference import read_reference
+from monet.experiments.provenance import machine, versions
+from monet.files.atomic import write_text_atomically
+from monet.sweep.published_runs import read_reference
 from monet.sweep.rows import write_csv, write_rows_json
-from monet.sweep.runner import Sweep
+from monet.sweep.run import Sweep
+from monet.sweep.source import FORMAT, Options, Source
 from monet.sweep.units import MemoryUnit, unit_of
 from monet.sweep.variants import MONET
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from monet.atomic_file import write_text_atomically
+from monet.files.atomic import write_text_atomically
 
 
 def save_record(path: Path, key: str, content: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from monet.planner.schedules import SCHEDULES
-from monet.sweep.reference import Reference, side_by_side
+from monet.sweep.published_runs import Reference, side_by_side
 from monet.sweep.rows import Row
 from monet.sweep.tables import (
     Table,

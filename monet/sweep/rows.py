@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from monet.atomic_file import write_text_atomically
+from monet.files.atomic import write_text_atomically
 from monet.sweep.cells import Cell, Outcome, Step
 
 Measured = Mapping[str, float | int | None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monet.sweep.reference import Published
+from monet.sweep.gap_trace import GAPS_PERCENT
+from monet.sweep.published_runs import Published
 from monet.sweep.rows import Row
-from monet.sweep.trace import GAPS_PERCENT
 from monet.sweep.units import MemoryUnit, show_duration, show_percent, step_unit_of
 
 

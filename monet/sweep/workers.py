@@ -26,8 +26,9 @@ from typing import Any
 
 from monet import errors
 from monet.errors import ConfigError, MonetError
-from monet.planner.companion import usable_cores
-from monet.sweep.cells import Cell, Options, Outcome, Source, Step
+from monet.planner.cores import usable_cores
+from monet.sweep.cells import Cell, Outcome, Step
+from monet.sweep.source import Options, Source
 
 FAILED = 1
 
@@ -191,7 +192,7 @@ def _serve(end: connection.Connection, source: Source, options: Options, cores: 
     # What a solve logs would run into the parent's progress line.
     logging.getLogger("monet").addHandler(logging.NullHandler())
     logging.getLogger("monet").propagate = False
-    from monet.sweep.planners import open_planner, plan_cell
+    from monet.sweep.cell_planners import open_planner, plan_cell
 
     try:
         planner = open_planner(source, options, progress, cores)

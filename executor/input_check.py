@@ -1,0 +1,96 @@
+"""What a call of a planned module must look like."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from monet.capture import Captured
+from monet.errors import PlanMismatch
+from monet.graph import TOTAL
+
+logger = logging.getLogger(__name__)
+
+
+class _Leaf:
+    """Any input, in a message."""
+
+    def __repr__(self) -> str:
+        return "_"
+
+
+_LEAF = _Leaf()
+
+
+def _structure(spec: pytree.TreeSpec) -> str:
+    """The inputs as a call has them: ``(_, [_, _], mask=_)``."""
+    args, kwargs = pytree.tree_unflatten([_LEAF] * spec.num_leaves, spec)
+    return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+
+
+class InputCheck:
+    """Compares each call with the captured one."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._graph = captured.graph
+        self._said = False
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flattened inputs. Raises ``PlanMismatch`` where their structure or a literal differs."""
+        if kwargs:
+            order = self._captured.in_spec.child(1).context if len(kwargs) > 1 else None
+            if order is not None and set(order) == set(kwargs):
+                kwargs = {name: kwargs[name] for name in order}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._captured.in_spec:
+            raise PlanMismatch(
+                f"the model was planned for inputs {_structure(self._captured.in_spec)} and is called with "
+                f"{_structure(spec)}; call it as planned, or plan again"
+            )
+        for position, literal in self._captured.literals.items():
+            if leaves[position] != literal:
+                raise PlanMismatch(
+                    f"input {position} is {leaves[position]!r}, and the plan was made for {literal!r}: "
+                    "values that are not tensors are part of the plan"
+                )
+        return leaves
+
+    def check_sources(self, sources: list[torch.Tensor]) -> None:
+        """Shapes, dtypes, devices, ``requires_grad``; an input with other strides is replaced by a copy."""
+        for position, source in enumerate(self._graph.sources):
+            if source.kind == TOTAL:
+                continue
+            tensor, value = sources[position], self._graph.values[source.value]
+            name = f"input {source.target}" if source.kind == "input" else f"{source.kind} {source.target}"
+            if not isinstance(tensor, torch.Tensor):
+                raise PlanMismatch(f"{name} is {tensor!r}, and the plan was made for a tensor of shape {value.shape}")
+            if tuple(tensor.shape) != value.shape:
+                raise PlanMismatch(
+                    f"{name} has shape {tuple(tensor.shape)}, and the plan was made for {value.shape}; plan again for "
+                    "this shape (a last, smaller batch: drop_last=True, or the model without the plan)"
+                )
+            if tensor.dtype != value.dtype or tensor.device != value.device:
+                raise PlanMismatch(
+                    f"{name} is {tensor.dtype} on {tensor.device}, and the plan was made for "
+                    f"{value.dtype} on {value.device}"
+                )
+            if tensor.requires_grad != source.requires_grad and (source.kind != "input" or tensor.requires_grad):
+                raise PlanMismatch(
+                    f"{name} has requires_grad={tensor.requires_grad}, and the plan was made for {source.requires_grad}"
+                )
+            if tensor.stride() != value.stride:
+                if source.kind != "input":
+                    raise PlanMismatch(
+                        f"{name} has strides {tensor.stride()}, and the plan was made for {value.stride}"
+                    )
+                if not self._said:
+                    self._said = True
+                    logger.warning(
+                        "%s has strides %s, not %s: it is copied at each step", name, tensor.stride(), value.stride
+                    )
+                copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
+                sources[position] = copy.copy_(tensor)

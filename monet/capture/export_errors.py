@@ -1,0 +1,80 @@
+"""What torch.export says of a model that it cannot trace, as one error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import logging
+import re
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+_BY_VALUES = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+_SOURCE = re.compile(r'\s*(File "(?P<file>.+)", line (?P<line>\d+), in .+)')
+
+
+@contextlib.contextmanager
+def without_reports() -> Iterator[None]:
+    """Keep from stderr what torch writes there beside an error: a warning, and the graph up to where it got."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level, written, report = logger.level, io.StringIO(), ""
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(written):
+            yield
+    except Exception as error:
+        report = f"{error.partial_fx_graph}\n" if hasattr(error, "partial_fx_graph") else ""
+        raise
+    finally:
+        logger.setLevel(level)
+        sys.stderr.write(written.getvalue().replace(report, ""))  # the model's own output stays
+
+
+def reason(what: str, error: BaseException) -> str:
+    """``what`` happened, and why, and at which line of the model, in so far as ``error`` tells."""
+    unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
+    if unknown is not None:
+        advice = (
+            "; training needs no cache of keys and values: set model.config.use_cache = False, or pass use_cache=False"
+            if "Cache" in unknown[1]
+            else "; return tensors in tuples, lists or dicts, or register the class with torch.utils._pytree"
+        )
+        return f"{what}: it returns a {unknown[1]}, whose tensors torch does not find" + advice
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    matches = [_SOURCE.match(line) for line in lines if "site-packages/torch/" not in line]
+    places = [match for match in matches if match is not None]
+    said = f"{type(error).__name__}: {lines[0] if lines else type(error).__name__}"
+    if isinstance(error, _BY_VALUES):
+        by = "" if isinstance(error, GuardOnDataDependentSymNode) else f" ({error.func})"
+        said = f"a Python value or shape depends on the values of tensors{by}; use torch.where, or decide it elsewhere"
+    if not places:
+        return f"{what}: {said}"
+    # A guard's error begins with the innermost line, a stack of calls ends with it.
+    place = places[0] if isinstance(error, GuardOnDataDependentSymNode) else places[-1]
+    return f"{what}: {said}{with_code(place[1])}"
+
+
+def with_code(place: str) -> str:
+    """A line for a place in the user's code (``File "model.py", line 3, in forward``) and what is written there."""
+    found = _SOURCE.search(place)
+    if found is None:
+        return ""
+    code = linecache.getline(found["file"], int(found["line"])).strip()
+    return f"\n  at {found[1]}" + (f": {code}" if code else "")
+
+
+aten = torch.ops.aten
+
+
+def where(node: torch.fx.Node) -> str:
+    """The last line of the user's code that made the node, if torch kept it."""
+    trace: str | None = node.meta.get("stack_trace")
+    if not trace:
+        return ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    return f" at {lines[-1]}" if lines else ""

@@ -1,0 +1,62 @@
+"""The inputs of a plan, described and made up again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from monet.errors import PlanMismatch
+from monet.plans.plan import Plan
+
+
+def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Inputs as plain data: where in the call they stand, and their geometry.
+
+    Only nests of tuples, lists and dicts of tensors, numbers, strings, booleans and None can be
+    written into a plan.
+    """
+    found = []
+    for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
+        where = [_key(part) for part in path]
+        if isinstance(leaf, torch.Tensor):
+            found.append(
+                {
+                    "path": where,
+                    "shape": list(leaf.shape),
+                    "stride": list(leaf.stride()),
+                    "dtype": str(leaf.dtype).removeprefix("torch."),
+                    "device": str(leaf.device),
+                    "requires_grad": leaf.requires_grad,
+                }
+            )
+        else:
+            found.append({"path": where, "value": leaf})
+    return found
+
+
+def _key(part: Any) -> Any:
+    return getattr(part, "idx", getattr(part, "key", None))
+
+
+def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs of the plan's geometry whose memory is never touched."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for spec in plan.model["inputs"]:
+        path = spec["path"]
+        if len(path) != 2:
+            raise PlanMismatch("the plan's model takes nested inputs; pass the sample inputs when making the module")
+        leaf: Any = spec.get("value")
+        if "shape" in spec:
+            leaf = torch.empty_strided(
+                spec["shape"], spec["stride"], dtype=getattr(torch, spec["dtype"]), device=spec["device"],
+                requires_grad=spec["requires_grad"],
+            )  # fmt: skip
+        if path[0] == 0:
+            args.append(leaf)
+        else:
+            kwargs[path[1]] = leaf
+    return tuple(args), kwargs

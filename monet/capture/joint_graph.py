@@ -1,0 +1,236 @@
+"""From torch's joint graph of forward and backward aten operators to a ``Graph``."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from monet.capture.export_errors import where
+from monet.errors import CaptureError
+from monet.graph import Graph, Operator, Ref, Source, Value
+
+aten = torch.ops.aten
+# Their schemas say they make new tensors; in memory these are views.
+_UNDECLARED_VIEWS = {
+    aten._unsafe_view.default,
+    aten.unsafe_chunk.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+}
+# Its workspace has pointers in it: it can be neither measured on made-up data nor moved.
+_OPAQUE = {aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default}
+
+
+def output_of(graph: torch.fx.Graph) -> torch.fx.Node:
+    """The node that lists the results."""
+    output: torch.fx.Node = next(node for node in graph.nodes if node.op == "output")
+    return output
+
+
+class JointReader:
+    """Turns the traced joint graph into a ``Graph``."""
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        model: torch.nn.Module,
+        constants: Mapping[str, torch.Tensor],
+        leaves: Sequence[Any],
+    ) -> None:
+        self.fx = graph
+        self.leaves = leaves
+        self.model = model
+        self.constants = constants
+        self.values: dict[str, Value] = {}
+        self.output_literals: dict[int, Any] = {}
+        self._memory: dict[int, str] = {}  # real storage → first source that has it (tied weights)
+
+    def graph(self) -> Graph:
+        sources: list[Source] = []
+        tangents: dict[int, str] = {}
+        dependent: set[torch.fx.Node] = set()  # on a tangent
+        late: set[torch.fx.Node] = set()  # in the backward pass
+        forward: list[Operator] = []
+        backward: list[Operator] = []
+        for node in self.fx.nodes:
+            if node.op == "placeholder":
+                description = node.meta["desc"]
+                if self._is_literal(description):
+                    continue
+                self._add(node, node.name)
+                if type(description).__name__ == "TangentAOTInput":
+                    if type(description.output).__name__ != "PlainAOTOutput":
+                        raise CaptureError(
+                            "the forward pass changes a parameter or an input in place, and its gradient goes on "
+                            "through that (an embedding with max_norm does); do it outside the model, under no_grad"
+                        )
+                    tangents[description.output.idx] = node.name
+                    dependent.add(node)
+                else:
+                    sources.append(self._source(node, description))
+            elif node.op == "call_function":
+                if any(parent in dependent for parent in node.all_input_nodes):
+                    dependent.add(node)
+                if node.target is python_operator.getitem:
+                    late |= {node} if node.args[0] in late else set()
+                    continue
+                # What is traced after the first gradient belongs to the backward pass even when it
+                # needs no gradient: made earlier, it would only live longer. Views of forward values go with these.
+                made = self._operator(node)
+                if node in dependent or (backward and not made.view) or late & {*node.all_input_nodes}:
+                    late.add(node)
+                (backward if node in late else forward).append(made)
+            elif node.op != "output":
+                raise CaptureError(f"the joint graph has a {node.op} node {node.name}, which monet does not know")
+        outputs: dict[int, str | None] = {}
+        gradients: dict[str, str] = {}
+        mutations: dict[str, str] = {}
+        by_description = {n.meta["desc"]: n.name for n in self.fx.nodes if n.op == "placeholder"}
+        results = output_of(self.fx)
+        for result, description in zip(results.args[0], results.meta["desc"], strict=True):  # type: ignore[arg-type]
+            kind = type(description).__name__
+            if kind == "PlainAOTOutput":
+                outputs[description.idx] = result.name if isinstance(result, torch.fx.Node) else None
+                if not isinstance(result, torch.fx.Node):
+                    self.output_literals[description.idx] = result
+            elif kind == "GradAOTOutput":
+                if isinstance(result, torch.fx.Node):
+                    gradients[by_description[description.grad_of]] = result.name
+            elif kind == "InputMutationAOTOutput":
+                mutations[by_description[description.mutated_input]] = result.name
+            elif result is not None:
+                raise CaptureError(f"the joint graph returns a {kind}, which monet does not know")
+        return Graph(
+            values=self.values,
+            sources=tuple(sources),
+            forward=tuple(forward),
+            backward=tuple(backward),
+            outputs=tuple(outputs[i] for i in range(len(outputs))),
+            tangents=tuple(tangents.get(i) for i in range(len(outputs))),
+            gradients=gradients,
+            mutations=mutations,
+        )
+
+    def _is_literal(self, description: Any) -> bool:
+        """An input that is no tensor: its value is in the graph already."""
+        plain = type(description).__name__ == "PlainAOTInput"
+        return plain and not isinstance(self.leaves[description.idx], torch.Tensor)
+
+    def _source(self, node: torch.fx.Node, description: Any) -> Source:
+        kind = type(description).__name__
+        if kind == "ParamAOTInput":
+            parameter = self.model.get_parameter(description.target)
+            self._tie(node.name, parameter)
+            return Source(node.name, "parameter", description.target, parameter.requires_grad)
+        if kind == "BufferAOTInput":
+            constant = self.constants.get(description.target)
+            self._tie(node.name, self.model.get_buffer(description.target) if constant is None else constant)
+            return Source(node.name, "buffer" if constant is None else "constant", description.target, False)
+        if kind == "PlainAOTInput":
+            return Source(node.name, "input", str(description.idx), self.leaves[description.idx].requires_grad)
+        if kind in ("ForwardTokenAOTInput", "BackwardTokenAOTInput"):
+            raise CaptureError(
+                "an operator of the model may raise an error by its values, as those of torch.linalg do; use the form "
+                "that returns it instead (inv_ex, cholesky_ex, solve_ex, lu_factor_ex)"
+            )
+        raise CaptureError(f"the joint graph takes a {kind}, which monet does not know")
+
+    def _tie(self, name: str, tensor: torch.Tensor) -> None:
+        first = self._memory.setdefault(tensor.untyped_storage()._cdata, name)
+        self.values[name] = replace(self.values[name], storage=first)
+
+    def _add(self, node: torch.fx.Node, storage: str) -> None:
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"operator {node.name} ({node.target}) yields an object of type {type(value).__name__}, not a tensor"
+            )
+        try:
+            shape, stride = tuple(int(n) for n in value.shape), tuple(int(n) for n in value.stride())
+        except Exception as error:
+            raise CaptureError(f"operator {node.name} ({node.target}) has a size that depends on data") from error
+        self.values[node.name] = Value(
+            name=node.name,
+            shape=shape,
+            stride=stride,
+            offset=int(value.storage_offset()),
+            dtype=value.dtype,
+            device=value.device,
+            storage=storage,
+            storage_bytes=int(value.untyped_storage().nbytes()),
+            conjugate=value.is_conj(),
+            negative=value.is_neg(),
+        )
+
+    def _operator(self, node: torch.fx.Node) -> Operator:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise CaptureError(f"{node.name} calls {target}, which is no aten operator" + where(node))
+        if target in _OPAQUE:
+            raise CaptureError(
+                f"{node.name} is oneDNN's own LSTM ({target}), which cannot be planned; plan and train under "
+                "torch.backends.mkldnn.flags(enabled=False), which takes PyTorch's" + where(node)
+            )
+        view_of = _viewed(target, node)
+        result = node.meta["val"]
+        outputs: tuple[str | None, ...]
+        if isinstance(result, torch.Tensor):
+            outputs, single = (node.name,), True
+            self._add(node, self._storage_of(view_of, node))
+        elif isinstance(result, tuple | list):
+            names: list[str | None] = [None] * len(result)
+            for user in node.users:
+                if user.target is not python_operator.getitem:
+                    raise CaptureError(f"{user.name} reads all results of {node.name} at once" + where(node))
+                index = int(user.args[1])  # type: ignore[arg-type]
+                if names[index] is None:
+                    names[index] = user.name
+                    self._add(user, self._storage_of(view_of, user))
+            outputs, single = tuple(names), False
+        else:
+            raise CaptureError(f"{node.name} ({target}) yields an object of type {type(result).__name__}" + where(node))
+        return Operator(
+            name=node.name,
+            target=target,
+            args=tuple(_argument(a) for a in node.args),
+            kwargs=tuple((k, _argument(v)) for k, v in node.kwargs.items()),
+            outputs=outputs,
+            single=single,
+            view=view_of is not None,
+            random=torch.Tag.nondeterministic_seeded in target.tags,
+            where=where(node).strip(),
+        )
+
+    def _storage_of(self, view_of: torch.fx.Node | None, node: torch.fx.Node) -> str:
+        return node.name if view_of is None else self.values[view_of.name].storage
+
+
+def _viewed(target: torch._ops.OpOverload, node: torch.fx.Node) -> torch.fx.Node | None:
+    """The input whose memory the operator's results share, or None."""
+    arguments = target._schema.arguments
+    if target in _UNDECLARED_VIEWS:
+        first = node.args[0]
+        return first if isinstance(first, torch.fx.Node) else None
+    if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
+        raise CaptureError(f"{node.name} ({target}) changes its input in place, although the graph is functional")
+    for result in target._schema.returns:
+        if result.alias_info is None:
+            continue
+        for argument, value in zip(arguments, node.args, strict=False):
+            if argument.alias_info is not None and isinstance(value, torch.fx.Node):
+                return value
+    return None
+
+
+def _argument(argument: Any) -> Any:
+    if isinstance(argument, torch.fx.Node):
+        return Ref(argument.name)
+    if isinstance(argument, tuple | list):
+        return [_argument(item) for item in argument]
+    if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise CaptureError("a size of the model depends on data; monet plans fixed shapes")
+    return argument

@@ -1,0 +1,212 @@
+"""The largest batch whose planned step fits a budget, at no more than a given overhead.
+
+Measuring a batch takes minutes, solving one seconds. So a measured step is scaled to other batches (bytes and
+seconds in proportion to the batch; parameters, their gradients and buffers unchanged), the scaled steps are searched,
+and what they promise is then captured, measured and planned in earnest. Each such batch corrects the next
+prediction. Only batches that were really planned are answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from monet.amounts import ByteBudget, PeakShare, format_bytes
+from monet.configuration.config import Config
+from monet.configuration.model_loading import build_model, precision
+from monet.configuration.sample_inputs import empty_inputs
+from monet.errors import ConfigError, InfeasibleBudget, SolverError
+from monet.pipeline.planning import PlanResult, plan_prepared
+from monet.pipeline.preparation import Prepared, prepare
+from monet.planner.ablation import restrict
+from monet.planner.problem import Problem
+from monet.planner.search import plan_problem
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 6
+"""So many batches are measured at most."""
+PER_BATCH = frozenset({"inputs", "outputs", "output_gradients"})
+"""Kinds of fixed bytes that grow with the batch."""
+GUESS_S = 10.0
+"""Seconds to solve a scaled step."""
+LARGEST_STEP = 1024
+"""Batches so many times the first are not looked for."""
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """``batch`` was planned for ``config``; ``tried``: every batch that was measured, and whether it did."""
+
+    batch: int
+    config: Config
+    result: PlanResult
+    tried: Mapping[int, bool]
+
+
+def largest_batch(
+    config: Config,
+    budget: ByteBudget,
+    max_overhead: float | None = None,
+    *,
+    reserve_bytes: int = 0,
+    exact: bool = False,
+    cache: bool = True,
+    progress: bool = False,
+    **options: Any,
+) -> LargestBatch:
+    """``max_overhead``: predicted seconds beyond eager's at the same batch, relative; None: any.
+
+    ``options``: those of ``plan_prepared``.
+
+    Raises:
+        ConfigError: the inputs have no batch in common, or the budget is a share of eager's peak.
+        InfeasibleBudget: not even one sample does.
+    """
+    if isinstance(budget, PeakShare):
+        raise ConfigError("a share of eager's peak grows with the batch: give --max-batch a budget in bytes")
+    first = config.batch()
+    budget_bytes = budget.resolve(0)
+    tried: dict[int, bool] = {}
+    best: LargestBatch | None = None
+    batch, below = first, first * LARGEST_STEP + 1
+    for _ in range(ROUNDS):
+        sized = config.with_batch(batch)
+        model = build_model(sized)
+        args, kwargs = empty_inputs(sized, model)
+        log.info("planning batch %d", batch)
+        with precision(sized):
+            prepared = prepare(
+                model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact,
+                accumulate=config.accumulate, cache=cache, progress=progress, seed=config.seed,
+            )  # fmt: skip
+        result = _try(prepared, budget_bytes, max_overhead, progress, options)
+        tried[batch] = result is not None
+        if result is None:
+            below = min(below, batch)
+        else:
+            best = LargestBatch(batch, sized, result, tried)
+        if result is not None and result.summary["status"] == "interrupted":
+            break
+        above = best.batch if best is not None else 0
+        try:
+            guess = _guess(prepared, batch, above, below, budget_bytes, max_overhead, options)
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            summary = {**best.result.summary, "status": "interrupted"}
+            return replace(best, result=replace(best.result, summary=summary))
+        if guess == above or guess in tried:
+            break
+        batch = guess
+    if best is None:
+        raise InfeasibleBudget(
+            f"no batch of {config.model} that was tried ({', '.join(map(str, sorted(tried)))}) fits in "
+            f"{format_bytes(budget_bytes)}" + ("" if max_overhead is None else f" at {max_overhead:.1%} overhead")
+        )
+    return best
+
+
+def _try(
+    prepared: Prepared, budget_bytes: int, max_overhead: float | None, progress: bool, options: Mapping[str, Any]
+) -> PlanResult | None:
+    try:
+        result = plan_prepared(prepared, budget_bytes, progress=progress, **options)
+    except InfeasibleBudget:
+        return None
+    return result if max_overhead is None or result.summary["overhead"] <= max_overhead else None
+
+
+def _guess(
+    prepared: Prepared,
+    batch: int,
+    above: int,
+    below: int,
+    budget_bytes: int,
+    max_overhead: float | None,
+    options: Mapping[str, Any],
+) -> int:
+    """The largest batch from ``above`` (which does) to under ``below`` that the scaled step promises."""
+    problem = restrict(prepared.problem, "all")
+    per_batch = sum(count for kind, count in prepared.lowered.fixed.items() if kind in PER_BATCH)
+    low, high = above, below
+    step = max(1, batch)
+    while high - low > 1:
+        middle = (low + high) // 2 if high <= 2 * max(low, step) else max(low, step) * 2
+        scaled = scale(problem, per_batch, middle / batch)
+        most_s = None if max_overhead is None else prepared.eager.objective_s * (1 + max_overhead) * middle / batch
+        try:
+            found = plan_problem(
+                scaled,
+                budget_bytes,
+                window=options.get("window"),
+                gap=options.get("gap", 0.01),
+                solver=options.get("solver", "HIGHS"),
+                time_limit_s=GUESS_S,
+                enough_s=float("inf") if most_s is None else most_s,
+            )
+            works = most_s is None or found.objective_s <= most_s
+            if found.status == "interrupted":
+                raise KeyboardInterrupt
+        except (InfeasibleBudget, SolverError):
+            works = False
+        low, high = (middle, high) if works else (low, middle)
+    return low
+
+
+def scale(problem: Problem, per_batch_bytes: int, factor: float) -> Problem:
+    """The problem at ``factor`` times the batch; ``per_batch_bytes`` of its fixed bytes grow with it.
+
+    An estimate: kernels do not scale exactly, and workspaces often less than in proportion.
+    """
+
+    def grown(count: int) -> int:
+        return round(count * factor)
+
+    return replace(
+        problem,
+        tensors=tuple(replace(tensor, bytes=grown(tensor.bytes)) for tensor in problem.tensors),
+        forward=tuple(
+            replace(
+                operator,
+                implementations=tuple(
+                    replace(
+                        q,
+                        time_s=q.time_s * factor,
+                        workspace_bytes=grown(q.workspace_bytes),
+                        aliased_bytes=grown(q.aliased_bytes),
+                        recompute_time_s=None if q.recompute_time_s is None else q.recompute_time_s * factor,
+                        recompute_workspace_bytes=None
+                        if q.recompute_workspace_bytes is None
+                        else grown(q.recompute_workspace_bytes),
+                    )
+                    for q in operator.implementations
+                ),
+            )
+            for operator in problem.forward
+        ),
+        intermediates=tuple(
+            replace(v, bytes=grown(v.bytes), time_s=v.time_s * factor, workspace_bytes=grown(v.workspace_bytes))
+            for v in problem.intermediates
+        ),
+        backward=tuple(
+            replace(
+                operator,
+                implementations=tuple(
+                    replace(
+                        q,
+                        time_s=q.time_s * factor,
+                        workspace_bytes=grown(q.workspace_bytes),
+                        aliased_bytes=grown(q.aliased_bytes),
+                    )
+                    for q in operator.implementations
+                ),
+                live_before_bytes=grown(operator.live_before_bytes),
+                live_during_bytes=grown(operator.live_during_bytes),
+            )
+            for operator in problem.backward
+        ),
+        fixed_bytes=problem.fixed_bytes - per_batch_bytes + grown(per_batch_bytes),
+    )

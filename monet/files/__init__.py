@@ -1,0 +1,1 @@
+"""What lies on disk: ``atomic.py`` writes files whole or not at all, ``cache.py`` has the user's cache."""

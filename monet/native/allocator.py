@@ -1,0 +1,219 @@
+"""Python's side of ``allocator.cpp``: record an operator's requests, serve planned ones, count bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from monet.errors import ExecutionError
+from monet.native.library import build
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One request (``bytes`` > 0, at address ``pointer``) or its release (``bytes`` is None)."""
+
+    index: int
+    bytes: int | None
+    pointer: int
+
+
+@cache
+def library() -> ctypes.PyDLL | None:
+    """The installed allocator, or None (said once) where it cannot be built.
+
+    Installing replaces torch's CPU allocator for the whole process; what is not planned goes to
+    the one that was there before, with 64 bytes more a block.
+    """
+    lib = build(Path(__file__).parent / "allocator.cpp", with_torch=True, openmp=False)
+    if lib is None:
+        return None
+    int64, pointer = ctypes.c_int64, ctypes.c_void_p
+    signatures: dict[str, tuple[object, list[object]]] = {
+        "monet_install": (ctypes.c_int, []),
+        "monet_live_bytes": (int64, []),
+        "monet_peak_bytes": (int64, []),
+        "monet_reset_peak": (None, []),
+        "monet_program_create": (pointer, [int64, *[pointer] * 3, int64, ctypes.c_int, *[pointer] * 2]),
+        "monet_program_destroy": (None, [pointer]),
+        "monet_arena_map": (ctypes.c_int, [pointer]),
+        "monet_arena_unmap": (None, [pointer]),
+        "monet_arena_share": (None, [pointer, pointer]),
+        "monet_arena_base": (int64, [pointer]),
+        "monet_enter": (None, [pointer, int64]),
+        "monet_leave": (None, []),
+        "monet_statistics": (None, [pointer, pointer]),
+        "monet_record_begin": (None, []),
+        "monet_record_end": (int64, [pointer]),
+        "monet_crew": (pointer, []),
+        "monet_join_crew": (None, [pointer]),
+        "monet_record_read": (None, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    if lib.monet_install() != 0:
+        raise ExecutionError("torch kept another CPU allocator: something installed one with a higher priority")
+    return lib
+
+
+@cache
+def _crew_library() -> ctypes.PyDLL | None:
+    lib = build(Path(__file__).parent / "crew.cpp", with_torch=False, openmp=True)
+    if lib is not None:
+        lib.monet_for_each_worker.restype = None
+        lib.monet_for_each_worker.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    return lib
+
+
+def gather_crew() -> None:
+    """Makes the threads of this thread's parallel loops known: what a kernel asks for on them is recorded, and served
+    from the arena, with what it asks for on this thread. Threads end when there are to be fewer: call it again."""
+    lib, crew = _library(), _crew_library()
+    if crew is not None and torch.get_num_threads() > 1:
+        join = ctypes.cast(lib.monet_join_crew, ctypes.c_void_p)
+        crew.monet_for_each_worker(torch.get_num_threads(), join, lib.monet_crew())
+
+
+def available() -> bool:
+    return library() is not None
+
+
+def _library() -> ctypes.PyDLL:
+    lib = library()
+    if lib is None:
+        raise ExecutionError("the native allocator is not available on this machine; install a C++ compiler")
+    return lib
+
+
+class Recording:
+    """Context manager: ``events`` holds, after it, what this thread requested and released inside.
+
+    The other threads of its parallel loops: ``worker_bytes`` is the most that one of them held at once, in blocks of 64
+    bytes that are used again from the last one back, and ``worker_leaks`` how many blocks are still held.
+    """
+
+    def __init__(self) -> None:
+        self.events: tuple[Event, ...] = ()
+        self.worker_bytes = 0
+        self.worker_leaks = 0
+
+    def __enter__(self) -> Recording:
+        gather_crew()
+        _library().monet_record_begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        lib = _library()
+        crew = (ctypes.c_int64 * 2)()
+        count = lib.monet_record_end(crew)
+        self.worker_bytes, self.worker_leaks = crew
+        numbers = (ctypes.c_int64 * (3 * count))()
+        lib.monet_record_read(numbers)
+        self.events = tuple(
+            Event(numbers[i], numbers[i + 1] if numbers[i + 1] >= 0 else None, numbers[i + 2])
+            for i in range(0, 3 * count, 3)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """``first_miss``: step, number of the request in the step, bytes asked, bytes planned (-1: none)."""
+
+    misses: int
+    served: int
+    first_miss: tuple[int, int, int, int]
+
+
+class Arena:
+    """Planned requests of a list of steps, and the memory that serves them.
+
+    ``requests[s]`` lists (bytes, offset) for step s; offset None goes to PyTorch's own allocator. ``crew[s]`` is
+    (bytes, offset) of what the other threads of its parallel loops share evenly; (0, 0): they ask for nothing.
+    The memory is mapped by ``map`` and given back by ``close``.
+    """
+
+    _open = False  # Ctrl-C may come before the constructor ends
+
+    def __init__(
+        self,
+        requests: Sequence[Sequence[tuple[int, int | None]]],
+        arena_bytes: int,
+        crew: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        self._lib = _library()
+        crew = [(0, 0)] * len(requests) if crew is None else crew
+        self.bytes = arena_bytes
+        begin = [0]
+        for step in requests:
+            begin.append(begin[-1] + len(step))
+        flat = [request for step in requests for request in step]
+        kind = ctypes.c_int64
+        self._program = self._lib.monet_program_create(
+            len(requests),
+            (kind * len(begin))(*begin),
+            (kind * len(flat))(*(size for size, _ in flat)),
+            (kind * len(flat))(*(-1 if offset is None else offset for _, offset in flat)),
+            arena_bytes,
+            max(1, torch.get_num_threads() - 1),
+            (kind * len(crew))(*(offset for _, offset in crew)),
+            (kind * len(crew))(*(size for size, _ in crew)),
+        )
+        self._open = True
+
+    @property
+    def handle(self) -> int:
+        """What ``monet_enter`` takes."""
+        return int(self._program)
+
+    def map(self) -> None:
+        if self._lib.monet_arena_map(self._program) != 0:
+            raise ExecutionError(f"the system refuses an arena of {self.bytes} bytes of address space")
+
+    def share(self, other: Arena) -> None:
+        """Serve from the memory of another, mapped arena that is at least as large and outlives this one."""
+        if other.bytes < self.bytes:
+            raise ExecutionError(f"an arena of {self.bytes} bytes cannot share one of {other.bytes}")
+        self._lib.monet_arena_share(self._program, other._program)
+
+    def contains(self, pointer: int) -> bool:
+        base = int(self._lib.monet_arena_base(self._program))
+        return base != 0 and base <= pointer < base + self.bytes
+
+    def enter(self, step: int) -> None:
+        self._lib.monet_enter(self._program, step)
+
+    def leave(self) -> None:
+        self._lib.monet_leave()
+
+    def statistics(self) -> Statistics:
+        out = (ctypes.c_int64 * 6)()
+        self._lib.monet_statistics(self._program, out)
+        return Statistics(out[0], out[1], (out[2], out[3], out[4], out[5]))
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._lib.monet_program_destroy(self._program)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def live_bytes() -> int:
+    """Bytes that torch holds on the CPU now, arenas included, of what was allocated since installing."""
+    return int(_library().monet_live_bytes())
+
+
+def peak_bytes() -> int:
+    """The highest ``live_bytes`` since the last ``reset_peak``."""
+    return int(_library().monet_peak_bytes())
+
+
+def reset_peak() -> None:
+    _library().monet_reset_peak()

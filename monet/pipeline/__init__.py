@@ -1,0 +1,8 @@
+"""The stages, one after the other, each from frozen value to frozen value.
+
+``preparation.py`` captures and measures a step; ``lowering.py`` makes the planner's problem of it
+(``current_scales.py`` looks at parameters, ``eager_peak.py`` counts eager's memory). ``planning.py`` plans it for a
+budget: ``fitting.py`` solves, orders (``schedule.py``, ``run_graph.py``) and places (``unrolling.py``,
+``placement.py``) until the arena fits; ``smallest_plans.py`` keeps the smallest plan found, ``summary.py`` says
+what came out.
+"""

@@ -1,0 +1,246 @@
+"""From a graph and its profile to the planner's ``Problem``.
+
+The planner thinks in storages: a value and its views are one tensor. What is in memory during the
+whole step (parameters, buffers, inputs, outputs, gradients) is ``fixed`` and no tensor of the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from monet.graph import TOTAL, Graph, Operator, operator_inputs
+from monet.measurement import Measurement
+from monet.ops.catalogue import Catalogue
+from monet.ops.measuring.profiling import Profile, implementations
+from monet.ops.offers.implementation import Implementation
+from monet.planner.problem import (
+    BackwardImplementation,
+    BackwardOperator,
+    ForwardImplementation,
+    ForwardOperator,
+    Intermediate,
+    Problem,
+    Tensor,
+)
+from monet.plans.plan import aligned
+
+# A tensor under this share of all activations is always kept: the program is smaller, the loss is
+# at most (number of such tensors) times this share.
+PINNED_SHARE = 1 / (1 << 14)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """``recompute_name[operator][name]``: the catalogue's recompute implementation that the
+    problem's implementation ``name`` stands for. ``fixed``: bytes by kind."""
+
+    problem: Problem
+    catalogue: Catalogue
+    profile: Profile
+    recompute_name: Mapping[str, Mapping[str, str]]
+    fixed: Mapping[str, int]
+
+
+class _Storages:
+    """Which storages are whose."""
+
+    def __init__(self, catalogue: Catalogue, profile: Profile) -> None:
+        graph = catalogue.graph
+        self.catalogue = catalogue
+        self.asked = asked_bytes(catalogue, profile)
+        self.outputs = {graph.storage(n) for n in graph.outputs if n is not None}
+        self.gradients = {graph.storage(n) for n in graph.gradients.values()}
+        self.outside = {graph.storage(source.value) for source in graph.sources} | {
+            n for n in graph.tangents if n is not None
+        }
+        self.outside |= self.outputs | self.gradients
+        self.backward = {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
+
+    def of(self, names: Sequence[str | None]) -> tuple[str, ...]:
+        """Storages of these values that a plan places, without repetition."""
+        found = (self.catalogue.storage(n) for n in names if n is not None)
+        return tuple(dict.fromkeys(s for s in found if s not in self.outside))
+
+    def bytes(self, storage: str) -> int:
+        return aligned(max(self.catalogue.values[storage].storage_bytes, self.asked.get(storage, 0)))
+
+
+def asked_bytes(catalogue: Catalogue, profile: Profile) -> dict[str, int]:
+    """Storage → the most bytes that an operator which makes it asks for. That may be more than its shape tells: the
+    mean of a loss can come in the memory of all its terms."""
+    found: dict[str, int] = {}
+    for implementation in implementations(catalogue):
+        for request in profile.of(implementation, catalogue).requests:
+            name = implementation.outputs[request.output] if request.output is not None else None
+            if name is not None:
+                storage = catalogue.storage(name)
+                found[storage] = max(found.get(storage, 0), request.bytes)
+    return found
+
+
+def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Bytes, by kind, that the step holds from its beginning or leaves behind at its end.
+
+    ``output_gradients``: what arrives from the loss. Exact sizes: these are not in the arena. ``asked``: bytes that
+    operators ask for, where they are known.
+    """
+    asked = asked or {}
+
+    def total(names: Sequence[str | None]) -> int:
+        storages = {graph.storage(n) for n in names if n is not None}
+        return sum(max(graph.values[s].storage_bytes, asked.get(s, 0)) for s in storages)
+
+    of_kind = {
+        kind: total([s.value for s in graph.sources if s.kind == kind])
+        for kind in ("parameter", "buffer", "constant", "input", "state")
+    }
+    tangents = {n for n in graph.tangents if n is not None}
+    gradients = [n for n in graph.gradients.values() if graph.storage(n) not in tangents]
+    return {
+        "parameters": of_kind["parameter"],
+        "buffers": of_kind["buffer"] + of_kind["constant"],
+        "inputs": of_kind["input"],
+        "outputs": total(graph.outputs),
+        "output_gradients": total(graph.tangents),
+        "gradients": total([*gradients, *(s.value for s in graph.sources if s.kind == TOTAL)]),
+        **({"optimizer_state": of_kind["state"]} if of_kind["state"] else {}),
+        "reserve": reserve_bytes,
+    }
+
+
+def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0, eager: bool = False) -> Lowered:
+    """The problem of one training step. ``eager``: as PyTorch's autograd runs it, which also keeps inputs of which only
+    the shape matters; to count what eager needs, not to plan."""
+    graph, storages = catalogue.graph, _Storages(catalogue, profile)
+    fixed = fixed_bytes(graph, reserve_bytes, storages.asked)
+    recompute_name: dict[str, Mapping[str, str]] = {}
+    forward: list[ForwardOperator] = []
+    intermediates: list[Intermediate] = []
+    made: dict[str, bool] = {}  # storage → recomputable
+    for op in graph.forward:
+        if op.view:
+            continue
+        operator, names = _forward(op, catalogue, profile, storages)
+        recompute_name[op.name] = names
+        forward.append(operator)
+        made.update({storage: operator.recomputable for storage in operator.outputs})
+        for saved in catalogue.intermediates.get(op.name, ()):
+            measured = profile.of(saved.implementation, catalogue)
+            reads = storages.of(saved.implementation.inputs())
+            # Readable only while the operator's own result is: not from one that leaves the step.
+            intermediates.append(
+                Intermediate(
+                    saved.value.name,
+                    aligned(saved.value.storage_bytes),
+                    op.name,
+                    reads,
+                    measured.time_s,
+                    aligned(measured.workspace_bytes()),
+                    saved.kind,
+                )
+            )
+    total = sum(storages.bytes(storage) for storage in made)
+    tensors = tuple(
+        Tensor(s, storages.bytes(s), pinned=not again or storages.bytes(s) < total * PINNED_SHARE)
+        for s, again in made.items()
+    )
+    problem = Problem(
+        name=name,
+        tensors=tensors,
+        forward=tuple(forward),
+        intermediates=tuple(intermediates),
+        backward=_backward(catalogue, profile, storages, eager),
+        fixed_bytes=sum(fixed.values()),
+    )
+    return Lowered(problem, catalogue, profile, recompute_name, fixed)
+
+
+def _seconds(run: Implementation, measured: Measurement, exact_s: float) -> float:
+    """``exact_s``: seconds of the operator's fastest exact implementation. One that is not exact is
+    chosen for the memory it saves, never for speed, which may be noise."""
+    return measured.time_s if run.exact else max(measured.time_s, exact_s * (1 + 1e-6))
+
+
+def _forward(
+    op: Operator, catalogue: Catalogue, profile: Profile, storages: _Storages
+) -> tuple[ForwardOperator, dict[str, str]]:
+    """A forward operator and how its implementations are called when it runs again."""
+    runs = catalogue.forward[op.name]
+    again = catalogue.recompute.get(op.name, {})
+    outputs = [*op.outputs]
+    for run in runs.values():
+        outputs += [n for n in run.outputs if n not in outputs]
+    made = storages.of(outputs)
+    offered: list[ForwardImplementation] = []
+    names: dict[str, str] = {}
+    fallback = min(again.values(), key=lambda i: profile.of(i, catalogue).time_s, default=None)
+    exact_s = min(profile.of(run, catalogue).time_s for run in runs.values() if run.exact)
+    for run in runs.values():
+        repeat = again.get(run.name, fallback)
+        measured = profile.of(run, catalogue)
+        overwritten = storages.of([run.overwrites])
+        reads: tuple[str, ...] = ()
+        if repeat is not None:
+            names[run.name] = repeat.name
+            inputs = storages.of(run.inputs())
+            reads = tuple(s for s in storages.of(repeat.inputs()) if s not in inputs)
+        repeated = profile.of(repeat, catalogue) if repeat is not None else None
+        offered.append(
+            ForwardImplementation(
+                name=run.name,
+                time_s=_seconds(run, measured, exact_s),
+                workspace_bytes=aligned(measured.workspace_bytes()),
+                overwrites=overwritten[0] if overwritten else None,
+                aliased_bytes=storages.bytes(overwritten[0]) if overwritten else 0,
+                recompute_time_s=repeated.time_s if repeated is not None else None,
+                recompute_workspace_bytes=aligned(repeated.workspace_bytes()) if repeated is not None else None,
+                recompute_reads=reads,
+            )
+        )
+    operator = ForwardOperator(
+        id=op.name,
+        inputs=storages.of(operator_inputs(op)),
+        outputs=made,
+        implementations=tuple(offered),
+        recomputable=bool(again) and bool(made),
+    )
+    return operator, names
+
+
+def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager: bool) -> tuple[BackwardOperator, ...]:
+    """Backward operators in order, with the bytes of backward values alive around each."""
+    operators = [op for op in catalogue.graph.backward if not op.view]
+    last: dict[str, int] = {}
+    for position, op in enumerate(operators):
+        for storage in (*storages.of(operator_inputs(op)), *storages.of(op.outputs)):
+            last[storage] = position
+    alive: dict[str, int] = {}
+    found: list[BackwardOperator] = []
+    for position, op in enumerate(operators):
+        before = sum(alive.values())
+        outputs = storages.of(op.outputs)
+        alive.update({s: storages.bytes(s) for s in outputs})
+        runs = catalogue.backward[op.name].values()
+        exact_s = min(profile.of(run, catalogue).time_s for run in runs if run.exact)
+        offered = [_backward_choice(run, catalogue, profile, storages, exact_s, eager) for run in runs]
+        found.append(BackwardOperator(op.name, tuple(offered), before, sum(alive.values())))
+        alive = {s: size for s, size in alive.items() if last[s] > position}
+    return tuple(found)
+
+
+def _backward_choice(
+    run: Implementation, catalogue: Catalogue, profile: Profile, storages: _Storages, exact_s: float, eager: bool
+) -> BackwardImplementation:
+    measured = profile.of(run, catalogue)
+    # What keeps its storage, as a sum that grows, counts once anyway.
+    made = storages.of(run.outputs)
+    overwritten = tuple(s for s in storages.of([run.overwrites]) if s not in made)
+    read = storages.of((*run.inputs(), *run.holds) if eager else run.inputs())
+    return BackwardImplementation(
+        name=run.name,
+        time_s=_seconds(run, measured, exact_s),
+        reads=tuple(s for s in read if s not in storages.backward),
+        workspace_bytes=aligned(measured.workspace_bytes()),
+        aliased_bytes=storages.bytes(overwritten[0]) if overwritten else 0,
+    )

@@ -1,0 +1,63 @@
+"""A schedule: the calls of a solution, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from monet.measurement import Measurement
+from monet.ops.offers.implementation import Implementation
+from monet.ops.weight_update import ParameterUpdate
+from monet.pipeline.lowering import Lowered
+from monet.planner.solution import Run, Solution
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operator run of a schedule, before it has a place in memory; ``kind`` and ``node`` as in ``PlanStep``."""
+
+    kind: str
+    node: str
+    implementation: Implementation
+    measured: Measurement
+
+
+def calls(solution: Solution, lowered: Lowered) -> tuple[Call, ...]:
+    """The runs of a solution in program order: forward, then stage by stage recomputation and backward."""
+    catalogue, profile = lowered.catalogue, lowered.profile
+    graph = catalogue.graph
+    found: list[Call] = []
+
+    def add(kind: str, node: str, implementation: Implementation) -> None:
+        found.append(Call(kind, node, implementation, profile.of(implementation, catalogue)))
+
+    def run(kind: str, chosen: Run, named: Mapping[str, Implementation], name: str) -> None:
+        add(kind, chosen.operator, named[name])
+        makers = {saved.value.name: saved.implementation for saved in catalogue.intermediates.get(chosen.operator, ())}
+        for intermediate in chosen.intermediates:
+            add(kind, intermediate, makers[intermediate])
+
+    chosen = {r.operator: r for r in solution.forward}
+    for op in graph.forward:
+        if not op.view:
+            run("forward", chosen[op.name], catalogue.forward[op.name], chosen[op.name].implementation)
+    updates = {op.name for op in graph.backward if isinstance(op.target, ParameterUpdate)}
+    for stage in solution.stages:
+        for again in stage.recompute:
+            name = lowered.recompute_name[again.operator][again.implementation]
+            run("recompute", again, catalogue.recompute[again.operator], name)
+        kind = "update" if stage.backward in updates else "backward"
+        add(kind, stage.backward, catalogue.backward[stage.backward][stage.implementation])
+    return tuple(found)
+
+
+def placed_storages(lowered: Lowered) -> frozenset[str]:
+    """Storages that live in the arena: those that the step makes, that neither enter nor leave it, and have bytes (what
+    batch norm saves for its gradient has none in evaluation mode)."""
+    problem, graph = lowered.problem, lowered.catalogue.graph
+    placed = {t.id for t in problem.tensors} | {i.id for i in problem.intermediates}
+    outside = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values(), *graph.tangents) if n is not None}
+    outside |= {graph.storage(source.value) for source in graph.sources}
+    placed |= {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
+    values = lowered.catalogue.values
+    return frozenset(storage for storage in placed - outside if values[storage].storage_bytes > 0)

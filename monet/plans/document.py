@@ -1,0 +1,208 @@
+"""A plan as a file: what ``docs/plan-format.md`` describes, written and read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from monet.errors import InvalidPlan
+from monet.files.atomic import write_text_atomically
+from monet.plans.plan import FORMAT, VERSION, Buffer, Plan, PlanStep
+from monet.plans.verifier import verify
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """``Plan.save``."""
+    try:
+        text = _text(plan)
+        _read(text.encode())
+    except (InvalidPlan, TypeError, ValueError, RecursionError) as error:
+        raise InvalidPlan(f"{path}: not written, the plan has no JSON form: {error}") from error
+    write_text_atomically(path, text)
+
+
+def read_plan(path: Path) -> Plan:
+    """``Plan.load``."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidPlan(f"{path}: cannot be read: {error}") from error
+    try:
+        plan = _read(data)
+        verify(plan)
+    except InvalidPlan as error:
+        raise InvalidPlan(f"{path}: {error}") from error
+    return plan
+
+
+# Writing. One top-level member a line, and one step or buffer a line, so that text tools and diffs work.
+def _text(plan: Plan) -> str:
+    """The file's text. Every line but the checksum's own goes into the checksum."""
+    document: dict[str, str] = {
+        "format": _dump(FORMAT),
+        "version": _dump(VERSION),
+        "peak_bytes": _dump(plan.peak_bytes),
+    }
+    for member in fields(plan):
+        value = getattr(plan, member.name)
+        if member.name in ("steps", "buffers"):
+            rows = ",\n".join(_dump({cell.name: getattr(row, cell.name) for cell in fields(row)}) for row in value)
+            document[member.name] = f"[\n{rows}\n]" if rows else "[]"
+        else:
+            document[member.name] = _dump(value)
+    document["sha256"] = ""
+    lines = [f"{_dump(name)}:{document[name]}" for name in sorted(document)]
+    # "sha256" is never the last member, so its line, left out or in, always ends with a comma.
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    digest = _checksum(text.encode())
+    return text.replace('\n"sha256":,\n', f'\n"sha256":"{digest}",\n', 1)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r} is not a JSON value")
+
+
+def _checksum(data: bytes) -> str:
+    """SHA-256, in hexadecimal, of all lines but the one that begins with ``"sha256":``."""
+    lines = data.split(b"\n")
+    return hashlib.sha256(b"\n".join(line for line in lines if not line.startswith(b'"sha256":'))).hexdigest()
+
+
+# Reading. A reader takes a JSON value and where it stands, and returns the value of that field.
+_Reader = Callable[[Any, str], Any]
+
+
+def _read(data: bytes) -> Plan:
+    """A plan of the right form, not verified. Raises InvalidPlan."""
+    try:
+        document = json.loads(
+            data.decode(), parse_constant=_not_finite, parse_float=_finite, object_pairs_hook=_without_duplicates
+        )
+    except (ValueError, RecursionError) as error:
+        raise InvalidPlan(f"not JSON, or cut short: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidPlan(f"not a plan: its format is not {FORMAT!r}")
+    version = document.get("version")
+    if type(version) is not int or version != VERSION:
+        raise InvalidPlan(f"version is {version!r}; this monet reads version {VERSION}: make the plan again")
+    digest = _checksum(data)
+    if document.get("sha256") != digest:
+        raise InvalidPlan(
+            f"the checksum does not match: sha256 is {document.get('sha256')!r}, but the file's is {digest!r}; "
+            "it was changed or damaged after it was written"
+        )
+    values = _members(_PLAN)(document, "")
+    peak = values["fixed_bytes"] + values["arena_bytes"]
+    if values["peak_bytes"] != peak:
+        raise InvalidPlan(f"peak_bytes: is {values['peak_bytes']}, but fixed_bytes + arena_bytes is {peak}")
+    return Plan(**{member.name: values[member.name] for member in fields(Plan)})
+
+
+def _fail(where: str, what: str) -> NoReturn:
+    raise InvalidPlan(f"{where or 'the file'}: {what}")
+
+
+def _not_finite(literal: str) -> NoReturn:
+    raise InvalidPlan(f"{literal} is not a number that a plan may hold")
+
+
+def _finite(literal: str) -> float:
+    return value if math.isfinite(value := float(literal)) else _not_finite(literal)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in row:
+            raise InvalidPlan(f"the name {key!r} occurs twice in one object")
+        row[key] = value
+    return row
+
+
+def _count(value: Any, where: str) -> int:
+    if type(value) is not int:
+        _fail(where, f"must be an integer, is {value!r:.80}")
+    if not 0 <= value < 1 << 63:
+        _fail(where, f"must be at least 0 and less than 2^63, is {value}")
+    return value
+
+
+def _string(value: Any, where: str) -> str:
+    return value if isinstance(value, str) else _fail(where, f"must be a string, is {value!r:.80}")
+
+
+def _flag(value: Any, where: str) -> bool:
+    return value if isinstance(value, bool) else _fail(where, f"must be true or false, is {value!r:.80}")
+
+
+def _free(value: Any, where: str) -> dict[str, Any]:
+    return value if isinstance(value, dict) else _fail(where, f"must be an object, is {value!r:.80}")
+
+
+def _nullable_count(value: Any, where: str) -> int | None:
+    return None if value is None else _count(value, where)
+
+
+def _array(item: _Reader) -> _Reader:
+    def read(value: Any, where: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            _fail(where, f"must be an array, is {value!r:.80}")
+        return tuple(item(element, f"{where}[{n}]") for n, element in enumerate(value))
+
+    return read
+
+
+def _counts_by_name(value: Any, where: str) -> dict[str, int]:
+    return {name: _count(size, f"{where}[{name!r}]") for name, size in _free(value, where).items()}
+
+
+def _members(readers: Mapping[str, _Reader], make: Callable[..., Any] = dict) -> _Reader:
+    """Exactly these members, handed to ``make`` by name."""
+
+    def read(value: Any, where: str) -> Any:
+        row = _free(value, where)
+        for name in sorted(readers.keys() - row.keys()):
+            _fail(where, f"{name!r} is missing")
+        for name in sorted(row.keys() - readers.keys()):
+            _fail(where, f"{name!r} is not a field of format version {VERSION}")
+        prefix = f"{where}." if where else ""
+        return make(**{name: reader(row[name], prefix + name) for name, reader in readers.items()})
+
+    return read
+
+
+_STEP: dict[str, _Reader] = {
+    "kind": _string,
+    "node": _string,
+    "implementation": _string,
+    "reads": _counts_by_name,
+    "writes": _counts_by_name,
+    "requests": _array(_nullable_count),
+    "request_bytes": _array(_count),
+    "begin": _count,
+    "workers": _flag,
+}
+_BUFFER: dict[str, _Reader] = {
+    "value": _string,
+    **dict.fromkeys(("id", "bytes", "offset", "begin", "end", "first", "last"), _count),
+}
+_PLAN: dict[str, _Reader] = {
+    **dict.fromkeys(("budget_bytes", "arena_bytes", "arena_bound_bytes", "fixed_bytes", "peak_bytes"), _count),
+    **dict.fromkeys(("format", "sha256"), _string),
+    "version": _count,
+    "fixed": _counts_by_name,
+    **dict.fromkeys(("model", "environment", "solver"), _free),
+    "steps": _array(_members(_STEP, PlanStep)),
+    "buffers": _array(_members(_BUFFER, Buffer)),
+}

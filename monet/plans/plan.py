@@ -1,0 +1,110 @@
+"""The plan: a straight list of steps and the place of every buffer. See ``docs/plan-format.md``.
+
+The checker is ``monet.plans.verifier``; it runs on every plan that is made or loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = "monet-plan"
+VERSION = 2
+ALIGNMENT = 64
+"""Bytes: every offset and size in the arena is a multiple of it."""
+
+
+def aligned(size: int) -> int:
+    """``size`` bytes, rounded up to a multiple of ``ALIGNMENT``."""
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """``bytes`` bytes at ``offset`` in the arena, in use during ticks [begin, end).
+
+    A *tick* is finer than a step, since temporaries come and go inside one; ``first`` and ``last``
+    are the steps (inclusive) that contain the first and the last tick. ``value`` names what it
+    holds first; an in-place step may rename its content.
+    """
+
+    id: int
+    value: str
+    bytes: int
+    offset: int
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """One operator run.
+
+    ``kind``: ``forward``, ``recompute``, ``backward`` or ``update``. ``reads`` maps each arena value it reads
+    to the buffer that holds it; ``writes`` each value it makes, likewise (an in-place step writes a
+    buffer that it reads). ``requests``: for each memory request that the implementation makes, in
+    order, the buffer that serves it, or None where PyTorch's own allocator does (values that
+    outlive the step: outputs and gradients). ``begin`` is its first tick. ``workers``: the last of the
+    requests is memory that the other threads of the operator's parallel loops share evenly.
+    """
+
+    kind: str
+    node: str
+    implementation: str
+    reads: Mapping[str, int]
+    writes: Mapping[str, int]
+    requests: tuple[int | None, ...]
+    request_bytes: tuple[int, ...]
+    begin: int
+    workers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A verified training step. All ``*_bytes`` are exact; ``*_s`` are predicted seconds.
+
+    ``peak_bytes`` = ``fixed_bytes`` + ``arena_bytes`` and is at most ``budget_bytes``.
+    ``fixed``: breakdown of ``fixed_bytes`` (parameters, buffers, gradients, inputs, outputs, reserve).
+    ``model``: fingerprint and description of the captured graph and its inputs.
+    ``environment``: what the plan depends on (torch version, device, dtype, threads, native library).
+    ``solver``: objective_s, bound_s, gap, bound_scope, status, baseline_s, baseline_peak_bytes; order, layout: methods;
+    order_peak_bytes, order_bound_bytes: the order's certificate, in whole runs.
+    Nothing in a plan is a wall-clock time of planning, so equal inputs give equal files.
+    """
+
+    budget_bytes: int
+    arena_bytes: int
+    arena_bound_bytes: int
+    fixed_bytes: int
+    fixed: Mapping[str, int]
+    steps: tuple[PlanStep, ...]
+    buffers: tuple[Buffer, ...]
+    model: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    solver: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.fixed_bytes + self.arena_bytes
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, the same bytes for the same plan; ``path`` is replaced as a whole or not at all.
+
+        Raises InvalidPlan when a field has the wrong type or holds what JSON cannot (NaN, infinity,
+        other objects), OSError when the file cannot be written. Does not verify.
+        """
+        from monet.plans.document import write_plan
+
+        write_plan(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read and verify a plan file. Raises InvalidPlan: which file, where in it, and what is wrong."""
+        from monet.plans.document import read_plan
+
+        return read_plan(Path(path))

@@ -1,0 +1,46 @@
+"""The progress line of a solve, on stderr."""
+
+from __future__ import annotations
+
+from tqdm import tqdm
+
+from monet.amounts import format_bytes
+
+REFRESH_S = 0.25
+
+
+class SolvingBar:
+    """A progress line with incumbent, bound and gap; the bar is the time limit."""
+
+    def __init__(self, shown: bool, time_limit_s: float, unit: str = "s", task: str = "solving") -> None:
+        """``unit``: of what is minimised, ``s`` or ``bytes``. ``task``: what the line says is being done."""
+        self._text = _bytes if unit == "bytes" else _seconds
+        self._limit_s = time_limit_s
+        self._shown_s = -REFRESH_S
+        self._bar = tqdm(
+            total=round(time_limit_s), desc=task, disable=not shown, leave=False,
+            bar_format="{desc}: |{bar}| {n:.0f}/{total} s{postfix}",
+        )  # fmt: skip
+
+    def __enter__(self) -> SolvingBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def __call__(self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float) -> None:
+        if self._bar.disable or elapsed_s - self._shown_s < REFRESH_S:
+            return
+        self._shown_s = elapsed_s
+        self._bar.n = min(elapsed_s, self._limit_s)
+        best = "none yet" if incumbent_s is None else self._text(incumbent_s)
+        least = "none yet" if bound_s is None else self._text(bound_s)
+        self._bar.set_postfix_str(f"best {best}, bound {least}" + (f", gap {gap:.1%}" if gap is not None else ""))
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s"
+
+
+def _bytes(value: float) -> str:
+    return format_bytes(round(value))

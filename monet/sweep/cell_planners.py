@@ -1,0 +1,180 @@
+"""Plans the cells of one source, in the process that this is imported by."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monet.errors import InfeasibleBudget, MonetError, SolverError
+from monet.experiments.provenance import machine, versions
+from monet.planner.problem import Problem
+from monet.planner.published.profile import load_published
+from monet.planner.replay import Replay, replay
+from monet.planner.schedules import SCHEDULES, schedule
+from monet.planner.solution import Solution
+from monet.sweep.cells import Cell, Outcome, Step
+from monet.sweep.gap_trace import GapTrace
+from monet.sweep.source import Options, Source
+from monet.sweep.variants import schedule_name
+
+if TYPE_CHECKING:
+    from monet.pipeline.preparation import Prepared
+
+
+class CellPlanner(Protocol):
+    """A prepared step."""
+
+    step: Step
+
+    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
+        """The cell's solution and its arena's bytes, None where nothing is laid out and no plan is saved.
+
+        Raises ``InfeasibleBudget`` or ``SolverError``.
+        """
+
+    @property
+    def problem(self) -> Problem: ...
+
+
+def open_planner(source: Source, options: Options, progress: bool, cores: int | None = None) -> CellPlanner:
+    """Prepares ``source``: reads a profile, or captures and measures a model.
+
+    ``progress``: show the measuring on stderr. ``cores``: for the solves, as for ``plan_problem``. Raises
+    ``MonetError``.
+    """
+    if source.profile is not None:
+        return _ProfilePlanner(source.profile, options, cores)
+    return _ModelPlanner(source, options, progress, cores)
+
+
+def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
+    """The outcome of ``cell``; a model's plan is saved at ``plan_path``.
+
+    What goes wrong is an outcome, too: one cell must not end the others.
+    """
+    made_on = {"cpu": machine()["cpu"], "versions": versions()}
+    trace = GapTrace()
+    problem = planner.step.problem
+    try:
+        solution, arena_bytes = planner.solve(cell, plan_path, trace)
+        if solution.status == "interrupted":
+            raise SolverError("the solve was interrupted")
+        played = replay(planner.problem, solution)
+    except InfeasibleBudget as error:
+        return Outcome("infeasible", problem, str(error), error.smallest_bytes, made_on=made_on)
+    except MonetError as error:
+        return Outcome("error", problem, str(error), made_on=made_on)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"internal error: {type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
+        return Outcome("error", problem, message, made_on=made_on)
+    outcome = Outcome(
+        status=solution.status,
+        problem=problem,
+        objective_s=solution.objective_s,
+        peak_bytes=solution.peak_bytes if arena_bytes is None else planner.problem.fixed_bytes + arena_bytes,
+        arena_bytes=arena_bytes,
+        build_s=solution.build_s,
+        solve_s=solution.solve_s,
+        to_gap_s=trace.reached_s(solution),
+        memory_bytes=tuple(moment.bytes for moment in played.moments),
+        forward_moments=_forward_moments(played),
+        made_on=made_on,
+    )
+    if solution.bound_scope == "none" or solution.bound_s <= 0:
+        return outcome
+    return replace(outcome, bound_s=solution.bound_s, gap=solution.gap, bound_scope=solution.bound_scope)
+
+
+def _forward_moments(played: Replay) -> int:
+    return sum(moment.stage is None for moment in played.moments)
+
+
+def _step(name: str, problem: Problem, eager: Solution) -> Step:
+    played = replay(problem, eager)
+    return Step(
+        name=name,
+        problem=hashlib.sha256(repr(problem).encode()).hexdigest(),
+        baseline_s=played.objective_s,
+        baseline_peak_bytes=played.peak_bytes,
+        fixed_bytes=problem.fixed_bytes,
+        memory_bytes=tuple(moment.bytes for moment in played.moments),
+        forward_moments=_forward_moments(played),
+    )
+
+
+def _limits(options: Options, cores: int | None) -> dict[str, Any]:
+    """The options of a solve; without a window of the caller's the planner's own holds."""
+    limits: dict[str, Any] = {
+        "time_limit_s": options.time_limit_s,
+        "gap": options.gap,
+        "solver": options.solver,
+        "cores": cores,
+    }
+    return limits if options.window is None else {**limits, "window": options.window}
+
+
+class _ProfilePlanner:
+    """A published profile: costs and sizes without a model, so there is a solution and no plan file."""
+
+    def __init__(self, path: Path, options: Options, cores: int | None) -> None:
+        self._problem = load_published(path)
+        self._limits = _limits(options, cores)
+        self.step = _step(self._problem.name, self._problem, schedule("pytorch", self._problem, sys.maxsize))
+
+    @property
+    def problem(self) -> Problem:
+        return self._problem
+
+    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
+        name = schedule_name(cell.variant)
+        return schedule(name, self._problem, cell.budget_bytes, progress=trace, **self._limits), None
+
+
+class _ModelPlanner:
+    """A model on this machine, captured and measured once; each cell leaves a plan file."""
+
+    def __init__(self, source: Source, options: Options, progress: bool, cores: int | None) -> None:
+        import torch
+
+        from monet.configuration.model_loading import build_model, precision
+        from monet.configuration.sample_inputs import empty_inputs
+        from monet.pipeline.preparation import prepare
+
+        assert source.config is not None
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        model = build_model(source.config)
+        args, kwargs = empty_inputs(source.config, model)
+        with precision(source.config):
+            self._prepared: Prepared = prepare(
+                model,
+                args,
+                kwargs,
+                reserve_bytes=options.reserve_bytes,
+                exact=options.exact,
+                accumulate=source.config.accumulate,
+                storage=options.storage,
+                density=options.density,
+                progress=progress,
+                seed=source.config.seed,
+            )
+        self._limits = _limits(options, cores)
+        self.step = _step(self.problem.name, self.problem, self._prepared.eager)
+
+    @property
+    def problem(self) -> Problem:
+        return self._prepared.problem
+
+    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
+        from monet.pipeline.planning import plan_prepared
+
+        name = schedule_name(cell.variant)
+        limits = {**self._limits, "progress": trace} if SCHEDULES[name].solves else self._limits
+        result = plan_prepared(self._prepared, cell.budget_bytes, variant=name, **limits)
+        result.plan.save(plan_path)
+        return result.solution, result.plan.arena_bytes

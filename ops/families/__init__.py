@@ -1,0 +1,1 @@
+"""Records of operators, a file a family; ``monet.ops.registry`` lists them."""

@@ -1,0 +1,265 @@
+"""Seconds and memory requests of one implementation, by running it on made-up tensors."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monet.errors import ProfileError
+from monet.graph import Ref, Value
+from monet.measurement import Measurement, Request
+from monet.native import allocator
+from monet.ops.compressed import sparse
+from monet.ops.measuring import factorizations, lengths
+from monet.ops.measuring.requests import _compact, _of_workers, _requests
+from monet.ops.measuring.signature import signature
+from monet.ops.offers.contents import Contents, Operators
+from monet.ops.offers.implementation import Implementation
+from monet.ops.strides import has_strides
+
+# Enough repetitions for a short operator, few for a long one.
+ENOUGH_S = 0.06
+MOST_RUNS = 9
+LEAST_SCRATCH_BYTES = 1 << 26
+LEAST_RUNS = 2
+# Inputs are kept for the next measurement of equal shapes until they are this many bytes.
+MOST_INPUT_BYTES = 3 << 30
+_NOISE = 1 << 20
+CONTENTS: Operators = {**sparse.CONTENTS, **factorizations.CONTENTS, **lengths.CONTENTS}
+
+
+class Bench:
+    """Runs implementations one after another, reusing inputs and one resident stretch of memory."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._homes: dict[tuple[Any, ...], allocator.Arena] = {}
+        self._spoilt: set[tuple[Any, ...]] = set()
+        self._noise: dict[torch.dtype, torch.Tensor] = {}
+        self._scratch: allocator.Arena | None = None
+
+    def measure(self, implementation: Implementation, values: Mapping[str, Value]) -> Measurement:
+        """Raises ``ProfileError`` with torch's reason when the implementation fails on such tensors, and where a result
+        has another shape, stride or dtype than its value: what comes after it is planned for these."""
+        made: dict[str, torch.Tensor] = {}
+        if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
+            self._inputs.clear()
+            self._homes.clear()
+            self._spoilt.clear()
+
+        for name in implementation.inputs():
+            if name.endswith(".rng"):
+                made[name] = torch.get_rng_state()
+        contents = CONTENTS.get(implementation.call)
+        if contents is not None:
+            self._fill(contents, implementation, values, made)
+        args = [self._real(a, made, values) for a in implementation.args]
+        kwargs = {k: self._real(v, made, values) for k, v in implementation.kwargs}
+        state = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                return self._run(implementation, args, kwargs, values)
+        except RuntimeError as error:
+            raise ProfileError(
+                f"{implementation.call_name} fails on {signature(implementation, values)}: {error}"
+            ) from error
+        finally:
+            torch.set_rng_state(state)
+            if implementation.overwrites is not None:  # no more what it was: after some runs in place, anything
+                spoilt = made[implementation.overwrites]
+                self._spoilt |= {key for key, tensor in self._inputs.items() if tensor is spoilt}
+
+    def _real(self, argument: Any, made: dict[str, torch.Tensor], values: Mapping[str, Value]) -> Any:
+        """The argument tree with tensors for values; one tensor a value."""
+        if isinstance(argument, Ref):
+            if argument.name not in made:
+                value = values[argument.name]
+                tensor = self._tensor(value, len(made))
+                tensor = tensor.conj() if value.conjugate else tensor
+                made[argument.name] = torch._neg_view(tensor) if value.negative else tensor
+            return made[argument.name]
+        if isinstance(argument, list | tuple):
+            return [self._real(item, made, values) for item in argument]
+        return argument
+
+    def _run(
+        self,
+        implementation: Implementation,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        values: Mapping[str, Value],
+    ) -> Measurement:
+        if not allocator.available():
+            return self._time_only(implementation, args, kwargs, values)
+        start = time.perf_counter()
+        with allocator.Recording() as recording:
+            results = _named(implementation, implementation.call(*args, **kwargs))
+        first = time.perf_counter() - start
+        _compare(results, implementation, values)
+        requests, ticks = _requests(recording.events, results, implementation)
+        requests += _of_workers(recording, ticks, implementation)
+        del results
+        arena = self._serve(requests)
+        times: list[float] = []
+        while len(times) < LEAST_RUNS or (sum(times) < ENOUGH_S and len(times) < MOST_RUNS):
+            if first > 1.0 and len(times) == 1:
+                break
+            arena.enter(0)
+            try:
+                start = time.perf_counter()
+                results = _named(implementation, implementation.call(*args, **kwargs))
+                times.append(time.perf_counter() - start)
+            finally:
+                arena.leave()
+            del results
+        statistics_ = arena.statistics()
+        arena.close()
+        if statistics_.misses:
+            raise ProfileError(f"{implementation.call_name} asks for other memory when it runs again")
+        return Measurement(statistics.median(times), requests, ticks)
+
+    def _time_only(
+        self,
+        implementation: Implementation,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        values: Mapping[str, Value],
+    ) -> Measurement:
+        """With no recorder: outputs are all that is known of its memory."""
+        results = _named(implementation, implementation.call(*args, **kwargs))
+        _compare(results, implementation, values)
+        requests = tuple(
+            Request(r.untyped_storage().nbytes(), 0, None, i)
+            for i, r in enumerate(results)
+            if r is not None and r.untyped_storage().nbytes() and not (implementation.overwrites and i == 0)
+        )
+        times: list[float] = []
+        while len(times) < LEAST_RUNS or (sum(times) < ENOUGH_S and len(times) < MOST_RUNS):
+            start = time.perf_counter()
+            implementation.call(*args, **kwargs)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return Measurement(statistics.median(times), requests, 1)
+
+    def _serve(self, requests: Sequence[Request]) -> allocator.Arena:
+        """An arena for these requests in memory that earlier measurements made resident."""
+        offsets, size = _compact(requests)
+        placed = list(zip((r.bytes for r in requests), offsets, strict=True))
+        crew = [placed.pop() if requests and requests[-1].workers else (0, 0)]
+        if self._scratch is None or self._scratch.bytes < size:
+            self._scratch, memory = _mapped(max(size, LEAST_SCRATCH_BYTES), torch.uint8)
+            memory.zero_()  # resident before anything is timed
+        arena = allocator.Arena([placed], size, crew)
+        arena.share(self._scratch)
+        return arena
+
+    def _base(self, key: tuple[Any, ...], value: Value) -> torch.Tensor:
+        """Memory for the whole storage of a value, to be filled: that of a spoilt input again, else new."""
+        size = value.storage_bytes // value.dtype.itemsize
+        self._spoilt.discard(key)
+        if key in self._inputs:
+            return self._inputs[key].as_strided((size,), (1,), 0)
+        return self._empty(key, size, value)
+
+    def _empty(self, key: tuple[Any, ...], size: int, value: Value) -> torch.Tensor:
+        """Memory of the kind that a planned step's tensors lie in (huge pages): reading from other memory takes
+        up to twice as long."""
+        if value.device.type != "cpu" or not size or not allocator.available():
+            return torch.empty(size, dtype=value.dtype, device=value.device)
+        self._homes[key], base = _mapped(size, value.dtype)
+        return base
+
+    def _fill(
+        self,
+        contents: Contents,
+        implementation: Implementation,
+        values: Mapping[str, Value],
+        made: dict[str, torch.Tensor],
+    ) -> None:
+        """The tensor whose content is the operator's to say, where the call has it."""
+        args, kwargs = implementation.args, dict(implementation.kwargs)
+        ref = args[contents.argument] if isinstance(contents.argument, int) else kwargs.get(contents.argument)
+        if not isinstance(ref, Ref):
+            return
+        value = values[ref.name]
+        key = (signature(implementation, values),)
+        if key not in self._inputs or key in self._spoilt:
+            tensor = self._base(key, value).as_strided(value.shape, value.stride, value.offset)
+            named = {name: _described(argument, values) for name, argument in kwargs.items()}
+            contents.fill(tensor, [_described(argument, values) for argument in args], named)
+            self._inputs[key] = tensor
+        made[ref.name] = self._inputs[key]
+
+    def _tensor(self, value: Value, position: int) -> torch.Tensor:
+        """Noise of the value's geometry, one tensor an argument; integers are 0, a valid index everywhere."""
+        key = (position, value.shape, value.stride, value.offset, value.dtype, value.device, value.storage_bytes)
+        if key in self._inputs and key not in self._spoilt:
+            return self._inputs[key]
+        base = self._base(key, value)
+        size = base.numel()
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            noise = self._noise.get(value.dtype)
+            if noise is None:
+                generator = torch.Generator().manual_seed(0)
+                # Between 0 and 1, as some operators (logarithms, deviations, probabilities) want it.
+                noise = torch.rand(_NOISE, generator=generator).mul_(0.8).add_(0.1).to(value.dtype)
+                self._noise[value.dtype] = noise
+            whole = size // _NOISE
+            base[: whole * _NOISE].view(whole, _NOISE).copy_(noise)
+            base[whole * _NOISE :].copy_(noise[: size - whole * _NOISE])
+        elif value.dtype is torch.bool:
+            base.fill_(True)
+        else:
+            base.zero_()
+        tensor = base.as_strided(value.shape, value.stride, value.offset)
+        self._inputs[key] = tensor
+        return tensor
+
+
+def _described(argument: Any, values: Mapping[str, Value]) -> Any:
+    return values[argument.name] if isinstance(argument, Ref) else argument
+
+
+def _mapped(size: int, dtype: torch.dtype) -> tuple[allocator.Arena, torch.Tensor]:
+    """A tensor of ``size`` elements that fills an arena of its own; it must not outlive the arena."""
+    count = size * dtype.itemsize
+    home = allocator.Arena([[(count, 0)]], count)
+    home.map()
+    home.enter(0)
+    try:
+        return home, torch.empty(size, dtype=dtype)
+    finally:
+        home.leave()
+
+
+def _named(implementation: Implementation, results: Any) -> list[torch.Tensor | None]:
+    """The results that have a name; the others are released here."""
+    flat = [results] if implementation.single else list(results)
+    return [r if name is not None else None for r, name in zip(flat, implementation.outputs, strict=False)]
+
+
+def _compare(
+    results: Sequence[torch.Tensor | None], implementation: Implementation, values: Mapping[str, Value]
+) -> None:
+    """The kernels' geometry against the graph's, which bit masks and views rely on."""
+    for position, (name, result) in enumerate(zip(implementation.outputs, results, strict=False)):
+        if name is None or result is None:
+            continue
+        value = values[name]
+        if result.dtype is value.dtype and result.shape == value.shape and has_strides(result, value.stride):
+            continue
+        found = _geometry(tuple(result.shape), result.stride(), result.dtype)
+        raise ProfileError(
+            f"result {position} ({name}) of {implementation.call_name} is {found}, but torch traced it as "
+            f"{_geometry(value.shape, value.stride, value.dtype)}, and a plan would rely on that; make the operator's "
+            "inputs contiguous in the model (.contiguous()), or report this operator"
+        )
+
+
+def _geometry(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"

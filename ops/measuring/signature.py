@@ -1,0 +1,45 @@
+"""The key of a measurement: what requests and times depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from monet.graph import Ref, Value
+from monet.ops.offers.implementation import Implementation
+
+
+def signature(implementation: Implementation, values: Mapping[str, Value]) -> str:
+    """What the requests and the time depend on, besides the environment."""
+
+    def describe(argument: Any) -> str:
+        if isinstance(argument, Ref):
+            v = values[argument.name]
+            lazy = " conjugate" * v.conjugate + " negative" * v.negative
+            return f"{v.dtype}{list(v.shape)}/{list(v.stride)}+{v.offset}{lazy}"
+        if isinstance(argument, list | tuple):
+            return f"[{', '.join(describe(item) for item in argument)}]"
+        if callable(argument) and not hasattr(argument, "_schema"):
+            return f"{argument.__module__}.{argument.__qualname__}"
+        return str(argument)
+
+    same = _repeated(implementation)
+    arguments = ", ".join(describe(a) for a in implementation.args)
+    named = ", ".join(f"{k}={describe(v)}" for k, v in implementation.kwargs)
+    # Of results, too: a measurement says that they are as the graph has them.
+    wanted = " ".join("_" if n is None else describe(Ref(n)) for n in implementation.outputs)
+    return f"{implementation.call_name}({arguments}; {named})->{wanted}{same}"
+
+
+def _repeated(implementation: Implementation) -> str:
+    """Which arguments are the same value (an in-place operator on its own input)."""
+    names = [a.name for a in (*implementation.args, *(v for _, v in implementation.kwargs)) if isinstance(a, Ref)]
+    return "" if len(set(names)) == len(names) else str([names.index(n) for n in names])
+
+
+def environment(device: torch.device) -> str:
+    """The part of a measurement's key that belongs to the machine."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}|{device.type} {name}|threads {torch.get_num_threads()}|v2"

@@ -1,0 +1,192 @@
+"""Operators without a record of their own: their aten kernel, in place where aten has the same kernel in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monet.graph import Operator, Ref, operator_inputs
+from monet.ops.offers.context import Context, plain
+from monet.ops.offers.implementation import Implementation
+
+aten = torch.ops.aten
+
+# Elementwise operators whose in-place overload runs the same kernel.
+IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.add.Scalar: aten.add_.Scalar,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.sub.Scalar: aten.sub_.Scalar,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.mul.Scalar: aten.mul_.Tensor,  # mul_.Scalar rounds the number to a 16-bit format first
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.pow.Tensor_Scalar: aten.pow_.Scalar,
+    aten.neg.default: aten.neg_.default,
+    aten.abs.default: aten.abs_.default,
+    aten.exp.default: aten.exp_.default,
+    aten.expm1.default: aten.expm1_.default,
+    aten.log.default: aten.log_.default,
+    aten.log1p.default: aten.log1p_.default,
+    aten.sqrt.default: aten.sqrt_.default,
+    aten.rsqrt.default: aten.rsqrt_.default,
+    aten.reciprocal.default: aten.reciprocal_.default,
+    aten.sin.default: aten.sin_.default,
+    aten.cos.default: aten.cos_.default,
+    aten.erf.default: aten.erf_.default,
+    aten.clamp.default: aten.clamp_.default,
+    aten.clamp_min.default: aten.clamp_min_.default,
+    aten.clamp_max.default: aten.clamp_max_.default,
+    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
+    aten.masked_fill.Tensor: aten.masked_fill_.Tensor,
+    aten.relu.default: aten.relu_.default,
+    aten.threshold.default: aten.threshold_.default,
+    aten.hardtanh.default: aten.hardtanh_.default,
+    aten.leaky_relu.default: aten.leaky_relu_.default,
+    aten.hardsigmoid.default: aten.hardsigmoid_.default,
+    aten.hardswish.default: aten.hardswish_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.elu.default: aten.elu_.default,
+    aten.celu.default: aten.celu_.default,
+    aten.gelu.default: aten.gelu_.default,
+    aten.silu.default: aten.silu_.default,
+    aten.mish.default: aten.mish_.default,
+}
+
+# Overloads that write into a given tensor, which may be the first argument, and what they call it. Softmax sums a row
+# before it writes the row, and threads share no row.
+INTO: dict[Callable[..., Any], tuple[Callable[..., Any], str]] = {
+    aten._softmax.default: (aten._softmax.out, "out"),
+    aten._log_softmax.default: (aten._log_softmax.out, "out"),
+    aten.softplus.default: (aten.softplus.out, "out"),
+}
+
+# The second argument's memory: addition and multiplication commute, exactly; the others write where they are told.
+COMMUTE = (aten.add.Tensor, aten.mul.Tensor)
+INTO_OTHER: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten.sub.Tensor: aten.sub.out,
+    aten.div.Tensor: aten.div.out,
+}
+
+# The gradient may be written where the incoming one, the first argument, is. hardswish and mish have no such kernel.
+GRADIENT_IN_PLACE: dict[Callable[..., Any], tuple[Callable[..., Any], str]] = {
+    aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
+    aten.hardtanh_backward.default: (aten.hardtanh_backward.grad_input, "grad_input"),
+    aten.leaky_relu_backward.default: (aten.leaky_relu_backward.grad_input, "grad_input"),
+    aten.hardsigmoid_backward.default: (aten.hardsigmoid_backward.grad_input, "grad_input"),
+    aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, "grad_input"),
+    aten.tanh_backward.default: (aten.tanh_backward.grad_input, "grad_input"),
+    aten.elu_backward.default: (aten.elu_backward.grad_input, "grad_input"),
+    aten.gelu_backward.default: (aten.gelu_backward.grad_input, "grad_input"),
+    aten.silu_backward.default: (aten.silu_backward.grad_input, "grad_input"),
+    aten.softplus_backward.default: (aten.softplus_backward.grad_input, "grad_input"),
+    aten.log_sigmoid_backward.default: (aten.log_sigmoid_backward.grad_input, "grad_input"),
+    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
+    aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, "out"),
+}
+
+
+def forward(op: Operator, context: Context) -> list[Implementation]:
+    """The aten kernel and, where safe, the same in place. A random operator also returns the
+    generator's state from before, so that it can be run again with the same numbers."""
+    if op.random:
+        state = f"{op.name}.rng"
+        return [Implementation("aten", draw, (op.target, *op.args), op.kwargs, (*op.outputs, state), False)]
+    return [plain(op), *in_place(op, context)]
+
+
+def in_place(op: Operator, context: Context) -> list[Implementation]:
+    """The same kernel on the memory of an argument that nobody needs afterwards."""
+    result = op.outputs[0] if op.outputs else None
+    if result is None or not op.args or not isinstance(op.args[0], Ref):
+        return []
+    found: list[Implementation] = []
+    first, second = op.args[0], op.args[1] if len(op.args) > 1 else None
+    if _free(first, op, context, result):
+        if op.target in IN_PLACE:
+            found.append(_over(first, IN_PLACE[op.target], op.args, op.kwargs, op, "in-place"))
+        elif op.target in INTO:
+            overload, keyword = INTO[op.target]
+            found.append(_over(first, overload, op.args, (*op.kwargs, (keyword, first)), op, "in-place"))
+    if isinstance(second, Ref) and second != first and _free(second, op, context, result):
+        if op.target in COMMUTE and not op.kwargs:
+            found.append(_over(second, IN_PLACE[op.target], (second, first, *op.args[2:]), (), op, "in-place-other"))
+        elif op.target in INTO_OTHER:
+            kwargs = (*op.kwargs, ("out", second))
+            found.append(_over(second, INTO_OTHER[op.target], op.args, kwargs, op, "in-place-other"))
+    return found
+
+
+def _free(target: Ref, op: Operator, context: Context, result: str) -> bool:
+    """Whether the result may go into the target's memory, which no other argument shares."""
+    others = [name for name in operator_inputs(op) if name != target.name]
+    shares = any(context.graph.storage(name) == context.graph.storage(target.name) for name in others)
+    return not shares and context.may_overwrite(target.name, op, result)
+
+
+def _over(
+    target: Ref, overload: Callable[..., Any], args: tuple[Any, ...], kwargs: tuple[Any, ...], op: Operator, name: str
+) -> Implementation:
+    return Implementation(name, overload, args, kwargs, op.outputs, True, overwrites=target.name)
+
+
+def recompute(op: Operator, context: Context) -> list[Implementation] | None:
+    """How to run a forward operator again; None where it cannot be."""
+    schema = getattr(op.target, "_schema", None)
+    if schema is not None and any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return None
+    if context.reads_written(op):
+        return None
+    if op.random:
+        state = Ref(f"{op.name}.rng")
+        return [Implementation("aten", draw_again, (op.target, state, *op.args), op.kwargs, op.outputs, op.single)]
+    return [plain(op), *in_place(op, context)]
+
+
+def backward(op: Operator, context: Context) -> list[Implementation]:
+    """The aten kernel, and the same into the incoming gradient's memory where that dies here."""
+    found = [plain(op), *in_place(op, context)]
+    overload, keyword = GRADIENT_IN_PLACE.get(op.target, (None, ""))
+    result = op.outputs[0] if op.outputs else None
+    if overload is not None and result is not None and isinstance(op.args[0], Ref):
+        gradient = op.args[0]
+        if _free(gradient, op, context, result):
+            found.append(_over(gradient, overload, op.args, (*op.kwargs, (keyword, gradient)), op, "in-place"))
+    return found
+
+
+def draw(target: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """A random operator's results followed by the generator's state from before (CPU: 5,056 bytes)."""
+    state = _get_state(args)
+    results = target(*args, **kwargs)
+    return (*results, state) if isinstance(results, tuple | list) else (results, state)
+
+
+def draw_again(target: Callable[..., Any], state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A random operator run from a saved state; the generator is afterwards where it was before."""
+    now = _get_state(args)
+    _set_state(args, state)
+    try:
+        return target(*args, **kwargs)
+    finally:
+        _set_state(args, now)
+
+
+def _device(args: tuple[Any, ...]) -> torch.device:
+    return next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
+
+
+def _get_state(args: tuple[Any, ...]) -> torch.Tensor:
+    device = _device(args)
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_state(args: tuple[Any, ...], state: torch.Tensor) -> None:
+    device = _device(args)
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

@@ -1,0 +1,65 @@
+"""What an operator record offers: implementations, as calls on values of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from monet.graph import Value, references
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Guard:
+    """A source that an equation divides by: every ``abs(scale) / max(1, abs(shift))`` must be at least ``least``.
+
+    A result scale * x + shift loses as many digits of x as the shift is larger than the scale. ``shift``: None for 0.
+    """
+
+    scale: str
+    shift: str | None
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to compute an operator: ``call(*args, **kwargs)``, with ``Ref`` arguments for values.
+
+    ``outputs``: names of the results in order, None for one that nobody reads. ``single``: the call
+    returns a tensor and not a tuple. ``overwrites``: the value whose memory becomes the first
+    output's. ``exact``: results equal the eager kernel's bit by bit; otherwise ``tolerance`` is the
+    relative error that float32 may show, and why is said where the record is defined.
+    ``guard``: what must hold of a parameter for the equation; checked before each step.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    outputs: tuple[str | None, ...] = ()
+    single: bool = True
+    overwrites: str | None = None
+    exact: bool = True
+    tolerance: float = 0.0
+    guard: Guard | None = None
+    holds: tuple[str, ...] = ()
+
+    def inputs(self) -> tuple[str, ...]:
+        """Values it reads, without repetition, in order."""
+        names = [*references(self.args), *references([value for _, value in self.kwargs])]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def call_name(self) -> str:
+        """Stable across processes: part of the key under which it is measured."""
+        name = getattr(self.call, "__qualname__", None)
+        return f"{self.call.__module__}.{name}" if name and not hasattr(self.call, "_schema") else str(self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedIntermediate:
+    """A value made on demand after its operator ran, and how; ``kind`` as in ``planner.problem.Intermediate``."""
+
+    value: Value
+    implementation: Implementation
+    kind: str

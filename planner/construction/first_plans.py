@@ -1,0 +1,153 @@
+"""Constructive plans: fast, feasible, and good enough for the solver to start from.
+
+A plan is what a walk (``walks.py``) leaves behind; a few walks with different tensors exempt from
+dropping are tried, and the best is kept. The smallest budget known is the least peak of walks under
+budgets that are halved, and of thrifty walks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from dataclasses import dataclass, replace
+
+from monet.planner.construction.walks import DoesNotFit, Walk, backward_pass, forward_pass
+from monet.planner.memory_floor import floor_bytes
+from monet.planner.problem import Problem
+from monet.planner.program.windows import Windows, windows
+from monet.planner.replay import Replay, replay
+from monet.planner.runs import without_useless
+from monet.planner.solution import Runs, Solution
+
+TRIALS = 64
+"""How often an intermediate is added or left out."""
+
+SHARES = (1.0, 0.97, 0.93, 0.88)
+"""Parts of the budget that walks are given."""
+
+SMALL = (0.01, 0.04, 0.1, 0.25)
+"""What counts as small, as a part of the largest tensor."""
+
+STEPS = (0.9, 0.95, 0.98, 0.99)
+"""How much less an ordinary walk is given than the smallest peak so far."""
+
+HALVINGS = 7
+"""How often the way from the floor to the smallest peak so far is halved."""
+
+
+def construct(index: Windows, budget_bytes: int, deadline_s: float = math.inf) -> Runs | None:
+    """The best plan within the budget that a few walks find until ``deadline_s`` (``time.monotonic``), or None.
+
+    Between walks, intermediates (sign bits, pool indices) are added to the forward pass or left out
+    one by one, largest operator first; a change stays if the plan gets cheaper.
+    """
+    best: _Found | None = None
+    budget, chosen = budget_bytes, frozenset[str]()
+    # An eviction is greedy, so a walk with less memory can end up with the better plan.
+    for share, trial in itertools.product(SHARES, _exempt(index)):
+        found = _walk(index, int(budget_bytes * share), trial, deadline_s)
+        if found is not None and found.cheaper_than(best):
+            best, chosen, budget = found, trial, int(budget_bytes * share)
+    if best is None:
+        return None
+    for name in sorted(_needed_intermediates(index), key=lambda v: (-_output_bytes(index, v), v))[:TRIALS]:
+        found = _walk(index, budget, chosen ^ {name}, deadline_s)
+        if found is not None and found.cheaper_than(best):
+            best, chosen = found, chosen ^ {name}
+    return best.runs
+
+
+def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int, Solution] | None:
+    """The smallest budget known to be feasible, and the plan that shows it.
+
+    Ordinary walks first, under budgets that are halved; then thrifty ones, which take long on many operators and
+    whose plans are slow to run; then ordinary ones with a little less, as long as they succeed. At ``deadline_s``
+    (``time.monotonic``) the best so far is returned. None if nothing is found: a needed tensor cannot be made.
+    """
+    index = windows(problem, None)
+    everything = _needed_intermediates(index)
+    exempt = dict.fromkeys(chosen for small in _exempt(index) for chosen in (small, small - everything))
+    # It is there whatever time the others take.
+    unlimited = _unlimited(index)
+    tried = [unlimited if unlimited is None else _halved(index, unlimited, deadline_s)]
+    tried += [_walk(index, sys.maxsize, chosen, deadline_s, thrifty=True) for chosen in exempt]
+    best = min((found for found in tried if found is not None), key=lambda found: found.order, default=None)
+    if best is None:
+        return None
+    for step in STEPS:
+        budget = int(best.cost.peak_bytes * step)
+        lower = [found for chosen in _exempt(index) if (found := _walk(index, budget, chosen, deadline_s)) is not None]
+        best = min([best, *lower], key=lambda found: found.order)
+    return best.cost.peak_bytes, best.solution()
+
+
+def _halved(index: Windows, best: _Found, deadline_s: float) -> _Found:
+    """The smallest plan of ordinary walks under budgets between the floor and ``best``'s peak, in half the time."""
+    now = time.monotonic()
+    deadline_s = now + (deadline_s - now) / 2
+    low = floor_bytes(index.problem)
+    for _ in range(HALVINGS):
+        middle = (low + best.cost.peak_bytes) // 2
+        found = (_walk(index, middle, chosen, deadline_s) for chosen in _exempt(index)[:2])
+        smaller = next((one for one in found if one is not None), None)
+        low, best = (middle, best) if smaller is None else (low, smaller)
+    return best
+
+
+def fastest_plan(problem: Problem) -> Solution | None:
+    """The fastest implementations and nothing recomputed, whatever memory that takes; None where something that the
+    backward pass needs can neither be kept nor made again."""
+    found = _unlimited(windows(problem, None))
+    return None if found is None else found.solution()
+
+
+def _unlimited(index: Windows) -> _Found | None:
+    """Without a limit a walk drops nothing, so it is quick."""
+    return _walk(index, sys.maxsize, frozenset(), math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    runs: Runs
+    cost: Replay
+
+    def solution(self) -> Solution:
+        return replace(self.runs.solution(), objective_s=self.cost.objective_s, peak_bytes=self.cost.peak_bytes)
+
+    @property
+    def order(self) -> tuple[int, float]:
+        return self.cost.peak_bytes, self.cost.objective_s
+
+    def cheaper_than(self, other: _Found | None) -> bool:
+        return other is None or self.cost.objective_s < other.cost.objective_s
+
+
+def _walk(
+    index: Windows, budget_bytes: int, chosen: frozenset[str], deadline_s: float, thrifty: bool = False
+) -> _Found | None:
+    walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s)
+    try:
+        runs = Runs(tuple(forward_pass(walk)), tuple(backward_pass(walk)))
+    except DoesNotFit:
+        return None
+    runs = without_useless(index.problem, runs)
+    cost = replay(index.problem, runs.solution())
+    return _Found(runs, cost) if cost.peak_bytes <= budget_bytes else None
+
+
+def _needed_intermediates(index: Windows) -> frozenset[str]:
+    return frozenset(v.id for made in index.intermediates for v in made if v.id in index.last)
+
+
+def _exempt(index: Windows) -> list[frozenset[str]]:
+    """Sets of tensors to keep in any case: none; all intermediates; with them, what is small."""
+    largest = max(index.size.values(), default=0)
+    intermediates = _needed_intermediates(index)
+    small = [frozenset(n for n in index.last if index.size[n] <= part * largest) for part in SMALL]
+    return list(dict.fromkeys([frozenset[str](), intermediates, *(intermediates | names for names in small)]))
+
+
+def _output_bytes(index: Windows, intermediate: str) -> int:
+    return sum(index.size[n] for n in index.problem.forward[index.producer[intermediate]].outputs)

@@ -1,0 +1,31 @@
+"""From an order to the lifetimes of its buffers: what ``layout`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monet.planner.layout.arena import Lifetime
+from monet.planner.order.graph import OrderGraph
+
+
+def order_lifetimes(graph: OrderGraph, order: Sequence[int]) -> tuple[Lifetime, ...]:
+    """When each storage that a node makes is in use, in ticks that are places in ``order``.
+
+    A storage lives from the node that makes it to the last one that uses it; outputs live to the end; a workspace
+    lives while its node runs. Ids are the storages, and for workspaces numbers above them all. Storages without
+    bytes are left out. The most that is alive at a tick is ``peak_bytes(graph, order)``.
+
+    ``order``: valid for ``graph`` (``memory_along`` tells); views may be left out.
+    """
+    at = {n: tick for tick, n in enumerate(order)}
+    found = []
+    for name, maker in graph.producer.items():
+        last = max((at[n] for n in graph.consumers[name]), default=at[maker])
+        end = len(order) if name in graph.outputs else last + 1
+        if graph.bytes[name]:
+            found.append(Lifetime(name, graph.bytes[name], at[maker], end))
+    first = max((*graph.bytes, *graph.inputs), default=-1) + 1
+    for n in graph.working:
+        if size := graph.nodes[n].workspace_bytes:
+            found.append(Lifetime(first + n, size, at[n], at[n] + 1))
+    return tuple(found)

@@ -1,0 +1,59 @@
+"""The best plan found so far, and the clock of a search."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from monet.planner.problem import Problem
+from monet.planner.progress import Progress
+from monet.planner.replay import Replay, replay
+from monet.planner.solution import Runs
+
+log = logging.getLogger(__name__)
+ROUNDING = 1e-9
+"""Of a gap: a bound that a solver reports for a sum of seconds is a few bits off."""
+
+
+@dataclass(slots=True)
+class Best:
+    """The best replayed plan so far, offered to from any thread. ``fits``: whether a plan is within the limit."""
+
+    problem: Problem
+    value: Callable[[Replay], float]
+    fits: Callable[[Replay], bool]
+    runs: Runs | None = None
+    cost: Replay | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def offer(self, runs: Runs) -> bool:
+        """Takes ``runs`` if they are valid, fit and are better; returns whether they are valid and fit."""
+        cost = replay(self.problem, runs.solution())
+        if not self.fits(cost):
+            return False
+        with self._lock:
+            if self.cost is None or self.value(cost) < self.value(self.cost):
+                self.runs, self.cost = runs, cost
+        return True
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time that all phases share, and who wants to know how far they are."""
+
+    time_limit_s: float
+    progress: Progress | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+    def left_s(self) -> float:
+        return max(0.0, self.time_limit_s - self.elapsed_s())
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.begun
+
+
+class GoodEnough(Exception):
+    """A plan as good as was asked for is in hand, or is proven not to exist."""

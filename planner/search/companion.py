@@ -1,0 +1,107 @@
+"""A second core's work: stretches of the best plan are improved while the whole program is solved.
+
+HiGHS searches a tree on one core. What it is weak at, finding good plans under tight budgets, is what
+large-neighbourhood search is good at, so both run at once and the solve of the whole ends as soon as the best
+plan of either is within the gap. The companion begins only after ``AFTER_S``, since which plan is found first
+depends on the clock from then on: equal inputs give equal plans where the whole takes less.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from monet.planner.search.neighbourhoods import NODES, improve
+from monet.planner.solvers.model import Limits
+from monet.planner.solvers.rows import Floats
+
+if TYPE_CHECKING:
+    from monet.planner.search.search import Search
+from monet.planner.cores import usable_cores
+
+AFTER_S = 5.0
+MOST_NODES = 1000
+RETRY_S = 0.2
+"""Until a first plan is known, and one that is a point of the program."""
+
+
+def has_room(solver: str, cores: int | None) -> bool:
+    """Whether a companion has a core to run on, of ``cores`` (None: of all usable ones).
+
+    Solvers that CVXPY calls use every core by themselves, and cannot be stopped from another thread.
+    """
+    return solver.upper() == "HIGHS" and (usable_cores() if cores is None else cores) > 1
+
+
+class Companion:
+    """While entered, improves ``search``'s best plan in a thread; ``wanted``: otherwise does nothing.
+
+    Leaving waits until the thread has stopped, and raises what it failed with.
+    """
+
+    def __init__(self, search: Search, wanted: bool) -> None:
+        self._search = search
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._value = float("inf")
+        self._thread = threading.Thread(target=self._run, name="companion", daemon=True) if wanted else None
+
+    def __enter__(self) -> Companion:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None and raised is None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            if not self._stopping.wait(AFTER_S):
+                self._improve()
+        except _Stopped:
+            pass
+        except BaseException as error:  # handed to the caller's thread, which raises it
+            self._error = error
+
+    def _improve(self) -> None:
+        """Again and again with other stretches and longer rounds: each ends where it no longer helps."""
+        search = self._search
+        model = search.model()
+        nodes = NODES
+        for seed in itertools.count(1):
+            while (x := search.point(model)) is None:
+                if self._stopping.wait(RETRY_S):
+                    return
+            self._value = search.value()
+            limits = Limits(float("inf"), search.gap, nodes)
+            try:
+                improve(search.program, model, search.solve, x, limits, self._found, self._tick, seed)
+            except _Better:
+                continue
+            nodes = min(MOST_NODES, nodes * 2)
+
+    def _found(self, x: Floats) -> None:
+        self._search.offer(x)
+        self._value = self._search.value()
+
+    def _tick(self, x: Floats | None, bound: float | None) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+        if self._search.value() < self._value:
+            raise _Better
+
+
+class _Better(Exception):
+    """The solve of the whole has a better plan: ends a round, to begin again from that."""
+
+
+class _Stopped(Exception):
+    """Ends a round from its progress report."""

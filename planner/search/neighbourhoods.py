@@ -1,0 +1,126 @@
+"""Large-neighbourhood search: re-solve stretches of the network around the best plan known.
+
+Every column of the program belongs to a position in the forward pass. A round frees the columns of
+one or two contiguous stretches, fixes all others to the best point, and lets the solver improve it.
+Two stretches, because what one gives up in memory another can use. Stretches follow a fixed sequence
+and rounds are limited by search nodes: the same problem gives the same rounds, unless a round reaches
+``ROUND_S`` or the time runs out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from monet.planner.program.program import Program
+from monet.planner.solvers.model import Limits, Model, Solve, Tick
+from monet.planner.solvers.rows import Floats
+
+NODES = 10
+ROUND_S = 6.0
+ROUND_GAP = 1e-3
+MOST_WIDTH = 0.6
+FIRST_WIDTH = 0.2
+STALE_ROUNDS = 20
+SCATTERED = 1.5
+"""Single operators anywhere may be this much more of the network than a stretch: few of their columns interact."""
+
+
+def positions(program: Program) -> npt.NDArray[np.int64]:
+    """For every column, the forward operator that it is about.
+
+    A stage belongs to the earliest operator whose tensors it may read, or to that of the stage
+    before it.
+    """
+    index = program.windows
+    at = np.zeros(len(program.rows.costs), dtype=np.int64)
+    about = [(c, index.producer[k]) for k, columns in program.keep.items() for c in columns]
+    about += [(c, i) for (i, _), c in program.forward.items()]
+    about += [(c, index.producer[k]) for (k, _), columns in program.resident.items() for c in columns]
+    levels = ((k, columns) for (k, _), found in program.local.items() for _, columns in found)
+    about += [(c, index.producer[k]) for k, columns in levels for c in columns]
+    # After local: a level without a column of its own names the columns of the runs that read it.
+    about += [(c, i) for (i, _, _), c in program.again.items()]
+    about += [(c, index.producer[v]) for (v, _), c in program.make.items()]
+    here = len(index.problem.forward) - 1
+    for stage, implementations in enumerate(index.runs_backward):
+        here = min((index.producer[k] for k in index.reads[stage]), default=here)
+        about += [(program.backward[stage, q.name], here) for q in implementations]
+    for column, position in about:
+        if column >= 0:
+            at[column] = position
+    return at
+
+
+def _stretches(count: int, rng: np.random.Generator) -> Iterator[Callable[[float], npt.NDArray[np.bool_]]]:
+    """Endless: a function from width (a fraction of the network) to the freed operators.
+
+    In turn one stretch, two anywhere, two mirrored ones, which skip connections join, and operators anywhere.
+    """
+    while True:
+        for kind in ("one", "two", "mirrored", "scattered"):
+            if kind == "scattered":
+                order = rng.permutation(count)
+                yield lambda width, order=order: order < width * SCATTERED * count  # type: ignore[misc]
+                continue
+            places = rng.random(2)
+            if kind == "one":
+                places = places[:1]
+            elif kind == "mirrored":
+                places[1] = 1 - places[0]
+
+            def free(width: float, places: Floats = places) -> npt.NDArray[np.bool_]:
+                chosen = np.zeros(count, dtype=np.bool_)
+                length = max(1, round(width * count / len(places)))
+                for place in places:
+                    begin = round(place * (count + length)) - length
+                    chosen[max(0, begin) : max(0, begin + length)] = True
+                return chosen
+
+            yield free
+
+
+def improve(
+    program: Program,
+    model: Model,
+    solve: Solve,
+    x: Floats,
+    limits: Limits,
+    found: Callable[[Floats], None],
+    tick: Tick | None,
+    seed: int = 0,
+) -> Floats:
+    """Improves the feasible point ``x`` until rounds stop helping or time is up; returns the best point.
+
+    ``limits.nodes`` is that of a round. ``found`` is told every better point. A Ctrl-C is raised once
+    ``found`` has the best one.
+    """
+    at = positions(program)
+    deadline = time.monotonic() + limits.time_s
+    best, objective = x, float(model.arrays.cost @ x)
+    width, stale = FIRST_WIDTH, 0
+    for free in _stretches(len(program.problem.forward), np.random.default_rng(seed)):
+        left = deadline - time.monotonic()
+        if left <= 0 or stale >= STALE_ROUNDS:
+            break
+        freed = free(width)[at] | ~model.arrays.integer
+        round_model = replace(
+            model,
+            fixed_lower=np.where(freed, model.fixed_lower, best),
+            fixed_upper=np.where(freed, model.fixed_upper, best),
+            start=best,
+        )
+        answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), limits.nodes), tick)
+        stale += 1
+        if answer.x is not None and answer.objective < objective - 1e-6 * abs(objective):
+            best = np.where(model.arrays.integer, np.round(answer.x), answer.x)
+            objective, stale = answer.objective, 0
+            found(answer.x)
+        if answer.status == "interrupted":
+            raise KeyboardInterrupt
+        width = min(MOST_WIDTH, width * 1.15) if answer.status == "optimal" else width * 0.7
+    return best

@@ -1,0 +1,72 @@
+"""What a 0-1 solver is given and gives back, and how one is found by name.
+
+An adapter takes a ``Model`` and ``Limits`` and returns an ``Answer``. It imports its library when it is
+called, keeps its own status names to itself, and turns its failures into ``SolverError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from monet.planner.solvers.rows import Arrays, Floats
+
+Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """min cost·x over the points of ``arrays`` with ``fixed_lower`` ≤ x ≤ ``fixed_upper``, both in [0, 1].
+
+    ``start`` is a feasible point to begin with, or None.
+    """
+
+    arrays: Arrays
+    fixed_lower: Floats
+    fixed_upper: Floats
+    start: Floats | None = None
+
+    def violation(self, x: Floats) -> float:
+        """By how much ``x`` misses the worst row, in the row's own unit."""
+        arrays = self.arrays
+        if not len(arrays.lower):
+            return 0.0
+        shape = (len(arrays.lower), len(arrays.cost))
+        activity = csr_array((arrays.value, arrays.column_index, arrays.row_start), shape=shape) @ x
+        return float(max(np.max(activity - arrays.upper), np.max(arrays.lower - activity), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop. ``gap`` is relative; ``nodes`` bounds the search tree (None: no bound).
+
+    ``tolerance``: how far rows and integers may be off (None: the solver's own, 1e-6 to 1e-5). HiGHS alone heeds it.
+    """
+
+    time_s: float
+    gap: float
+    nodes: int | None = None
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``x`` is the best point or None; no point costs less than ``bound`` (−inf while unknown).
+
+    ``optimal`` means within the gap. Costs are in the model's units.
+    """
+
+    status: Status
+    x: Floats | None
+    objective: float
+    bound: float
+
+
+Tick = Callable[[Floats | None, float | None], None]
+"""(best point so far, bound in the model's units); called from the thread that asked for the solve. The same point
+is the same array; what is raised ends the solve."""
+Solve = Callable[[Model, Limits, Tick | None], Answer]

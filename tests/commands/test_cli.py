@@ -1,0 +1,294 @@
+"""The command line: usage, exit status, streams and files. The planner behind it is replaced where a test needs one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from monet.amounts import ByteCount
+from monet.cli import plan_main, program
+from monet.errors import InfeasibleBudget
+
+SUMMARY: dict[str, Any] = {
+    "status": "optimal",
+    "budget_bytes": 6_000_000_000,
+    "peak_bytes": 5_998_000_000,
+    "arena_bytes": 5_500_000_000,
+    "fixed_bytes": 498_000_000,
+    "fixed": {"parameters": 102_000_000, "gradients": 102_000_000, "inputs": 294_000_000},
+    "baseline_s": 10.0,
+    "baseline_peak_bytes": 15_000_000_000,
+    "eager_peak_bytes": 14_900_000_000,
+    "objective_s": 10.4,
+    "overhead": 0.04,
+    "bound_s": 10.3,
+    "gap": 0.0097,
+    "bound_scope": "window 16",
+    "order": {"method": "lpmf", "peak_bytes": 1 << 20, "bound_bytes": 1 << 20},
+    "choices": {"convolution": {"onednn": 13, "onednn_channels_last": 40}, "relu": {"from_mask": 49}},
+    "kept": 70,
+    "recomputed": 104,
+    "build_s": 1.5,
+    "solve_s": 42.0,
+}
+MEASURED = {
+    "eager": {"step_s": 10.1, "allocator_peak_bytes": 15_100_000_000, "resident_peak_bytes": 15_900_000_000},
+    "planned": {"step_s": 10.5, "allocator_peak_bytes": 5_990_000_000, "resident_peak_bytes": None},
+}
+
+
+class FakePlan:
+    def save(self, path: Path) -> None:
+        path.write_text("a plan")
+
+
+class FakeApi(types.ModuleType):
+    """Stands for two modules of ``monet.pipeline``: records the call and answers as it is told to."""
+
+    def __init__(self, answer: Callable[[], dict[str, Any]]) -> None:
+        super().__init__("monet.pipeline.planning")
+        self.answer = answer
+        self.call: dict[str, Any] = {}
+
+    def prepare(self, model: object, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> object:
+        self.call = {"model": model, "args": args, "kwargs": kwargs, **options}
+        return self
+
+    def plan_prepared(self, prepared: object, budget: object, **options: Any) -> object:
+        assert prepared is self
+        return self._answer(budget=budget, **options)
+
+    def plan_smallest(self, prepared: object, max_overhead: float | None, **options: Any) -> object:
+        assert prepared is self
+        return self._answer(max_overhead=max_overhead, **options)
+
+    def _answer(self, **options: Any) -> object:
+        self.call |= options
+        logging.getLogger("monet.pipeline.planning").info("planning")
+        return types.SimpleNamespace(plan=FakePlan(), summary=self.answer())
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
+    """A planner that answers at once, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    fake = FakeApi(lambda: dict(SUMMARY))
+    for stage in ("preparation", "planning"):
+        monkeypatch.setitem(sys.modules, f"monet.pipeline.{stage}", fake)
+    measurement = types.ModuleType("monet.experiments.measured_steps")
+    monkeypatch.setattr(measurement, "measure_config", lambda config, plan_path, progress: MEASURED, raising=False)
+    monkeypatch.setitem(sys.modules, "monet.experiments.measured_steps", measurement)
+    return fake
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(program, ["plan", *arguments])
+
+
+def raising(error: BaseException) -> Callable[[], dict[str, Any]]:
+    def answer() -> dict[str, Any]:
+        raise error
+
+    return answer
+
+
+def test_a_plan_is_saved_and_summarised(api: FakeApi) -> None:
+    result = run("--budget", "6GB", "tiny.yaml")
+    assert result.exit_code == 0, result.output
+    assert Path("tiny.plan.json").read_text() == "a plan"
+    assert os.listdir() == ["tiny.plan.json"]
+    assert "planning" in result.stderr
+    for shown in (
+        "5.998 GB",
+        "6.000 GB",
+        "15.000 GB",
+        "294.000 MB",
+        "+4.0% of eager's",
+        "gap 1.0%",
+        "window 16",
+        "onednn_channels_last 40, onednn 13",
+        "a loss outside the module allocates",
+        "saved tiny.plan.json",
+    ):
+        assert shown in result.stdout
+    assert "planning" not in result.stdout.splitlines()
+
+
+def test_options_reach_the_planner(api: FakeApi) -> None:
+    result = run(
+        *("tiny.yaml", "--budget", "6GB", "--reserve", "200MB", "--solver", "gurobi", "--window", "8"),
+        *("--time-limit", "5", "--gap", "0.1", "--threads", "1", "--no-cache", "--exact", "--quiet"),
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    (images,) = api.call.pop("args")
+    assert images.shape == (8, 3, 32, 32)
+    assert api.call.pop("model").training
+    assert api.call == {
+        "kwargs": {},
+        "budget": ByteCount(6_000_000_000),
+        "reserve_bytes": 200_000_000,
+        "solver": "GUROBI",
+        "window": 8,
+        "time_limit_s": 5.0,
+        "gap": 0.1,
+        "exact": True,
+        "accumulate": False,
+        "cache": False,
+        "progress": False,
+        "seed": 0,
+        "storage": (),
+        "density": 0.75,
+        "variant": "all",
+        "prove": False,
+    }
+    assert run("tiny.yaml", "--budget", "6GB", "--batch", "3").exit_code == 0
+    assert api.call["args"][0].shape == (3, 3, 32, 32)
+    assert run("tiny.yaml", "--minimise", "memory", "--max-overhead", "10%").exit_code == 0
+    assert api.call["max_overhead"] == pytest.approx(0.1)
+    assert "budget" not in api.call and "prove" not in api.call
+
+
+def test_defaults_reach_the_planner(api: FakeApi) -> None:
+    assert run("tiny.yaml", "--budget", "50%").exit_code == 0
+    options = {
+        "solver": "HIGHS",
+        "window": None,
+        "time_limit_s": 120.0,
+        "gap": 0.01,
+        "exact": False,
+        "cache": True,
+        "accumulate": False,
+    }
+    assert options.items() <= api.call.items()
+    assert api.call["progress"] is True
+    assert api.call["reserve_bytes"] == 0
+
+
+def test_json_holds_the_summary_and_the_measurement(api: FakeApi) -> None:
+    assert run("tiny.yaml", "--budget", "6GB", "--json", "out.json").exit_code == 0
+    assert json.loads(Path("out.json").read_text()) == SUMMARY
+    result = run("tiny.yaml", "--budget", "6GB", "--json", "out.json", "--measure", "--output", "mine.json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(Path("out.json").read_text()) == {**SUMMARY, "measured": MEASURED}
+    assert sorted(os.listdir()) == ["mine.json", "out.json", "tiny.plan.json"]
+    shown = ("allocator peak", "  in bytes")
+    rows = [line.split("  ") for line in result.stdout.splitlines() if line.startswith(shown)]
+    assert [[cell.strip() for cell in row if cell] for row in rows] == [
+        ["allocator peak", "15.100 GB", "5.990 GB", "5.998 GB"],
+        ["in bytes", "15100000000", "5990000000", "5998000000"],
+    ]
+
+
+def test_a_summary_without_a_bound_is_shown(api: FakeApi) -> None:
+    api.answer = lambda: {**SUMMARY, "bound_s": None, "gap": None, "bound_scope": None, "choices": {}}
+    result = run("tiny.yaml", "--budget", "6GB")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"lower bound +- +none known", result.stdout)
+
+
+def test_infeasible_is_status_1_with_one_message(api: FakeApi) -> None:
+    api.answer = raising(InfeasibleBudget("no plan fits 1.000 MB.", 3_000_000, advice="that"))
+    result = run("tiny.yaml", "--budget", "1MB")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    named = "The smallest budget known to work is 2.9 MiB (3,000,000 bytes). Try that."
+    assert f"monet: error: no plan fits 1.000 MB. {named}\n" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert os.listdir() == []
+    assert "Traceback" in run("tiny.yaml", "--budget", "1MB", "-v").stderr
+
+
+def test_interrupt_is_status_130(api: FakeApi) -> None:
+    api.answer = raising(KeyboardInterrupt())
+    result = run("tiny.yaml", "--budget", "6GB")
+    assert result.exit_code == 130
+    assert result.stderr.endswith("monet: interrupted\n")
+    assert os.listdir() == []
+
+
+def test_an_interrupted_solve_saves_its_best_plan(api: FakeApi) -> None:
+    api.answer = lambda: {**SUMMARY, "status": "interrupted"}
+    result = run("tiny.yaml", "--budget", "6GB", "--measure")
+    assert result.exit_code == 130
+    assert Path("tiny.plan.json").exists()
+    assert "interrupted" in result.stdout
+    assert "measured" not in result.stdout
+
+
+def test_a_failed_measurement_leaves_the_summary(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: object, plan_path: object, progress: bool) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(sys.modules["monet.experiments.measured_steps"], "measure_config", fail)
+    result = run("tiny.yaml", "--budget", "6GB", "--measure", "--json", "out.json")
+    assert result.exit_code == 1
+    assert "Cannot allocate memory" in result.stderr
+    assert json.loads(Path("out.json").read_text()) == SUMMARY
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny.yaml"], "--budget"),
+        (["--budget", "6GB"], "CONFIG"),
+        (["tiny.yaml", "--budget", "6QB"], "6QB"),
+        (["tiny.yaml", "--budget", "6GB", "--reserve", "10%"], "share"),
+        (["tiny.yaml", "--budget", "6GB", "--window", "0"], "--window"),
+        (["tiny.yaml", "--budget", "6GB", "--gap", "-1"], "--gap"),
+        (["tiny.yaml", "--budget", "6GB", "--batch", "0"], "--batch"),
+        (["tiny.yaml", "--budget", "6GB", "--batch", "2", "--max-batch"], "--batch does not go with --max-batch"),
+        (["tiny.yaml", "--budget", "6GB", "--output", "."], "folder"),
+        (["tiny.yaml", "--budget", "6GB", "--output", "none/x.json"], "none"),
+        (["tiny.yaml", "--budget", "6GB", "--json", "none/x.json"], "none"),
+        (["tiny.yaml", "--budget", "6GB", "--json", "tiny.plan.json"], "plan file"),
+        (["tyni.yaml", "--budget", "6GB"], "did you mean tiny.yaml"),
+        (["bad.yaml", "--budget", "6GB"], "bad.yaml:1"),
+        (["gone.yaml", "--budget", "6GB"], "no module named 'nowhere'"),
+    ],
+)
+def test_wrong_usage_is_status_2(api: FakeApi, arguments: list[str], message: str) -> None:
+    Path("bad.yaml").write_text("model: [")
+    Path("gone.yaml").write_text("model: nowhere:make\ninputs: [{shape: [1]}]\n")
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message.lower() in result.stderr.lower()
+    assert "Traceback" not in result.stderr
+    assert sorted(os.listdir()) == ["bad.yaml", "gone.yaml"]
+
+
+def test_logging_is_left_as_it_was(api: FakeApi) -> None:
+    logger = logging.getLogger("monet")
+    before = (logger.level, list(logger.handlers))
+    run("tiny.yaml", "--budget", "6GB", "-v")
+    assert (logger.level, list(logger.handlers)) == before
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["plan", "--budget", "6QB", "tiny.yaml"]])
+def test_help_and_usage_errors_do_not_import_torch(arguments: list[str]) -> None:
+    code = (
+        "import contextlib, sys; from monet.cli import program\n"
+        f"with contextlib.suppress(SystemExit): program({arguments!r})\n"
+        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_monet_plan_is_the_plan_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["monet-plan", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        plan_main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("Usage: monet-plan [OPTIONS] [CONFIG]")

@@ -1,0 +1,151 @@
+"""The largest batch of a small model: found, planned and measured in earnest; and the scaled guesses behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from monet.amounts import parse_budget
+from monet.configuration.config import Config, InputSpec, load_config
+from monet.configuration.model_loading import build_model
+from monet.configuration.sample_inputs import empty_inputs
+from monet.errors import ConfigError, InfeasibleBudget
+from monet.experiments.batch_search import largest_batch, scale
+from monet.pipeline.planning import plan_prepared
+from monet.pipeline.preparation import prepare
+from monet.planner.schedules import schedule
+from monet.plans.plan import Plan
+
+TINY = load_config("tiny.yaml")
+BUDGET = 6_000_000
+MONET = [sys.executable, "-m", "monet", "plan"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def measurements_of_this_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Other tests want to be the first to measure the same model."""
+    folder = tmp_path_factory.mktemp("batch-search-cache")
+    built = Path(os.environ["MONET_CACHE"]) / "native"
+    if built.exists():
+        (folder / "native").symlink_to(built)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONET_CACHE", str(folder))
+        yield
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MONET, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+
+
+def fits(batch: int, budget_bytes: int) -> bool:
+    sized = TINY.with_batch(batch)
+    model = build_model(sized)
+    args, kwargs = empty_inputs(sized, model)
+    prepared = prepare(model, args, kwargs)
+    try:
+        return plan_prepared(prepared, budget_bytes, time_limit_s=15.0, gap=0.05).plan.peak_bytes <= budget_bytes
+    except InfeasibleBudget:
+        return False
+
+
+def test_the_largest_batch_that_fits() -> None:
+    found = largest_batch(TINY, parse_budget(BUDGET), time_limit_s=15.0, gap=0.05)
+    assert found.result.plan.peak_bytes <= BUDGET
+    assert found.tried[found.batch] is True
+    assert found.batch == max(batch for batch, worked in found.tried.items() if worked)
+    assert found.config.batch() == found.batch
+    # A plan for the batch that was found, and none for one a quarter larger.
+    assert found.result.plan.model["inputs"] != {}
+    assert fits(found.batch, BUDGET)
+    assert not fits(found.batch + max(2, found.batch // 4), BUDGET)
+
+
+def test_overhead_makes_the_batch_smaller() -> None:
+    limited = largest_batch(TINY, parse_budget(BUDGET), 0.1, time_limit_s=15.0, gap=0.02)
+    assert limited.result.summary["overhead"] <= 0.1
+    assert limited.result.plan.peak_bytes <= BUDGET
+    # As much memory without a limit of time holds at least this batch.
+    assert fits(limited.batch, BUDGET)
+
+
+def test_a_budget_below_one_sample() -> None:
+    with pytest.raises(InfeasibleBudget, match=r"no batch of .* that was tried \(.*\) fits in 100\.000 kB"):
+        largest_batch(TINY, parse_budget("100kB"), time_limit_s=5.0)
+
+
+def test_shares_of_eagers_peak_are_refused() -> None:
+    with pytest.raises(ConfigError, match="grows with the batch"):
+        largest_batch(TINY, parse_budget("50%"))
+
+
+def test_the_batch_of_a_configuration() -> None:
+    assert TINY.batch() == TINY.inputs[0].shape[0]  # type: ignore[index]
+    assert TINY.with_batch(3).batch() == 3
+    two = TINY.model_copy(update={"inputs": (InputSpec(shape=(2, 3)), InputSpec(shape=(4, 3)))})
+    with pytest.raises(ConfigError, match=r"\[2, 4\]"):
+        two.batch()
+    named = TINY.model_copy(update={"inputs": {"x": InputSpec(shape=(2, 3)), "y": InputSpec(shape=(2,))}})
+    sized: Config = named.with_batch(7)
+    assert {name: spec.shape for name, spec in sized.inputs.items()} == {"x": (7, 3), "y": (7,)}  # type: ignore[union-attr]
+
+
+def test_a_scaled_step_costs_in_proportion() -> None:
+    model = build_model(TINY)
+    args, kwargs = empty_inputs(TINY, model)
+    problem = prepare(model, args, kwargs).problem
+    per_batch = 1000
+    double = scale(problem, per_batch, 2.0)
+    assert double.fixed_bytes == problem.fixed_bytes + per_batch
+    one, two = schedule("pytorch", problem, 2**62), schedule("pytorch", double, 2**62)
+    assert two.objective_s == pytest.approx(2 * one.objective_s)
+    assert two.peak_bytes - double.fixed_bytes == 2 * (one.peak_bytes - problem.fixed_bytes)
+    assert replace(scale(problem, per_batch, 1.0), name="") == replace(problem, name="")
+
+
+def test_the_command_finds_plans_and_measures_a_batch(tmp_path: Path) -> None:
+    arguments = ("tiny.yaml", "--budget", str(BUDGET), "--max-batch", "--time-limit", "5", "--gap", "0.05", "--measure")
+    done = run(tmp_path, *arguments, "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert summary["batches_tried"][str(summary["batch"])] is True
+    assert f"{summary['batch']} (fits)" in done.stdout
+    plan = Plan.load(tmp_path / "tiny.plan.json")
+    assert plan.peak_bytes == summary["peak_bytes"] <= plan.budget_bytes == BUDGET
+    # Measured with the batch that was found: exact, in bytes.
+    assert summary["measured"]["planned"]["allocator_peak_bytes"] == plan.peak_bytes
+    refused = run(tmp_path, "tiny.yaml", "--budget", "50%", "--max-batch", "--output", "no.json")
+    assert refused.returncode == 2 and "grows with the batch" in refused.stderr
+    assert not os.path.exists(tmp_path / "no.json")
+
+
+@pytest.mark.parametrize("limit", [(), pytest.param(("--max-overhead", "10%"), marks=pytest.mark.slow)])
+def test_the_least_memory_is_measured_exactly(tmp_path: Path, limit: tuple[str, ...]) -> None:
+    done = run(
+        tmp_path,
+        "tiny.yaml",
+        "--minimise",
+        "memory",
+        *limit,
+        "--time-limit",
+        "5",
+        "--gap",
+        "0.05",
+        "--measure",
+        "--json",
+        "out.json",
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "out.json").read_text())
+    plan = Plan.load(tmp_path / "tiny.plan.json")
+    assert summary["measured"]["planned"]["allocator_peak_bytes"] == plan.peak_bytes == summary["peak_bytes"]
+    assert summary["bound_bytes"] <= summary["peak_bytes"] < summary["baseline_peak_bytes"]
+    assert summary["bound_s"] is None
+    if limit:
+        assert summary["overhead"] <= 0.1

@@ -1,0 +1,138 @@
+"""Every implementation that the catalogue offers, against eager's kernel, on values of a real step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from evaluation import evaluate, try_every_implementation
+from offer_cases import CASES
+
+from monet.capture import capture
+from monet.graph import Ref
+from monet.measurement import Request
+from monet.ops.catalogue import Catalogue, catalogue
+from monet.ops.families.convolution.offers import chunk_counts
+from monet.ops.measuring.bench import Bench
+from monet.ops.measuring.profiling import implementations, profile
+from monet.ops.offers.implementation import Implementation
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_implementation_computes_what_the_first_does(case: str) -> None:
+    model, args, kwargs = CASES[case]
+    torch.manual_seed(0)
+    captured = capture(model, args, kwargs)
+    offers = catalogue(captured.graph)
+    env = evaluate(offers, captured, model, [*args, *kwargs.values()])
+    assert try_every_implementation(offers, captured, model, env) > 20
+
+
+def test_families_offer_what_they_should() -> None:
+    """Guards the table itself: a condition that is never true would leave the tests above empty."""
+    offered: set[tuple[str, str]] = set()
+    for model, args, kwargs in CASES.values():
+        offers = catalogue(capture(model, args, kwargs).graph)
+        for kind, group in (
+            ("forward", offers.forward),
+            ("recompute", offers.recompute),
+            ("backward", offers.backward),
+        ):
+            offered |= {(kind, i.name) for named in group.values() for i in named.values()}
+        offered |= {("intermediate", s.implementation.name) for saved in offers.intermediates.values() for s in saved}
+    assert offered >= {
+        ("forward", "in-place"),
+        ("forward", "chunks-4"),
+        ("recompute", "saved-statistics"),
+        ("recompute", "statistics-again"),
+        ("backward", "from-output"),
+        ("backward", "from-bits"),
+        ("backward", "from-bits-in-place"),
+        ("backward", "from-cells"),
+        ("backward", "chunks-4"),
+        ("backward", "from-output-aten"),
+        ("backward", "from-output-in-place"),
+        ("intermediate", "bits"),
+        ("intermediate", "cells"),
+    }
+
+
+def test_exact_leaves_only_exact_implementations() -> None:
+    model, args, kwargs = CASES["residual"]
+    graph = capture(model, args, kwargs).graph
+    assert any(not i.exact for i in implementations(catalogue(graph)))
+    assert all(i.exact for i in implementations(catalogue(graph, exact=True)))
+
+
+def test_measurements_tell_outputs_from_temporaries() -> None:
+    """A chunked convolution's workspace is smaller, and every output is one request."""
+    model, args, kwargs = CASES["residual"]
+    offers = catalogue(capture(model, args, kwargs).graph)
+    measured = profile(offers)
+    for implementation in implementations(offers):
+        found = measured.of(implementation, offers)
+        placed = [r.output for r in found.requests if r.output is not None]
+        assert len(placed) == len(set(placed))
+        assert all(r.end is None for r in found.requests if r.output is not None)
+        assert all(r.end is not None and r.begin < r.end <= found.ticks for r in found.requests if r.output is None)
+        named = [i for i, n in enumerate(implementation.outputs) if n is not None]
+        expected = named[1:] if implementation.overwrites else named
+        assert sorted(placed) == expected
+        for request in found.requests:
+            if request.output is not None:
+                name = implementation.outputs[request.output]
+                assert name is not None and request.bytes == offers.values[name].storage_bytes
+    node = next(n for n, named in offers.forward.items() if "chunks-8" in named)
+    whole = measured.of(offers.forward[node]["aten"], offers).workspace_bytes()
+    chunked = measured.of(offers.forward[node]["chunks-8"], offers).workspace_bytes()
+    assert chunked < whole
+
+
+def test_measuring_in_place_keeps_no_memory_aside() -> None:
+    """What an implementation wrote over is filled again before the next reads it, in the same resident memory: all
+    memory that is kept is that of an input, which ``MOST_INPUT_BYTES`` counts."""
+    model, args, kwargs = CASES["residual"]
+    offers = catalogue(capture(model, args, kwargs).graph)
+    bench = Bench()
+    writing = [i for i in implementations(offers) if i.overwrites is not None]
+    first = {i.name: _measured(bench, i, offers) for i in writing}
+    written = {key: tensor.clone() for key, tensor in bench._inputs.items()}
+    places = {key: tensor.data_ptr() for key, tensor in bench._inputs.items()}
+    assert len(writing) > 3 and bench._homes.keys() == bench._inputs.keys() and bench._spoilt
+    spoilt = set(bench._spoilt)
+    assert {i.name: _measured(bench, i, offers) for i in writing} == first
+    assert {key: tensor.data_ptr() for key, tensor in bench._inputs.items()} == places
+    assert bench._homes.keys() == bench._inputs.keys() and bench._spoilt == spoilt
+    value = next(offers.values[i.overwrites] for i in writing if i.overwrites and i.args[0] == Ref(i.overwrites))
+    other = Bench()
+    assert torch.equal(bench._tensor(value, 0), other._tensor(value, 0))
+    (filled,) = spoilt - bench._spoilt
+    assert not torch.equal(bench._inputs[filled], written[filled])
+
+
+def _measured(bench: Bench, implementation: Implementation, offers: Catalogue) -> tuple[Request, ...]:
+    return bench.measure(implementation, offers.values).requests
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(184, [4, 23]), (1, []), (7, [7]), (256, [4, 16]), (176, [4, 16]), (97, [])]
+)
+def test_chunks_divide_the_batch(batch: int, expected: list[int]) -> None:
+    assert chunk_counts(batch) == expected
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, -0.5])
+def test_batch_norm_from_output_is_accurate_to_its_least_scale(scale: float) -> None:
+    """Against float64 and against the kernel from the input: error grows as 6e-8 / |scale|."""
+    from monet.ops.families.normalization.batch_norm import from_output
+
+    torch.manual_seed(0)
+    x, gradient = torch.randn(16, 4, 9, 9) * 3 + 1, torch.randn(16, 4, 9, 9)
+    weight, bias = torch.full((4,), scale), torch.randn(4)
+    y, mean, invstd = torch.ops.aten.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+    mask = [True, True, True]
+    expected = torch.ops.aten.native_batch_norm_backward(
+        gradient, x, weight, None, None, mean, invstd, True, 1e-5, mask
+    )
+    found = from_output(gradient, y, weight, bias, invstd, 1e-5, mask)
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).abs().max() / b.abs().max()) < 1e-6 / min(1.0, abs(scale)) * 0.5

@@ -1,0 +1,59 @@
+"""Published P100 profiles and the plans that their authors published for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from published_profiles import GIB, P100, published
+
+from monet.errors import ConfigError
+from monet.planner.published.profile import load_published
+from monet.planner.published.solution import published_stages, solution_from_published
+from monet.planner.replay import replay
+from monet.planner.search import plan_problem
+
+
+@published
+@pytest.mark.parametrize("path", sorted((P100 / "solutions").glob("*.json")), ids=lambda path: path.stem)
+def test_published_plans_replay_to_their_cost_within_their_budget(path: Path) -> None:
+    document = json.loads(path.read_text())
+    problem = load_published(P100 / f"{document['model']}.json")
+    saved = {v.operator: v.id for v in problem.intermediates}
+    found = replay(problem, solution_from_published(document["stages"], saved))
+    assert found.peak_bytes <= document["budget_gib"] * GIB
+    # Their own sum over the same numbers; in-place savers are counted a little differently.
+    assert found.objective_s * 1e3 == pytest.approx(document["json_ms"], rel=5e-4)
+
+
+@published
+@pytest.mark.parametrize(("model", "gib"), [("vgg16", 7.0), ("unet", 6.0), ("resnet50", 7.0)])
+def test_plans_fit(model: str, gib: float) -> None:
+    problem = load_published(P100 / f"{model}.json")
+    plan = plan_problem(problem, int(gib * GIB), time_limit_s=6.0)
+    assert replay(problem, plan).peak_bytes == plan.peak_bytes <= gib * GIB
+    assert plan.bound_scope.startswith("window 16 + ")
+    stages = published_stages(problem, plan)
+    saved = {v.operator: v.id for v in problem.intermediates}
+    assert replay(problem, solution_from_published(stages, saved)).objective_s == pytest.approx(plan.objective_s)
+
+
+@published
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "gib"), [("vgg16", 5.5), ("unet", 5.0), ("resnet50", 5.0)])
+def test_tight_plans_are_as_good_as_a_day_of_gurobi(model: str, gib: float) -> None:
+    reference = json.loads((P100 / "reference.json").read_text())["runs"][model]
+    theirs = next(r["objective_ms"] for r in reference if r["variant"] == "all" and r["budget_gib"] == gib)
+    problem = load_published(P100 / f"{model}.json")
+    plan = plan_problem(problem, int(gib * GIB), time_limit_s=120.0, gap=1e-3)
+    assert plan.objective_s * 1e3 <= theirs
+
+
+def test_other_documents_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"format": "something else"}')
+    with pytest.raises(ConfigError, match="monet-profile-1"):
+        load_published(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_published(tmp_path / "missing.json")
