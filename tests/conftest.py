@@ -6,8 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from monet import MonetModule
+    from monet.pipeline.planning import PlanResult
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -88,3 +93,20 @@ def kernels_of_the_table() -> None:
                     pytest.skip(f"ATen rounds {trial.__name__} of {data} otherwise here")
     if norm_variants.variant_of(norm_variants.try_batch_norm, torch.float32, torch.float32, True) is None:
         pytest.skip("ATen rounds batch norm in channels-last otherwise here")
+
+
+@pytest.fixture(scope="module")
+def residual() -> PlanResult:
+    """A plan of the small residual network with everything kept."""
+    from module_cases import case_plan
+
+    return case_plan("residual", "10GB")
+
+
+@pytest.fixture
+def planned(residual: PlanResult) -> MonetModule:
+    from module_cases import case_model
+
+    from monet import MonetModule
+
+    return MonetModule(case_model("residual"), residual.plan)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from repository import ROOT
 from torch import nn
 from trainer_cases import (
     MODELS,
@@ -30,10 +27,9 @@ from trainer_cases import (
 
 import monet
 from monet.capture import capture
-from monet.errors import CaptureError, ConfigError, ExecutionError, InfeasibleBudget, MonetError, PlanMismatch
-from monet.ops.catalogue import catalogue
-from monet.training_step.updates import UPDATE, parameter_slots, with_unit_tangent
-from monet.training_step.whole_step import LossModule, capture_whole_step
+from monet.errors import MonetError, PlanMismatch
+from monet.training_step.updates import parameter_slots, with_unit_tangent
+from monet.training_step.whole_step import LossModule
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 
@@ -61,16 +57,6 @@ def test_twenty_steps_equal_eager_bit_by_bit(name: str, optimizer: str) -> None:
     assert sum(step.kind == "update" for step in trainer.plan.steps) == len(list(model.parameters()))
     arena = trainer._step.runner.arena
     assert arena is not None and arena.statistics().misses == 0, arena and arena.statistics()
-
-
-def test_gradients_die_as_soon_as_they_are_used() -> None:
-    """Fewer bytes than the same step with all updates at the end, as eager has it, before anything is recomputed."""
-    trainer = optimize_case("residual", case_model("residual"), OPTIMIZERS["sgd"], budget="100%")
-    plan = trainer.plan
-    assert plan.peak_bytes < plan.solver["baseline_peak_bytes"]
-    first = next(i for i, step in enumerate(plan.steps) if step.kind == "update")
-    assert any(step.kind == "backward" for step in plan.steps[first:])
-    assert plan.fixed["gradients"] == 0
 
 
 def test_state_dicts_work_before_between_and_after_steps() -> None:
@@ -255,51 +241,6 @@ def test_batch_norm_may_be_frozen() -> None:
     assert_same(model.state_dict(), eager.model.state_dict(), "model")
 
 
-def test_the_peak_is_the_promise_to_the_byte() -> None:
-    """In a process of its own, since the meter counts all of torch's memory; the first step makes the state."""
-    script = ROOT / "tests" / "support" / "peak_of_whole_step.py"
-    for optimizer, loss in (("sgd, momentum, decay", "cross entropy"), ("adamw", "mean squared error")):
-        done = subprocess.run(
-            [sys.executable, str(script), optimizer, loss], capture_output=True, text=True, check=False, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
-        measured, promised = map(int, done.stdout.split())
-        assert measured == promised, optimizer
-
-
-def test_no_update_comes_before_a_reader_of_its_parameter() -> None:
-    """Nor before what could be made again from it: recomputation with new weights would be another step."""
-    model = case_model("transformer")
-    inputs, targets = _tokens(0)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    step = capture_whole_step(model, inputs, targets, loss_fn=case_loss, optimizer=optimizer)
-    graph = step.captured.graph
-    updated: dict[str, int] = {}
-    for position, op in enumerate(graph.backward):
-        if op.name.startswith(UPDATE):
-            updated[graph.storage(op.args[1].name)] = position
-    assert len(updated) == len(list(model.parameters()))
-    stale = dict(updated)  # storage → the first position at which it cannot be made again as it was
-    for op in graph.forward:
-        from_inputs = [stale[graph.storage(n)] for n in _inputs(op) if graph.storage(n) in stale]
-        for name in op.outputs:
-            if name is not None and from_inputs:
-                stale[graph.storage(name)] = min([*from_inputs, stale.get(graph.storage(name), len(graph.backward))])
-    offers = catalogue(graph)
-    for position, op in enumerate(graph.backward):
-        for implementation in offers.backward.get(op.name, {}).values():
-            for name in implementation.inputs():
-                storage = offers.storage(name)
-                if storage in stale and not op.name.startswith(UPDATE):
-                    assert position < stale[storage], (op.name, name)
-
-
-def _inputs(op: Any) -> tuple[str, ...]:
-    from monet.graph import operator_inputs
-
-    return operator_inputs(op)
-
-
 def test_a_plan_can_be_kept(tmp_path: Path) -> None:
     model, make = case_model("residual"), OPTIMIZERS["adam"]
     eager = EagerStep(model, make)
@@ -311,87 +252,3 @@ def test_a_plan_can_be_kept(tmp_path: Path) -> None:
         optimize_case("residual", case_model("residual"), OPTIMIZERS["sgd"], budget=None, plan=trainer.plan)
     with pytest.raises(MonetError):
         monet.MonetModule(case_model("residual"), trainer.plan)
-
-
-# What is refused before planning.
-def _refused(match: str, error: type[Exception] = ConfigError, **change: Any) -> None:
-    model = case_model("residual")
-    arguments: dict[str, Any] = {
-        "loss_fn": case_loss,
-        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
-        "budget": "90%",
-    }
-    arguments.update({name: made(model) if name == "optimizer" else made for name, made in change.items()})
-    inputs, targets = images(0)
-    with pytest.raises(error, match=match):
-        monet.optimize(model, inputs, targets, **arguments)
-
-
-def test_optimisers_that_cannot_be_planned_are_named() -> None:
-    class Own(torch.optim.SGD):
-        pass
-
-    _refused("RMSprop", optimizer=lambda m: torch.optim.RMSprop(m.parameters()))
-    _refused("Own", optimizer=lambda m: Own(m.parameters(), 0.1))
-    _refused("differentiable", optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, differentiable=True))
-    _refused("a float", optimizer=lambda m: torch.optim.Adam(m.parameters(), torch.tensor(0.1)))
-    _refused(
-        r"model\.head\.weight", optimizer=lambda m: torch.optim.SGD([*m.stem.parameters(), *m.body.parameters()], 0.1)
-    )
-    _refused("another copy", optimizer=lambda m: torch.optim.SGD(copy.deepcopy(m).parameters(), 0.1))
-
-
-def test_losses_that_are_no_scalar_are_refused() -> None:
-    _refused(r"shape \(6, 5\)", loss_fn=lambda o, t: o * 2)
-    _refused("does not depend", loss_fn=lambda o, t: (o.detach() * 2).sum())
-    _refused("returned an object of type float", loss_fn=lambda o, t: 2.0, error=CaptureError)
-
-
-def test_budgets_and_bounds_are_checked() -> None:
-    _refused("clip_grad_norm", clip_grad_norm=0.0)
-    _refused("exactly one", budget=None, error=TypeError)
-    _refused("No plan", budget="1KB", error=InfeasibleBudget)
-
-
-# What is refused at a call: nothing has changed then.
-def test_misuse_is_refused_and_changes_nothing() -> None:
-    model, make = case_model("residual"), OPTIMIZERS["sgd, momentum, decay"]
-    eager = EagerStep(model, make)
-    trainer = optimize_case("residual", model, make)
-    inputs, targets = images(0)
-    before = copy.deepcopy(model.state_dict())
-
-    def refuse(match: str, error: type[Exception], inputs: Any = inputs, targets: Any = targets) -> None:
-        with pytest.raises(error, match=match):
-            trainer(inputs, targets)
-        assert_same(model.state_dict(), before, match)
-
-    refuse("shape", PlanMismatch, inputs[:5], targets[:5])
-    refuse("planned for inputs", PlanMismatch, {"x": inputs})
-    next(model.parameters()).grad = torch.zeros_like(next(model.parameters()))
-    refuse("accumulate", ExecutionError)
-    trainer.optimizer.zero_grad()
-    handle = next(model.parameters()).register_hook(lambda gradient: gradient)
-    refuse("gradient hooks", ExecutionError)
-    handle.remove()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        refuse("autocast is on", PlanMismatch)
-    handle = trainer.optimizer.register_step_post_hook(lambda *_: None)
-    refuse("hooks", ExecutionError)
-    handle.remove()
-    group = trainer.optimizer.param_groups[0]
-    group["momentum"] = 0.0
-    refuse("momentum False instead of True", PlanMismatch)
-    group["momentum"] = 0.9
-    group["params"].append(nn.Parameter(torch.zeros(1)))
-    refuse("have changed", PlanMismatch)
-    group["params"].pop()
-    head = model.get_submodule("head")
-    kept, head.bias = head.bias, nn.Parameter(torch.zeros(5))
-    with pytest.raises(PlanMismatch, match="replaced"):
-        trainer(inputs, targets)
-    head.bias = kept
-    # Momentum begins with the first step that is made, with a buffer that a refused one may have made.
-    for seed in range(2):
-        both_step(trainer, eager, images(seed), seed)
-    assert_same(model.state_dict(), eager.model.state_dict(), "model")

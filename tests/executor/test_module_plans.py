@@ -1,0 +1,63 @@
+"""Plans of modules: their peaks, that equal inputs give equal files, and that planning changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from module_cases import CASES, case_model, costs_by_bytes
+from repository import ROOT
+
+import monet
+from monet.api import plan_model
+from monet.pipeline.planning import plan_smallest
+from monet.pipeline.preparation import prepare
+from monet.planner.search import smallest_plan
+
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measured_peak_is_the_promised_one_in_bytes(case: str) -> None:
+    """In a fresh process, so that nothing else is counted."""
+    script = ROOT / "tests" / "support" / "peak_of_step.py"
+    done = subprocess.run([sys.executable, str(script), case], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    measured, promised = map(int, done.stdout.split())
+    assert measured == promised
+
+
+def test_planning_changes_nothing() -> None:
+    model = case_model("residual")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    state = torch.get_rng_state()
+    monet.plan(model, CASES["residual"][1](0)[0], budget="10GB")
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters()) and model.training
+
+
+def test_equal_inputs_give_equal_plan_files(tmp_path: Any) -> None:
+    """Same profile (cached), same seed, a solve that ends by itself."""
+    texts, (args, kwargs) = [], CASES["residual"][1](0)
+    for i in range(2):
+        plan_model(case_model("residual"), args, kwargs, "97%", gap=0.02, time_limit_s=20).plan.save(
+            tmp_path / f"{i}.json"
+        )
+        texts.append((tmp_path / f"{i}.json").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_the_smallest_plan_is_not_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for memory alone runs for nothing again what its peak does not need."""
+    monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+    args, kwargs = CASES["residual"][1](0)
+    prepared = prepare(case_model("residual"), args, kwargs)
+    smallest = plan_smallest(prepared, time_limit_s=10)
+    alone = smallest_plan(prepared.problem, time_limit_s=10)
+    assert smallest.summary["objective_s"] < alone.solution.objective_s
+    assert smallest.plan.peak_bytes <= 1.01 * alone.solution.peak_bytes
+    assert smallest.summary["bound_bytes"] <= smallest.plan.peak_bytes == smallest.plan.budget_bytes

@@ -1,0 +1,149 @@
+"""What a planned module refuses, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from module_cases import case_model, costs_by_bytes, residual_images
+from small_models import Residual
+from torch import nn
+
+import monet
+from monet.api import plan_model
+from monet.errors import CaptureError, ExecutionError, PlanMismatch
+from monet.pipeline.planning import PlanResult
+
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
+
+def test_second_forward_before_backward(planned: monet.MonetModule) -> None:
+    first = planned(residual_images(0))
+    second = planned(residual_images(1))
+    with pytest.raises(ExecutionError, match="one step at a time"):
+        first.backward(torch.ones_like(first))
+    assert all(p.grad is None for p in planned.parameters())
+    second.backward(torch.ones_like(second))
+
+
+def test_backward_twice(planned: monet.MonetModule) -> None:
+    out = planned(residual_images())
+    out.backward(torch.ones_like(out), retain_graph=True)
+    with pytest.raises((ExecutionError, RuntimeError)):
+        out.backward(torch.ones_like(out))
+
+
+def test_second_derivative_is_refused(planned: monet.MonetModule) -> None:
+    x = residual_images()
+    (gradient,) = torch.autograd.grad(planned(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
+
+
+def test_parameter_changed_before_backward(planned: monet.MonetModule) -> None:
+    out = planned(residual_images())
+    with torch.no_grad():
+        next(planned.parameters()).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x: x[:4], "shape"),
+        (lambda x: x.double(), "float64"),
+        (lambda x: x.detach(), None),
+    ],
+)
+def test_inputs_unlike_the_plan(
+    planned: monet.MonetModule, change: Callable[[torch.Tensor], torch.Tensor], said: str | None
+) -> None:
+    if said is None:
+        planned(change(residual_images())).sum().backward()  # needs less than planned
+        return
+    with pytest.raises(PlanMismatch, match=said):
+        planned(change(residual_images()))
+
+
+def test_wrong_structure(planned: monet.MonetModule) -> None:
+    with pytest.raises(PlanMismatch):
+        planned(residual_images(), residual_images())
+
+
+def test_replaced_submodule(planned: monet.MonetModule) -> None:
+    planned._model.head = nn.Linear(16, 5)
+    with pytest.raises(PlanMismatch, match="head"):
+        planned(residual_images())
+
+
+def test_plan_of_another_model(residual: PlanResult) -> None:
+    with pytest.raises(PlanMismatch, match="another model"):
+        monet.MonetModule(Residual(8), residual.plan)
+    with pytest.raises(PlanMismatch, match="another model"):
+        monet.MonetModule(nn.Sequential(nn.Conv2d(3, 4, 3)), residual.plan)
+
+
+def test_plan_for_other_threads(residual: PlanResult) -> None:
+    planned = monet.MonetModule(case_model("residual"), residual.plan)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        with pytest.raises(PlanMismatch, match="threads"):
+            planned(residual_images())
+        with pytest.raises(PlanMismatch, match="threads"):
+            monet.MonetModule(case_model("residual"), residual.plan)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_frozen_batch_norm_is_another_plan(planned: monet.MonetModule) -> None:
+    planned.stem[1].eval()
+    with pytest.raises(PlanMismatch, match=r"stem\.1"):
+        planned(residual_images())
+
+
+def test_nothing_to_train() -> None:
+    model = nn.Linear(3, 3).requires_grad_(False)
+    with pytest.raises(CaptureError, match="nothing to train"):
+        monet.plan(model, (torch.randn(2, 3),), budget="1GB")
+
+
+def test_untraceable_model_names_the_line() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.linear(x)
+            return y if y.sum() > 0 else -y
+
+    with pytest.raises(CaptureError, match=r"test_step\.py"):
+        monet.plan(Branch(), (torch.randn(2, 3),), budget="1GB")
+
+
+def test_scale_too_small_for_the_plan_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that takes a gradient from an output divides by the scale; a zero scale must not pass silently."""
+    monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+    layers = [m for _ in range(5) for m in (nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    x = torch.randn(4, 8, 16, 16)
+    full = plan_model(model, (x,), {}, "10GB").plan
+    for share in range(90, 40, -10):
+        budget = full.fixed_bytes + full.arena_bytes * share // 100
+        plan = plan_model(model, (x,), {}, budget, gap=0.0, time_limit_s=10).plan
+        if any(step.implementation == "from-output" for step in plan.steps):
+            break
+    else:
+        pytest.fail("no budget made the planner take a batch norm's gradient from its output")
+    planned = monet.MonetModule(model, plan)
+    planned(x).sum().backward()
+    for m in layers:
+        if isinstance(m, nn.BatchNorm2d):
+            m.weight.data[0] = 0.0
+    with pytest.raises(PlanMismatch, match="exact"):
+        planned(x)
+    exact = monet.MonetModule(model, plan_model(model, (x,), {}, "10GB", exact=True).plan)
+    exact(x).sum().backward()
