@@ -120,7 +120,7 @@ def test_untraceable_model_names_the_line() -> None:
             y: torch.Tensor = self.linear(x)
             return y if y.sum() > 0 else -y
 
-    with pytest.raises(CaptureError, match=r"test_step\.py"):
+    with pytest.raises(CaptureError, match=r"test_module_refusals\.py"):
         monet.plan(Branch(), (torch.randn(2, 3),), budget="1GB")
 
 
