@@ -21,8 +21,10 @@ from monet.configuration.model_loading import build_model
 from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import InfeasibleBudget
 from monet.experiments.measured_steps import measure_config
+from monet.pipeline.meter import reporting_to
 from monet.pipeline.planning import plan_prepared
-from monet.pipeline.preparation import prepare
+from monet.pipeline.preparation import Preparing, prepare
+from monet.planner.search import Solving
 
 BATCHES = {"resnet50": 8, "vgg16": 4, "googlenet": 16, "mobilenet_v2": 16, "unet": 1}
 BUDGETS = ("70%", "45%")
@@ -37,13 +39,16 @@ def main(models: tuple[str, ...], time_limit: float) -> None:
         config = load_config(f"{name}.yaml").with_batch(BATCHES[name])
         model = build_model(config)
         args, kwargs = empty_inputs(config, model)
-        prepared = prepare(model, args, kwargs, progress=True, seed=config.seed)
+        prepared = prepare(model, args, kwargs, preparing=Preparing(seed=config.seed), progress=True)
         rows: list[dict[str, Any]] = []
         eager: dict[str, Any] | None = None
         for budget in BUDGETS:
             try:
                 result = plan_prepared(
-                    prepared, parse_budget(budget), time_limit_s=time_limit, prove=True, progress=True
+                    prepared,
+                    parse_budget(budget),
+                    Solving(time_limit_s=time_limit, prove=True),
+                    meter=reporting_to(True),
                 )
             except InfeasibleBudget as error:
                 rows.append({"budget": budget, "infeasible": str(error)})

@@ -33,8 +33,10 @@ from monet.executor.codegen import implementation_of
 from monet.models.data import pictures, texts
 from monet.models.examples import tiny_gpt, tiny_resnet
 from monet.ops.catalogue import catalogue
+from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, prepare
+from monet.planner.search import Solving
 
 MOST_ROUNDINGS = 3.0
 POINT = 10  # steps that one point of a recorded curve is the mean of
@@ -106,7 +108,7 @@ def tight(plan: Callable[[int], Any]) -> Any:
 
 
 def tight_plan(prepared: Prepared, time_limit_s: float = 20.0) -> monet.Plan:
-    return tight(lambda budget: plan_prepared(prepared, budget, time_limit_s=time_limit_s).plan)  # type: ignore[no-any-return]
+    return tight(lambda budget: plan_prepared(prepared, budget, Solving(time_limit_s=time_limit_s)).plan)  # type: ignore[no-any-return]
 
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
@@ -119,7 +121,7 @@ def exact_rows(
     """The first seed by exact plans: steps whose loss is not bitwise eager's, and whether the last weights are."""
     inputs, targets = case.batch(0)
     model = case.model(0)
-    plan = tight_plan(prepare(model, (inputs,), {}, exact=True), time_limit_s)
+    plan = tight_plan(prepare(model, (inputs,), {}, offering=Offering(exact=True)), time_limit_s)
     module = train(case, monet.MonetModule(model, plan), 0, steps)
     whole = case.model(0)
     trainer = tight(

@@ -25,8 +25,10 @@ from monet.configuration.model_loading import build_model, precision
 from monet.configuration.sample_inputs import empty_inputs, make_inputs
 from monet.errors import InfeasibleBudget
 from monet.experiments.measured_steps import measure_config
+from monet.pipeline.meter import reporting_to
 from monet.pipeline.planning import plan_prepared, plan_smallest
-from monet.pipeline.preparation import Prepared, prepare
+from monet.pipeline.preparation import Prepared, Preparing, prepare
+from monet.planner.search import Solving
 from monet.plans.plan import Plan
 
 # Of images, clips, volumes or sequences.
@@ -105,13 +107,13 @@ def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
     model = build_model(config)
     args, kwargs = empty_inputs(config, model)
     with precision(config):
-        prepared = prepare(model, args, kwargs, progress=True, seed=config.seed)
+        prepared = prepare(model, args, kwargs, preparing=Preparing(seed=config.seed), progress=True)
     del model
     threads = int(prepared.environment["threads"])
     eager_gradients = folder / "eager.pt"
     _apart(config, EAGER, threads, eager_gradients)
     roundings = _roundings(config, threads, eager_gradients, folder)
-    smallest = plan_smallest(prepared, time_limit_s=time_limit_s, progress=True)
+    smallest = plan_smallest(prepared, solving=Solving(time_limit_s=time_limit_s), meter=reporting_to(True))
     path = folder / "plan.json"
     smallest.plan.save(path)
     eager = measure_config(config, path)["eager"]
@@ -130,7 +132,9 @@ def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
     row["plans"]["smallest"] = _measured(config, smallest, prepared, eager_gradients, folder)
     for share in SHARES:
         try:
-            found = plan_prepared(prepared, int(peak_bytes) * share // 100, time_limit_s=time_limit_s, progress=True)
+            found = plan_prepared(
+                prepared, int(peak_bytes) * share // 100, Solving(time_limit_s=time_limit_s), meter=reporting_to(True)
+            )
         except InfeasibleBudget as error:
             click.echo(f"{name} at {share} %: {error}", err=True)
             row["plans"][f"{share}%"] = None

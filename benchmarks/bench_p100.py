@@ -24,7 +24,7 @@ from monet.errors import InfeasibleBudget, SolverError
 from monet.planner.program.program import Program
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
-from monet.planner.search import plan_problem
+from monet.planner.search import Solving, plan_problem
 from monet.planner.search.best import Best, Clock
 from monet.planner.search.companion import has_room
 from monet.planner.search.proof import bound_full_program
@@ -80,7 +80,7 @@ def _search(case: Case, time_limit_s: float) -> None:
     start = time.perf_counter()
     problem = load_published(case.path)
     try:
-        plan = plan_problem(problem, case.budget_bytes, time_limit_s=time_limit_s, gap=GAP)
+        plan = plan_problem(problem, case.budget_bytes, Solving(time_limit_s=time_limit_s, gap=GAP))
     except (InfeasibleBudget, SolverError) as error:
         wall_s = time.perf_counter() - start
         case.found = {"error": type(error).__name__, "message": str(error), "seconds": {"wall": wall_s}}

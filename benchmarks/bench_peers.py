@@ -39,6 +39,8 @@ from torch.nn import functional
 
 from monet.errors import InfeasibleBudget
 from monet.native import allocator
+from monet.pipeline.preparation import Preparing
+from monet.planner.search import Solving
 
 THREADS = 2
 PAIRS = 5
@@ -339,13 +341,13 @@ def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
     allocator.available()
     torch.set_num_threads(THREADS)
     start = time.perf_counter()
-    prepared = prepare(_build(job["model"]), _inputs(job["model"]), {}, cache=False)
+    prepared = prepare(_build(job["model"]), _inputs(job["model"]), {}, preparing=Preparing(cache=False))
     found: dict[str, Any] = {"measuring_s": time.perf_counter() - start, "plans": {}}
     for share in SHARES:
         budget_bytes = int(share * job["eager_peak_bytes"])
         start = time.perf_counter()
         try:
-            result = plan_prepared(prepared, budget_bytes, time_limit_s=job["time_limit_s"])
+            result = plan_prepared(prepared, budget_bytes, Solving(time_limit_s=job["time_limit_s"]))
         except InfeasibleBudget as error:
             found["plans"][str(share)] = {"asked_bytes": budget_bytes, "infeasible": str(error)}
             continue

@@ -12,11 +12,13 @@ from tempfile import TemporaryDirectory
 import click
 import record
 
-from monet.api import plan_model
 from monet.configuration.config import load_config
 from monet.configuration.model_loading import build_model
 from monet.configuration.sample_inputs import empty_inputs
 from monet.experiments.measured_steps import measure_config
+from monet.pipeline.meter import on_stderr
+from monet.pipeline.planning import plan_prepared
+from monet.pipeline.preparation import prepare
 
 
 @click.command()
@@ -27,7 +29,7 @@ def main(config: str, budget: str) -> None:
     model = build_model(loaded)
     args, kwargs = empty_inputs(loaded, model)
     start = time.perf_counter()
-    result = plan_model(model, args, kwargs, budget, progress=True)
+    result = plan_prepared(prepare(model, args, kwargs, progress=True), budget, meter=on_stderr)
     planning_s = time.perf_counter() - start
     with TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"

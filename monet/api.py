@@ -1,88 +1,90 @@
-"""Planning from Python: a model, sample inputs and a budget make a plan."""
+"""Planning from Python: ``monet.plan`` for a module, ``monet.optimize`` for a whole training step."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from monet.amounts import ByteBudget
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.errors import PlanMismatch
 from monet.executor.trainer import Trainer
-from monet.pipeline.planning import PlanResult, plan_prepared
-from monet.pipeline.preparation import prepare, prepare_whole
+from monet.ops.offers.offering import Offering
+from monet.pipeline.meter import on_stderr, silent
+from monet.pipeline.planning import plan_prepared
+from monet.pipeline.preparation import Preparing, prepare, prepare_whole
 from monet.planner.schedules import STORAGE
+from monet.planner.search import Solving
 from monet.plans.plan import Plan
 from monet.training_step.whole_step import LossFunction, capture_whole_step, plain_inputs
 
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_SOLVING = Solving()
 
+
+def _guessing(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """``function``, which names the keyword that was meant where an unknown one is given."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def guessing(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        for name in kwargs:
+            if name not in known:
+                close = "".join(f"; did you mean {guess!r}?" for guess in difflib.get_close_matches(name, known, n=1))
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{close}")
+        return function(*args, **kwargs)
+
+    return guessing
+
+
+@_guessing
 def plan(
     model: torch.nn.Module,
     args: Sequence[Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: str | int,
-    **options: Any,
-) -> Plan:
-    """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
-
-    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
-    parameters, buffers, gradients, inputs, outputs, activations and temporaries. Options, by keyword: ``exact``,
-    ``accumulate``, ``reserve_bytes``, ``cache``, ``progress`` and ``seed`` as in ``pipeline.preparation.prepare``;
-    ``time_limit_s`` (of solving; capture, measuring and ordering come on top), ``gap``, ``window``, ``solver``,
-    ``prove`` and ``variant`` as in ``pipeline.planning.plan_prepared``. Under ``torch.autocast`` the step
-    is planned, and must later be called, in that precision.
-
-    Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
-    """
-    known = inspect.signature(plan_model).parameters
-    for option in options:
-        if option not in known:
-            close = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(option, known, n=1))
-            raise TypeError(f"plan() got an unexpected keyword argument {option!r}{close}")
-    args = (args,) if isinstance(args, torch.Tensor) else args
-    return plan_model(model, args, kwargs or {}, budget, **options).plan
-
-
-def plan_model(
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    budget: ByteBudget | int | str,
-    *,
-    reserve_bytes: int = 0,
-    solver: str = "HIGHS",
-    window: int | None = None,
-    time_limit_s: float = 120.0,
-    gap: float = 0.01,
-    prove: bool = False,
     variant: str = "all",
     exact: bool = False,
     accumulate: bool = False,
+    reserve_bytes: int = 0,
+    time_limit_s: float = _SOLVING.time_limit_s,
+    gap: float = _SOLVING.gap,
+    window: int | None = None,
+    solver: str = _SOLVING.solver,
+    prove: bool = False,
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
-) -> PlanResult:
-    """Plan and report: ``prepare``, then ``plan_prepared``; their options are described there.
+) -> Plan:
+    """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``; the model is not changed.
 
-    The model is not changed: neither its parameters, nor its buffers, nor the random state.
+    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
+    parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``all`` is the whole
+    program; ``planner.schedules.SCHEDULES`` has its parts and the baselines. ``exact``: only implementations that equal
+    eager's bit by bit. ``reserve_bytes`` of the budget are left to others; ``accumulate``, ``cache`` and ``seed`` as in
+    ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving; capture, measuring and ordering come on top),
+    ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr. Under
+    ``torch.autocast`` the step is planned, and must later be called, in that precision.
+
+    Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
-    prepared = prepare(
-        model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, accumulate=accumulate,
-        storage=STORAGE.get(variant, ()), cache=cache, progress=progress, seed=seed,
-    )  # fmt: skip
-    return plan_prepared(
-        prepared, budget, variant=variant, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver,
-        prove=prove, progress=progress,
-    )  # fmt: skip
+    args = (args,) if isinstance(args, torch.Tensor) else args
+    preparing = Preparing(reserve_bytes, accumulate, cache, seed)
+    offering = Offering(exact, STORAGE.get(variant, frozenset()))
+    prepared = prepare(model, args, kwargs or {}, preparing, offering, progress=progress)
+    solving = Solving(time_limit_s, gap, window, solver, prove)
+    return plan_prepared(prepared, budget, solving, variant=variant, meter=on_stderr if progress else silent).plan
 
 
+@_guessing
 def optimize(
     model: torch.nn.Module,
     sample_inputs: Any,
@@ -94,12 +96,17 @@ def optimize(
     plan: Plan | str | os.PathLike[str] | None = None,
     clip_grad_norm: float | None = None,
     return_outputs: bool = True,
-    reserve_bytes: int = 0,
+    variant: str = "all",
     exact: bool = False,
+    reserve_bytes: int = 0,
+    time_limit_s: float = _SOLVING.time_limit_s,
+    gap: float = _SOLVING.gap,
+    window: int | None = None,
+    solver: str = _SOLVING.solver,
+    prove: bool = False,
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
-    **options: Any,
 ) -> Trainer:
     """Plan forward, loss, backward and weight update as one step; ``trainer(inputs, targets)`` then runs it.
 
@@ -124,11 +131,11 @@ def optimize(
     )  # fmt: skip
     if plan is None:
         assert budget is not None
-        prepared = prepare_whole(
-            step, reserve_bytes=reserve_bytes, exact=exact, storage=STORAGE.get(options.get("variant", "all"), ()),
-            cache=cache, progress=progress, seed=seed,
-        )  # fmt: skip
-        plan = plan_prepared(prepared, budget, progress=progress, **options).plan
+        preparing = Preparing(reserve_bytes, cache=cache, seed=seed)
+        offering = Offering(exact, STORAGE.get(variant, frozenset()))
+        prepared = prepare_whole(step, preparing, offering, progress=progress)
+        solving = Solving(time_limit_s, gap, window, solver, prove)
+        plan = plan_prepared(prepared, budget, solving, variant=variant, meter=on_stderr if progress else silent).plan
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
     elif not isinstance(plan, Plan):

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from monet.errors import InvalidPlan
 from monet.planner.problem import ForwardImplementation, ForwardOperator, Intermediate, Problem, Tensor
-from monet.planner.solution import Run, Solution, Stage
+from monet.planner.solution import Run, Runs, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class _Walk:
         return Replay(peak, sum(self.seconds), tuple(moments))
 
 
-def replay(problem: Problem, solution: Solution) -> Replay:
-    """Runs ``solution`` on ``problem`` and returns its exact cost.
+def replay(problem: Problem, runs: Runs) -> Replay:
+    """Runs ``runs`` on ``problem`` and returns their exact cost.
 
     Raises:
         InvalidPlan: something is read that is not in memory, is run out of order, is not offered
@@ -112,14 +112,14 @@ def replay(problem: Problem, solution: Solution) -> Replay:
     """
     operators = {operator.id: (index, operator) for index, operator in enumerate(problem.forward)}
     intermediates = {intermediate.id: intermediate for intermediate in problem.intermediates}
-    if [run.operator for run in solution.forward] != [operator.id for operator in problem.forward]:
+    if [run.operator for run in runs.forward] != [operator.id for operator in problem.forward]:
         raise InvalidPlan("the forward pass does not run every forward operator once, in the problem's order")
-    if [stage.backward for stage in solution.stages] != [operator.id for operator in problem.backward]:
+    if [stage.backward for stage in runs.stages] != [operator.id for operator in problem.backward]:
         raise InvalidPlan("the stages do not run every backward operator once, in the problem's order")
     walk = _Walk(problem, {tensor.id: tensor for tensor in problem.tensors})
-    for run, operator in zip(solution.forward, problem.forward, strict=True):
+    for run, operator in zip(runs.forward, problem.forward, strict=True):
         _run(walk, run, operator, intermediates, stage=None, gradient_bytes=0)
-    for index, stage in enumerate(solution.stages):
+    for index, stage in enumerate(runs.stages):
         previous = -1
         for run in stage.recompute:
             if run.operator not in operators:

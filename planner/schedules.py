@@ -15,11 +15,11 @@ from monet.planner.baselines.pytorch import keep_all
 from monet.planner.baselines.segments import sqrt_n
 from monet.planner.problem import Problem
 from monet.planner.progress import Progress
-from monet.planner.search import plan_problem
-from monet.planner.solution import Solution
+from monet.planner.search import Solving, plan_problem
+from monet.planner.solution import Runs, Solution
 
 Planner = Callable[..., Solution]
-"""``(problem, budget_bytes, **options) -> Solution``."""
+"""``(problem, budget_bytes) -> Solution``, or with the arguments of ``plan_problem``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Schedule:
     solves: bool
 
 
-def _variant(problem: Problem, budget_bytes: int, *, variant: str, **options: Any) -> Solution:
-    return plan_problem(restrict(problem, variant), budget_bytes, **options)
+def _variant(problem: Problem, budget_bytes: int, solving: Solving | None, *, variant: str, **options: Any) -> Solution:
+    return plan_problem(restrict(problem, variant), budget_bytes, solving, **options)
 
 
 _DESCRIPTIONS = {
@@ -74,17 +74,14 @@ def schedule(
     name: str,
     problem: Problem,
     budget_bytes: int,
+    solving: Solving | None = None,
     *,
-    window: int | None = None,
-    time_limit_s: float = 120.0,
-    gap: float = 0.01,
-    solver: str = "HIGHS",
+    start: Runs | None = None,
     progress: Progress | None = None,
-    **options: Any,
 ) -> Solution:
-    """Plans ``problem`` for ``budget_bytes`` by the schedule ``name``; options are those of ``plan_problem``.
+    """Plans ``problem`` for ``budget_bytes`` by the schedule ``name``; other arguments are those of ``plan_problem``.
 
-    A schedule that solves nothing ignores the options.
+    A schedule that solves nothing heeds none of them.
 
     Raises:
         ConfigError: there is no such schedule.
@@ -96,5 +93,4 @@ def schedule(
     found = SCHEDULES[name]
     if not found.solves:
         return found.plan(problem, budget_bytes)
-    options |= {"window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver, "progress": progress}
-    return found.plan(problem, budget_bytes, **options)
+    return found.plan(problem, budget_bytes, solving, start=start, progress=progress)

@@ -24,44 +24,59 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
-    """A feasible point of the 0-1 program and what was proven about it.
-
-    ``status``: ``optimal`` (within the asked gap), ``time_limit``, ``interrupted``, ``good_enough`` (as good as the
-    caller asked for, or proven that nothing is), ``smallest_known`` (none was found
-    that fits by the program's count, but this one does in another order);
-    ``heuristic``: made by a fixed policy, nothing was proven (``bound_s`` 0, ``bound_scope`` ``none``).
-    ``bound_s``: no point of the program named by ``bound_scope`` (``full``, ``window N`` or ``window N + K stages``,
-    where recomputation is offered in the windows and at K stages besides) is cheaper. ``peak_bytes``: exact peak by
-    replay, fixed bytes included. ``build_s`` and ``solve_s`` are wall seconds. ``columns`` and ``rows``: size of the
-    0-1 program, before the solver's presolve; 0 where there was none.
-    """
+class Runs:
+    """What a plan runs: the forward pass, then stage by stage the backward pass. This is what is replayed, ordered and
+    unrolled; what it costs and what was proven about it is a ``Solution``'s."""
 
     forward: tuple[Run, ...]
     stages: tuple[Stage, ...]
-    objective_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """No point of the program named by ``scope`` takes less than ``bound_s`` seconds.
+
+    ``scope``: ``full``, ``window N``, or ``window N + K stages``, where recomputation is offered in the windows and at
+    K stages besides.
+    """
+
     bound_s: float
-    bound_scope: str
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Runs with their exact cost by replay, and what was proven about it.
+
+    ``objective_s``: predicted seconds. ``peak_bytes``: fixed bytes included. ``status``: ``optimal`` (within the asked
+    gap), ``time_limit``, ``interrupted``, ``good_enough`` (as good as the caller asked for, or proven that nothing is),
+    ``smallest_known`` (none was found that fits by the program's count, but this one does in another order), or
+    ``heuristic`` (made by a fixed policy). ``proof``: None where nothing was proven. ``build_s`` and ``solve_s`` are
+    wall seconds. ``columns`` and ``rows``: size of the 0-1 program, before the solver's presolve; 0 where there was
+    none.
+    """
+
+    runs: Runs
+    objective_s: float
     peak_bytes: int
-    status: str
-    build_s: float
-    solve_s: float
+    status: str = "heuristic"
+    proof: Proof | None = None
+    build_s: float = 0.0
+    solve_s: float = 0.0
     columns: int = 0
     rows: int = 0
+
+    @property
+    def bound_s(self) -> float:
+        """0 where nothing was proven: no plan takes less than that."""
+        return 0.0 if self.proof is None else self.proof.bound_s
+
+    @property
+    def bound_scope(self) -> str:
+        """``none`` where nothing was proven."""
+        return "none" if self.proof is None else self.proof.scope
 
     @property
     def gap(self) -> float:
         """(objective - bound) / objective, a fraction."""
         return (self.objective_s - self.bound_s) / self.objective_s if self.objective_s > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """What a plan runs, without what was proven about it."""
-
-    forward: tuple[Run, ...]
-    stages: tuple[Stage, ...]
-
-    def solution(self) -> Solution:
-        """As a solution of which nothing is known yet."""
-        return Solution(self.forward, self.stages, 0.0, 0.0, "none", 0, "time_limit", 0.0, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -60,42 +60,32 @@ def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
     """The plan, and the configuration that it is for: ``--max-batch`` has one of its own."""
     from monet.configuration.model_loading import build_model, precision
     from monet.configuration.sample_inputs import empty_inputs
+    from monet.ops.offers.offering import Offering
+    from monet.pipeline.meter import on_stderr, silent
     from monet.pipeline.planning import plan_prepared, plan_smallest
-    from monet.pipeline.preparation import prepare
+    from monet.pipeline.preparation import Preparing, prepare
     from monet.planner.schedules import STORAGE
+    from monet.planner.search import Solving
 
     shown = not request.quiet
-    solving: dict[str, Any] = {
-        "window": request.window,
-        "time_limit_s": request.time_limit,
-        "gap": request.gap,
-        "solver": request.solver.upper(),
-    }
-    measuring: dict[str, Any] = {
-        "reserve_bytes": request.reserve,
-        "exact": request.exact,
-        "cache": not request.no_cache,
-    }
+    meter = on_stderr if shown else silent
+    solving = Solving(request.time_limit, request.gap, request.window, request.solver.upper(), request.prove)
+    preparing = Preparing(request.reserve, config.accumulate, not request.no_cache, config.seed)
     if request.max_batch:
         from monet.experiments.batch_search import largest_batch
 
         assert request.budget is not None
         found = largest_batch(
-            config, request.budget, request.max_overhead, **measuring, progress=shown, prove=request.prove, **solving
+            config, request.budget, request.max_overhead, solving, preparing, Offering(request.exact), progress=shown
         )
         summary = {**found.result.summary, "batch": found.batch, "batches_tried": dict(found.tried)}
         return found.config, replace(found.result, summary=summary)
     model = build_model(config)
     args, kwargs = empty_inputs(config, model)
-    storage = STORAGE.get(request.variant, ())
+    offering = Offering(request.exact, STORAGE.get(request.variant, frozenset()), request.density)
     with precision(config):
-        prepared = prepare(
-            model, args, kwargs, **measuring, storage=storage, density=request.density,
-            accumulate=config.accumulate, progress=shown, seed=config.seed,
-        )  # fmt: skip
+        prepared = prepare(model, args, kwargs, preparing, offering, progress=shown)
     if request.minimise is not None:
-        return config, plan_smallest(prepared, request.max_overhead, **solving, progress=shown)
+        return config, plan_smallest(prepared, request.max_overhead, solving, meter=meter)
     assert request.budget is not None
-    return config, plan_prepared(
-        prepared, request.budget, variant=request.variant, prove=request.prove, **solving, progress=shown
-    )
+    return config, plan_prepared(prepared, request.budget, solving, variant=request.variant, meter=meter)

@@ -16,8 +16,8 @@ from monet.planner.ablation import restrict
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.published.solution import published_stages
-from monet.planner.schedules import SCHEDULES, schedule
-from monet.planner.search import smallest_plan
+from monet.planner.schedules import schedule
+from monet.planner.search import Solving, smallest_plan
 from monet.planner.solution import Solution
 from monet.progress_line import SolvingBar
 
@@ -37,26 +37,19 @@ def plan_profile(request: PlanRequest) -> None:
 
 
 def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "window": request.window,
-        "time_limit_s": request.time_limit,
-        "gap": request.gap,
-        "solver": request.solver.upper(),
-    }
+    solving = Solving(request.time_limit, request.gap, request.window, request.solver.upper(), request.prove)
     shown = not request.quiet
     if request.minimise is not None:
         most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
         with SolvingBar(shown, request.time_limit, unit="bytes") as bar:
-            found = smallest_plan(restrict(problem, "all"), most_s, progress=bar, **options)
+            found = smallest_plan(restrict(problem, "all"), most_s, solving, progress=bar)
         plan, budget_bytes = found.solution, found.solution.peak_bytes
-        proven = {"bound_s": None, "gap": found.gap, "bound_bytes": found.bound_bytes}
+        proven = {"bound_s": None, "gap": found.gap, "bound_bytes": found.bound_bytes, "bound_scope": found.scope}
     else:
         assert request.budget is not None
         budget_bytes = request.budget.resolve(eager.peak_bytes)
-        if request.prove and SCHEDULES[request.variant].solves:
-            options["prove"] = True
         with SolvingBar(shown, request.time_limit) as bar:
-            plan = schedule(request.variant, problem, budget_bytes, progress=bar, **options)
+            plan = schedule(request.variant, problem, budget_bytes, solving, progress=bar)
         unproven = plan.bound_scope == "none"
         proven = {"bound_s": None if unproven else plan.bound_s, "gap": None if unproven else plan.gap}
     return {
@@ -70,12 +63,12 @@ def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> dict[str, 
         "baseline_peak_bytes": eager.peak_bytes,
         "objective_s": plan.objective_s,
         "overhead": plan.objective_s / eager.objective_s - 1.0,
-        **proven,
         "bound_scope": plan.bound_scope,
+        **proven,
         "columns": plan.columns,
         "rows": plan.rows,
         "build_s": plan.build_s,
         "solve_s": plan.solve_s,
-        "recomputed": sum(len(stage.recompute) for stage in plan.stages),
-        "stages": published_stages(problem, plan),
+        "recomputed": sum(len(stage.recompute) for stage in plan.runs.stages),
+        "stages": published_stages(problem, plan.runs),
     }

@@ -11,18 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from monet.amounts import ByteBudget, PeakShare, format_bytes
 from monet.configuration.config import Config
 from monet.configuration.model_loading import build_model, precision
 from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import ConfigError, InfeasibleBudget, SolverError
+from monet.ops.offers.offering import Offering
+from monet.pipeline.meter import Meter, on_stderr, silent
 from monet.pipeline.planning import PlanResult, plan_prepared
-from monet.pipeline.preparation import Prepared, prepare
+from monet.pipeline.preparation import Prepared, Preparing, prepare
 from monet.planner.ablation import restrict
 from monet.planner.problem import Problem
-from monet.planner.search import plan_problem
+from monet.planner.search import Solving, plan_problem
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +51,15 @@ def largest_batch(
     config: Config,
     budget: ByteBudget,
     max_overhead: float | None = None,
+    solving: Solving | None = None,
+    preparing: Preparing | None = None,
+    offering: Offering | None = None,
     *,
-    reserve_bytes: int = 0,
-    exact: bool = False,
-    cache: bool = True,
     progress: bool = False,
-    **options: Any,
 ) -> LargestBatch:
     """``max_overhead``: predicted seconds beyond eager's at the same batch, relative; None: any.
 
-    ``options``: those of ``plan_prepared``.
+    ``preparing``: its ``accumulate`` and ``seed`` are the configuration's. ``progress``: lines on stderr.
 
     Raises:
         ConfigError: the inputs have no batch in common, or the budget is a share of eager's peak.
@@ -67,6 +67,8 @@ def largest_batch(
     """
     if isinstance(budget, PeakShare):
         raise ConfigError("a share of eager's peak grows with the batch: give --max-batch a budget in bytes")
+    solving = solving or Solving()
+    preparing = replace(preparing or Preparing(), accumulate=config.accumulate, seed=config.seed)
     first = config.batch()
     budget_bytes = budget.resolve(0)
     tried: dict[int, bool] = {}
@@ -78,11 +80,8 @@ def largest_batch(
         args, kwargs = empty_inputs(sized, model)
         log.info("planning batch %d", batch)
         with precision(sized):
-            prepared = prepare(
-                model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact,
-                accumulate=config.accumulate, cache=cache, progress=progress, seed=config.seed,
-            )  # fmt: skip
-        result = _try(prepared, budget_bytes, max_overhead, progress, options)
+            prepared = prepare(model, args, kwargs, preparing, offering, progress=progress)
+        result = _try(prepared, budget_bytes, max_overhead, solving, on_stderr if progress else silent)
         tried[batch] = result is not None
         if result is None:
             below = min(below, batch)
@@ -92,7 +91,7 @@ def largest_batch(
             break
         above = best.batch if best is not None else 0
         try:
-            guess = _guess(prepared, batch, above, below, budget_bytes, max_overhead, options)
+            guess = _guess(prepared, batch, above, below, budget_bytes, max_overhead, solving)
         except KeyboardInterrupt:
             if best is None:
                 raise
@@ -110,10 +109,10 @@ def largest_batch(
 
 
 def _try(
-    prepared: Prepared, budget_bytes: int, max_overhead: float | None, progress: bool, options: Mapping[str, Any]
+    prepared: Prepared, budget_bytes: int, max_overhead: float | None, solving: Solving, meter: Meter
 ) -> PlanResult | None:
     try:
-        result = plan_prepared(prepared, budget_bytes, progress=progress, **options)
+        result = plan_prepared(prepared, budget_bytes, solving, meter=meter)
     except InfeasibleBudget:
         return None
     return result if max_overhead is None or result.summary["overhead"] <= max_overhead else None
@@ -126,7 +125,7 @@ def _guess(
     below: int,
     budget_bytes: int,
     max_overhead: float | None,
-    options: Mapping[str, Any],
+    solving: Solving,
 ) -> int:
     """The largest batch from ``above`` (which does) to under ``below`` that the scaled step promises."""
     problem = restrict(prepared.problem, "all")
@@ -141,10 +140,7 @@ def _guess(
             found = plan_problem(
                 scaled,
                 budget_bytes,
-                window=options.get("window"),
-                gap=options.get("gap", 0.01),
-                solver=options.get("solver", "HIGHS"),
-                time_limit_s=GUESS_S,
+                replace(solving, time_limit_s=GUESS_S, prove=False),
                 enough_s=float("inf") if most_s is None else most_s,
             )
             works = most_s is None or found.objective_s <= most_s

@@ -20,7 +20,7 @@ def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
     what the model's own variables still hold is not seen, so that a measured peak can be a little above. Where
     gradients add up over batches, the sums of the batches before are there all the time.
     """
-    schedule = calls(eager, lowered)
+    schedule = calls(eager.runs, lowered)
     unrolled = unroll(schedule, lowered)
     alive = [(buffer.begin, buffer.end, buffer.bytes) for buffer in unrolled.buffers]
     end = max(step.begin for step in unrolled.steps) + max(call.measured.ticks for call in schedule)

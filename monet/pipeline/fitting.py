@@ -1,120 +1,187 @@
-"""Solve, order and lay out until the arena, not only the program's account of it, fits the budget."""
+"""Solve, order and place until the arena, not only the program's account of it, fits the budget.
+
+The program counts the captured order. What it counts and what an arena needs differ in both directions::
+
+    solve ──► order and place ──► too large: the program gets that much less (fragmentation)
+                              └─► slack:     the program gets that much more (another order saves memory)
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from monet.amounts import format_bytes
 from monet.errors import InfeasibleBudget
 from monet.pipeline.lowering import Lowered
+from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import placement
 from monet.pipeline.smallest_plans import Placed, recall, remember
 from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
-from monet.planner.progress import Progress
 from monet.planner.schedules import ABLATION, SCHEDULES, schedule
-from monet.planner.solution import Solution
-from monet.progress_line import SolvingBar
+from monet.planner.search import Solving
+from monet.planner.solution import Runs, Solution
 
 logger = logging.getLogger(__name__)
 
-# A layout may be a little larger than the program's peak; then the program gets that much less, so often.
 TRIES = 4
-# Solving again pays where another order saves this share of the budget; and where no plan fits in the captured order,
-# one that is at most this much too large may fit in another.
-WORTH_SHARE, REORDERED_SHARE = 0.005, 0.15
+"""Solves at most."""
+WORTH_SHARE = 0.005
+"""Solving again pays where another order saves this share of the budget."""
+REORDERED_SHARE = 0.15
+"""A plan up to this share over the budget may fit once it is reordered."""
+LEFT_SHARE = 0.25
+"""Of the time limit: with less than this left, what an order saves is not solved for."""
 
 
-def fit(
-    lowered: Lowered, budget_bytes: int, variant: str, progress: bool | Progress, options: Mapping[str, Any]
-) -> Placed:
-    """A plan of ``variant`` whose arena fits beside the fixed bytes, and makes use of the budget.
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What must fit: a plan of ``variant`` in ``budget_bytes``; ``start``: a plan to begin with."""
 
-    The program counts the captured order. Where the arena needs more than that (fragmentation), it gets less than the
-    budget; where another order needs less, it gets that much more, in what is left of the time limit. Where none of
-    its plans fits, the smallest one known, also from an earlier search, may do so once it is ordered.
+    lowered: Lowered
+    budget_bytes: int
+    variant: str = "all"
+    solving: Solving = field(default_factory=Solving)
+    start: Runs | None = None
+
+    def excess_bytes(self, placed: Placed) -> int:
+        """By how much a plan's arena and the fixed bytes are over the budget."""
+        return _needed(placed, self.lowered) - self.budget_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One solve: what the program gets, and for how long."""
+
+    target_bytes: int
+    time_limit_s: float
+
+
+def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
+    """A plan whose arena fits beside the fixed bytes, and makes use of the budget.
+
+    Where the arena needs more than the program counts, the program gets less than the budget; where another order
+    needs less, it gets that much more, in what is left of the time limit. Where none of its plans fits, the smallest
+    one known, also from an earlier search, may do so once it is ordered.
 
     Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made and is kept, so that
     budget works. ``KeyboardInterrupt`` on Ctrl-C before there is an arena that fits.
     """
-    problem, limit_s = lowered.problem, float(options["time_limit_s"])
-    target, left_s, excess = budget_bytes, limit_s, 0
-    best: Placed | None = None
-    refused: InfeasibleBudget | None = None
+    attempts = _Attempts(fit, meter)
+    attempt: Attempt | None = Attempt(fit.budget_bytes, fit.solving.time_limit_s)
     for _ in range(TRIES):
-        begun = time.monotonic()
+        if attempt is None:
+            break
+        attempt = attempts.after(attempt)
+    if attempts.best is not None:
+        return attempts.best
+    return _smallest_known(attempts.refused or _refusal(fit), fit)
+
+
+class _Attempts:
+    """``best``: the fastest plan that fits so far. ``refused``: why the first solve found no plan at all."""
+
+    def __init__(self, fit: Fit, meter: Meter) -> None:
+        self._fit = fit
+        self._meter = meter
+        self._too_large = False
+        self.best: Placed | None = None
+        self.refused: InfeasibleBudget | None = None
+
+    def after(self, attempt: Attempt) -> Attempt | None:
+        """Solves and places; returns what to try next, None where nothing is worth it."""
+        fit, begun = self._fit, time.monotonic()
         try:
-            with SolvingBar(progress is True, left_s) as bar:
-                told = progress if callable(progress) else bar
-                solution = schedule(variant, problem, target, progress=told, **{**options, "time_limit_s": left_s})
-        except InfeasibleBudget as error:
-            if best is not None or excess > 0:
-                break
-            refused, least = error, error.smallest_bytes
-            if target > budget_bytes or least is None or least > budget_bytes * (1 + REORDERED_SHARE):
-                break
-            target = least
-            continue
-        left_s -= time.monotonic() - begun
-        placed = placement(solution, lowered, budget_bytes)
-        needed = problem.fixed_bytes + placed.layout.arena_bytes
-        excess = needed - budget_bytes
-        if excess > 0:
-            if best is None and solution.status == "interrupted":
-                raise KeyboardInterrupt  # no plan fits yet, and whoever interrupts does not wait for another solve
-            if best is not None or refused is not None:
-                break
-            logger.info("the arena is %d bytes over the budget; solving again with that much less", excess)
-            target -= excess
-            left_s = limit_s
-            continue
-        if best is None or solution.objective_s < best[0].objective_s:
-            best = solution, placed
-        saved = solution.peak_bytes - needed
-        binding = solution.peak_bytes >= target * (1 - WORTH_SHARE) and SCHEDULES[variant].solves
-        if saved < budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
-            break
-        if budget_bytes + saved <= target or left_s < limit_s / 4:
-            break
-        logger.info("the order needs %d bytes less than the program counts; solving again with that much more", saved)
-        target = budget_bytes + saved
-    if best is not None:
-        return best
-    return _smallest_known(refused or _refusal(lowered, variant, budget_bytes, options), lowered, variant, budget_bytes)
+            solution = self._solve(attempt)
+        except InfeasibleBudget as refused:
+            return self._without_plan(attempt, refused)
+        left_s = attempt.time_limit_s - (time.monotonic() - begun)
+        placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes)
+        excess_bytes = fit.excess_bytes(placed)
+        self._too_large = excess_bytes > 0
+        if excess_bytes > 0:
+            return self._smaller(attempt, solution, excess_bytes)
+        if self.best is None or solution.objective_s < self.best[0].objective_s:
+            self.best = placed
+        return self._larger(attempt, solution, solution.peak_bytes - _needed(placed, fit.lowered), left_s)
+
+    def _solve(self, attempt: Attempt) -> Solution:
+        fit = self._fit
+        solving = replace(fit.solving, time_limit_s=attempt.time_limit_s)
+        with self._meter(attempt.time_limit_s) as progress:
+            return schedule(
+                fit.variant, fit.lowered.problem, attempt.target_bytes, solving, start=fit.start, progress=progress
+            )
+
+    def _without_plan(self, attempt: Attempt, refused: InfeasibleBudget) -> Attempt | None:
+        """No plan fits in the captured order; the smallest one may fit in another."""
+        if self.best is not None or self._too_large:
+            return None
+        budget_bytes, least = self._fit.budget_bytes, refused.smallest_bytes
+        self.refused = refused
+        if attempt.target_bytes > budget_bytes or least is None or least > budget_bytes * (1 + REORDERED_SHARE):
+            return None
+        return replace(attempt, target_bytes=least)
+
+    def _smaller(self, attempt: Attempt, solution: Solution, excess_bytes: int) -> Attempt | None:
+        """The arena is too large: the program gets that much less."""
+        if self.best is None and solution.status == "interrupted":
+            raise KeyboardInterrupt  # no plan fits yet, and whoever interrupts does not wait for another solve
+        if self.best is not None or self.refused is not None:
+            return None
+        logger.info("the arena is %d bytes over the budget; solving again with that much less", excess_bytes)
+        return Attempt(attempt.target_bytes - excess_bytes, self._fit.solving.time_limit_s)
+
+    def _larger(self, attempt: Attempt, solution: Solution, saved_bytes: int, left_s: float) -> Attempt | None:
+        """The arena fits with ``saved_bytes`` less than the program counts: the program gets that much more."""
+        fit = self._fit
+        binding = solution.peak_bytes >= attempt.target_bytes * (1 - WORTH_SHARE) and SCHEDULES[fit.variant].solves
+        if saved_bytes < fit.budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
+            return None
+        target_bytes = fit.budget_bytes + saved_bytes
+        if target_bytes <= attempt.target_bytes or left_s < fit.solving.time_limit_s * LEFT_SHARE:
+            return None
+        logger.info(
+            "the order needs %d bytes less than the program counts; solving again with that much more", saved_bytes
+        )
+        return Attempt(target_bytes, left_s)
 
 
-def _refusal(lowered: Lowered, variant: str, budget_bytes: int, options: Mapping[str, Any]) -> InfeasibleBudget:
+def _refusal(fit: Fit) -> InfeasibleBudget:
     """For a budget that a plan fits, but no arena: it knows the smallest plan."""
+    problem = fit.lowered.problem
     try:
-        schedule(variant, lowered.problem, lowered.problem.fixed_bytes, **options)
+        schedule(fit.variant, problem, problem.fixed_bytes, fit.solving, start=fit.start)
     except InfeasibleBudget as error:
-        reason = f"A plan for {format_bytes(budget_bytes)} exists, but none was found whose buffers fit without gaps."
+        reason = (
+            f"A plan for {format_bytes(fit.budget_bytes)} exists, but none was found whose buffers fit without gaps."
+        )
         return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)
     raise AssertionError("a plan needs memory beside the fixed bytes")
 
 
-def _smallest_known(refused: InfeasibleBudget, lowered: Lowered, variant: str, budget_bytes: int) -> Placed:
+def _smallest_known(refused: InfeasibleBudget, fit: Fit) -> Placed:
     """The smallest plan known, of this search or an earlier one, or ``refused`` with what its arena needs."""
+    lowered, variant = fit.lowered, fit.variant
     earlier, known = recall(lowered, variant), refused.smallest_plan
-    if earlier is not None and _needed(earlier, lowered) <= budget_bytes:
+    if earlier is not None and fit.excess_bytes(earlier) <= 0:
         return replace(earlier[0], status="smallest_known"), earlier[1]
     if not isinstance(known, Solution):
         raise refused
     candidates: list[Solution | None] = [known]
     if variant in ABLATION:
         candidates.append(fastest_plan(restrict(lowered.problem, variant)))
-    found = smallest_placed(candidates, lowered)
-    if _needed(found, lowered) <= budget_bytes:
-        return replace(found[0], status="smallest_known"), found[1]
-    if earlier is None or _needed(found, lowered) < _needed(earlier, lowered):
-        remember(lowered, variant, found)
+    smallest = smallest_placed(candidates, lowered)
+    if fit.excess_bytes(smallest) <= 0:
+        return replace(smallest[0], status="smallest_known"), smallest[1]
+    if earlier is None or _needed(smallest, lowered) < _needed(earlier, lowered):
+        remember(lowered, variant, smallest)
     else:
-        found = earlier
-    raise InfeasibleBudget(refused.reason, _needed(found, lowered), advice=refused.advice) from refused
+        smallest = earlier
+    raise InfeasibleBudget(refused.reason, _needed(smallest, lowered), advice=refused.advice) from refused
 
 
 def _needed(placed: Placed, lowered: Lowered) -> int:
@@ -123,5 +190,6 @@ def _needed(placed: Placed, lowered: Lowered) -> int:
 
 def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered) -> Placed:
     """The one whose arena is smallest; the first of several. None among them is left out, the first is not None."""
-    found = [(one, placement(one, lowered, lowered.problem.fixed_bytes)) for one in candidates if one is not None]
-    return min(found, key=lambda pair: pair[1].layout.arena_bytes)
+    fixed_bytes = lowered.problem.fixed_bytes
+    placed = [(plan, placement(plan.runs, lowered, fixed_bytes)) for plan in candidates if plan is not None]
+    return min(placed, key=lambda pair: pair[1].layout.arena_bytes)

@@ -109,9 +109,18 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] |
     }
 
 
-def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0, eager: bool = False) -> Lowered:
-    """The problem of one training step. ``eager``: as PyTorch's autograd runs it, which also keeps inputs of which only
-    the shape matters; to count what eager needs, not to plan."""
+def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0) -> Lowered:
+    """The problem of one training step."""
+    return _lower(catalogue, profile, name, reserve_bytes, eager=False)
+
+
+def lower_as_eager(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0) -> Lowered:
+    """The step as PyTorch's autograd runs it, which also keeps inputs of which only the shape matters: to count what
+    eager needs, not to plan."""
+    return _lower(catalogue, profile, name, reserve_bytes, eager=True)
+
+
+def _lower(catalogue: Catalogue, profile: Profile, name: str, reserve_bytes: int, *, eager: bool) -> Lowered:
     graph, storages = catalogue.graph, _Storages(catalogue, profile)
     fixed = fixed_bytes(graph, reserve_bytes, storages.asked)
     recompute_name: dict[str, Mapping[str, str]] = {}
@@ -128,7 +137,6 @@ def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: i
         for saved in catalogue.intermediates.get(op.name, ()):
             measured = profile.of(saved.implementation, catalogue)
             reads = storages.of(saved.implementation.inputs())
-            # Readable only while the operator's own result is: not from one that leaves the step.
             intermediates.append(
                 Intermediate(
                     saved.value.name,

@@ -1,4 +1,4 @@
-"""From a solution to steps in an order of small peak, each of their buffers at its place in one arena."""
+"""From runs to steps in an order of small peak, each of their buffers at its place in one arena."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monet.pipeline.unrolling import Unrolled, place, unroll
 from monet.planner.layout import Layout, layout
 from monet.planner.layout.arena import Lifetime
 from monet.planner.order import Ordered
-from monet.planner.solution import Solution
+from monet.planner.solution import Runs
 from monet.plans.plan import ALIGNMENT, Buffer
 
 # Seconds for the order, where none of the fast ones is proven best.
@@ -31,9 +31,10 @@ class Placement:
         return place(self.unrolled, self.layout.offsets)
 
 
-def placement(solution: Solution, lowered: Lowered, budget_bytes: int) -> Placement:
-    """The search for a smaller arena ends when it fits in what the fixed bytes leave of the budget."""
-    schedule, ordered = reorder(calls(solution, lowered), lowered, time_limit_s=ORDER_S)
+def placement(runs: Runs, lowered: Lowered, budget_bytes: int) -> Placement:
+    """The runs in an order of small peak, placed. The search for a smaller arena ends when it fits in what the fixed
+    bytes leave of the budget."""
+    schedule, ordered = reorder(calls(runs, lowered), lowered, time_limit_s=ORDER_S)
     unrolled = unroll(schedule, lowered)
     lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
     capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)

@@ -8,19 +8,18 @@ from typing import Any
 
 from monet.amounts import ByteBudget, parse_budget
 from monet.errors import InfeasibleBudget
-from monet.pipeline.fitting import fit, smallest_placed
+from monet.pipeline.fitting import Fit, fit_budget, smallest_placed
+from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import Placement
 from monet.pipeline.preparation import Prepared
+from monet.pipeline.smallest_plans import Placed
 from monet.pipeline.summary import _summary
 from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
-from monet.planner.progress import Progress
-from monet.planner.schedules import SCHEDULES
-from monet.planner.search import smallest_plan
+from monet.planner.search import Solving, smallest_plan
 from monet.planner.solution import Solution
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
-from monet.progress_line import SolvingBar
 
 
 @dataclass(frozen=True)
@@ -35,88 +34,70 @@ class PlanResult:
 def plan_prepared(
     prepared: Prepared,
     budget: ByteBudget | int | str,
+    solving: Solving | None = None,
     *,
     variant: str = "all",
-    window: int | None = None,
-    time_limit_s: float = 120.0,
-    gap: float = 0.01,
-    solver: str = "HIGHS",
-    prove: bool = False,
-    cores: int | None = None,
-    progress: bool | Progress = False,
+    meter: Meter = silent,
 ) -> PlanResult:
     """Plan a prepared step for a budget, lay it out and verify it.
 
-    ``variant``: a name of ``planner.schedules.SCHEDULES``: the whole program, a part of it, or a baseline.
-    ``window``: stages before its last use in which a tensor may be recomputed (None: by size). ``gap``: relative;
-    solving stops there. ``prove``: bound the full program, not the windowed one. ``cores``: for solving (None:
-    all). ``progress``: show a line on stderr, or call this as ``plan_problem`` does.
+    ``solving``: None is ``Solving()``. ``variant``: a name of ``planner.schedules.SCHEDULES``: the whole program, a
+    part of it, or a baseline. ``meter``: who is told how far each solve is.
+
+    Raises ``ConfigError``, ``InfeasibleBudget`` and ``SolverError``; ``KeyboardInterrupt`` on Ctrl-C before there is a
+    plan that fits.
     """
     budget_bytes = parse_budget(budget).resolve(prepared.eager.peak_bytes)
-    options: dict[str, Any] = {
-        "window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver, "cores": cores,
-    }  # fmt: skip
-    if prove and SCHEDULES[variant].solves:
-        options["prove"] = True
-    return _result(prepared, budget_bytes, *fit(prepared.lowered, budget_bytes, variant, progress, options))
+    fit = Fit(prepared.lowered, budget_bytes, variant, solving or Solving())
+    return _result(prepared, budget_bytes, *fit_budget(fit, meter))
 
 
 def plan_smallest(
-    prepared: Prepared,
-    max_overhead: float | None = None,
-    *,
-    window: int | None = None,
-    time_limit_s: float = 120.0,
-    gap: float = 0.01,
-    solver: str = "HIGHS",
-    progress: bool = False,
+    prepared: Prepared, max_overhead: float | None = None, solving: Solving | None = None, *, meter: Meter = silent
 ) -> PlanResult:
-    """The fastest plan found within ``gap`` of the least memory found; its budget is what it needs.
+    """The fastest plan found within the gap of the least memory found; its budget is what it needs.
 
     ``max_overhead``: predicted seconds beyond eager's, relative (0.1: 10 %); None: any. The bound on memory is
-    ``summary["bound_bytes"]``. ``time_limit_s``: for each of the two searches. Other options as for ``plan_prepared``.
+    ``summary["bound_bytes"]``. ``solving.time_limit_s``: for each of the two searches; ``solving.prove`` is not heeded.
     """
+    solving = replace(solving or Solving(), prove=False)
     most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
     problem = restrict(prepared.problem, "all")
-    with SolvingBar(progress, time_limit_s, unit="bytes") as bar:
-        found = smallest_plan(
-            problem, most_s, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar
-        )
+    with meter(solving.time_limit_s, unit="bytes") as progress:
+        least = smallest_plan(problem, most_s, solving, progress=progress)
     # The program counts the captured order. In another one a plan that recomputes nothing can be the smaller.
     fastest = fastest_plan(problem)
     if fastest is not None and most_s is not None and fastest.objective_s > most_s:
         fastest = None
-    solution, placed = smallest_placed([found.solution, fastest], prepared.lowered)
-    if found.solution.status != "interrupted":
+    placed = smallest_placed([least.solution, fastest], prepared.lowered)
+    if least.solution.status != "interrupted":
         # Plans of least memory run nearly everything again, most of it for nothing.
-        options = {"window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver}
-        solution, placed = _faster(prepared, solution, placed, progress, options)
-    budget_bytes = problem.fixed_bytes + placed.layout.arena_bytes
-    result = _result(prepared, budget_bytes, solution, placed)
+        placed = _faster(prepared, placed, solving, meter)
+    budget_bytes = problem.fixed_bytes + placed[1].layout.arena_bytes
+    result = _result(prepared, budget_bytes, *placed)
     # Another order, or a step of several requests, which are laid out as they come, can need less than the program.
-    bound_bytes = min(found.bound_bytes, budget_bytes)
+    bound_bytes = min(least.bound_bytes, budget_bytes)
     gap_bytes = (budget_bytes - bound_bytes) / budget_bytes
-    summary = {**result.summary, "bound_s": None, "gap": gap_bytes, "bound_bytes": bound_bytes}
-    return PlanResult(result.plan, summary, result.solution)
+    more = {"bound_s": None, "gap": gap_bytes, "bound_bytes": bound_bytes, "bound_scope": least.scope}
+    return PlanResult(result.plan, {**result.summary, **more}, result.solution)
 
 
-def _faster(
-    prepared: Prepared, solution: Solution, placed: Placement, progress: bool, options: Mapping[str, Any]
-) -> tuple[Solution, Placement]:
-    """The fastest plan found within the gap of the memory of ``solution``; its status stays that of the search for
+def _faster(prepared: Prepared, smallest: Placed, solving: Solving, meter: Meter) -> Placed:
+    """The fastest plan found within the gap of the memory of ``smallest``; its status stays that of the search for
     memory, unless this one is interrupted."""
-    budget_bytes = int((prepared.problem.fixed_bytes + placed.layout.arena_bytes) * (1 + options["gap"]))
-    start = solution if solution.peak_bytes <= budget_bytes else None
+    solution, placed = smallest
+    budget_bytes = int((prepared.problem.fixed_bytes + placed.layout.arena_bytes) * (1 + solving.gap))
+    start = solution.runs if solution.peak_bytes <= budget_bytes else None
     try:
-        faster, other = fit(prepared.lowered, budget_bytes, "all", progress, {**options, "start": start})
+        faster, other = fit_budget(Fit(prepared.lowered, budget_bytes, solving=solving, start=start), meter)
     except InfeasibleBudget:
-        return solution, placed
+        return smallest
     except KeyboardInterrupt:
         return replace(solution, status="interrupted"), placed
     if faster.objective_s >= solution.objective_s:
-        return solution, placed
+        return smallest
     status = faster.status if faster.status == "interrupted" else solution.status
-    return replace(faster, status=status, bound_scope=solution.bound_scope), other
+    return replace(faster, status=status), other
 
 
 def _result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: Placement) -> PlanResult:

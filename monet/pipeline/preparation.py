@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from monet.capture import autocast, capture
+from monet.capture import Captured, autocast, capture
 from monet.capture.input_geometry import describe_inputs
 from monet.errors import CaptureError
 from monet.graph import Graph
 from monet.ops.catalogue import Catalogue, catalogue
-from monet.ops.compressed.sparse import DENSITY
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.profiling import profile
+from monet.ops.offers.offering import Offering
 from monet.pipeline.current_scales import present_scales
 from monet.pipeline.eager_peak import eager_peak_bytes
-from monet.pipeline.lowering import Lowered, lower
+from monet.pipeline.lowering import Lowered, lower, lower_as_eager
+from monet.planner.baselines.pytorch import keep_all
 from monet.planner.problem import Problem
-from monet.planner.replay import replay
-from monet.planner.solution import Run, Solution, Stage
+from monet.planner.solution import Solution
 from monet.training_step.accumulation import with_accumulation
 from monet.training_step.updates import updates_last
 from monet.training_step.whole_step import WholeStep
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """How a step is prepared: the settings that a person may give, made once where they are given.
+
+    ``reserve_bytes``: part of any budget that monet must leave to others (optimiser state). ``accumulate``: for
+    gradients that add up over several batches: each is added to ``.grad`` as soon as it is made, so that a step holds
+    one set of gradients and not two, whether ``.grad`` was there or not; gradient hooks of parameters cannot be called
+    then, and ``torch.autograd.grad`` finds no gradients of parameters. ``cache``: read and write measurements of
+    earlier runs. ``seed`` is recorded in the plan.
+    """
+
+    reserve_bytes: int = 0
+    accumulate: bool = False
+    cache: bool = True
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,105 +68,105 @@ def prepare(
     model: torch.nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    preparing: Preparing | None = None,
+    offering: Offering | None = None,
     *,
-    reserve_bytes: int = 0,
-    exact: bool = False,
-    accumulate: bool = False,
-    storage: Collection[str] = (),
-    density: float = DENSITY,
-    cache: bool = True,
     progress: bool = False,
-    seed: int = 0,
 ) -> Prepared:
-    """Capture a training step and measure its operators: all that comes before a budget.
+    """Capture a training step of ``model`` and measure its operators.
 
-    ``reserve_bytes``: part of any budget that monet must leave to others (optimiser state). ``exact``:
-    only implementations that equal eager's bit by bit. ``accumulate``: for gradients that add up over several batches:
-    each is added to ``.grad`` as soon as it is made, so that a step holds one set of gradients and not two, whether
-    ``.grad`` was there or not; gradient hooks of parameters cannot be called then, and ``torch.autograd.grad`` finds no
-    gradients of parameters. ``storage``: compressed storages to offer besides, see
-    ``planner.schedules.STORAGE``, and ``density``, the share of non-zero values that ``sparse`` has room for.
-    ``cache``: read and write measurements of earlier runs. ``seed`` is recorded.
+    ``preparing`` and ``offering``: None is the defaults of ``Preparing`` and ``Offering``. ``progress``: show the
+    measuring on stderr. The model is not changed: neither its parameters, nor its buffers, nor the random state.
+
+    Raises:
+        CaptureError: the model cannot be captured as one graph, or there is nothing to train.
+        ConfigError: an offering that is not known.
+        ProfileError: an operator fails when it is measured.
     """
-    captured = capture(model, args, kwargs, gradients_leave=not accumulate)
+    preparing = preparing or Preparing()
+    captured = capture(model, args, kwargs, gradients_leave=not preparing.accumulate)
     if not any(captured.graph.tangents):
         raise CaptureError(
             "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), or a "
             "choice such as argmax)"
         )
-    graph = with_accumulation(captured).captured.graph if accumulate else captured.graph
-    offers = catalogue(
-        graph, exact=exact, storage=frozenset(storage), density=density, scales=present_scales(model, captured)
-    )
-    lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
-    described = _described(model, lowered, (args, kwargs), exact, seed, storage, density)
-    described |= {"accumulate": True} if accumulate else {}
-    return Prepared(lowered, *_eager(lowered, graph, reserve_bytes), described, _environment(lowered))
-
-
-def _eager(lowered: Lowered, graph: Graph, reserve_bytes: int) -> tuple[Solution, int]:
-    """How PyTorch itself would run ``graph``, and its peak in bytes."""
-    offers, name = replace(lowered.catalogue, graph=graph), lowered.problem.name
-    as_eager = lower(offers, lowered.profile, name=name, reserve_bytes=reserve_bytes, eager=True)
-    solution = baseline(as_eager.problem)
-    return solution, eager_peak_bytes(solution, as_eager)
+    graph = with_accumulation(captured).captured.graph if preparing.accumulate else captured.graph
+    step = _Step(model, type(model).__name__, captured, graph, graph, (args, kwargs))
+    return _prepared(step, preparing, offering or Offering(), progress)
 
 
 def prepare_whole(
-    step: WholeStep,
+    whole: WholeStep,
+    preparing: Preparing | None = None,
+    offering: Offering | None = None,
     *,
-    reserve_bytes: int = 0,
-    exact: bool = False,
-    storage: Collection[str] = (),
-    density: float = DENSITY,
-    cache: bool = True,
     progress: bool = False,
-    seed: int = 0,
 ) -> Prepared:
-    """Measure a step that has its own loss and updates; see ``prepare``. Eager's is the same with all updates last."""
-    graph, name = step.captured.graph, type(step.module.model).__name__
+    """Measure a step that has its own loss and updates; see ``prepare``. Eager's is the same with all updates last.
+
+    Raises ``ConfigError`` and ``ProfileError`` as ``prepare``.
+    """
+    graph, name = whole.captured.graph, type(whole.module.model).__name__
+    step = _Step(whole.module, name, whole.captured, graph, updates_last(graph), (whole.args, {}))
+    return _prepared(step, preparing or Preparing(), offering or Offering(), progress)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is measured: ``graph``, which PyTorch itself would run as ``as_eager``."""
+
+    module: torch.nn.Module
+    name: str
+    captured: Captured
+    graph: Graph
+    as_eager: Graph
+    inputs: tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: bool) -> Prepared:
     offers = catalogue(
-        graph, exact=exact, storage=frozenset(storage), density=density,
+        step.graph, exact=offering.exact, storage=offering.storage, density=offering.density,
         scales=present_scales(step.module, step.captured),
     )  # fmt: skip
-    lowered = _measured(offers, name, reserve_bytes, cache=cache, progress=progress)
-    described = _described(step.module, lowered, (step.args, {}), exact, seed, storage, density)
-    eager = _eager(lowered, updates_last(graph), reserve_bytes)
-    return Prepared(lowered, *eager, described, _environment(lowered))
+    lowered = _measured(offers, step.name, preparing, progress)
+    as_eager = lower_as_eager(
+        replace(offers, graph=step.as_eager), lowered.profile, name=step.name, reserve_bytes=preparing.reserve_bytes
+    )
+    eager = keep_all(as_eager.problem, sys.maxsize)
+    return Prepared(
+        lowered,
+        eager,
+        eager_peak_bytes(eager, as_eager),
+        _described(step, lowered, preparing, offering),
+        _environment(lowered),
+    )
 
 
-def _described(
-    module: torch.nn.Module,
-    lowered: Lowered,
-    inputs: tuple[Sequence[Any], Mapping[str, Any]],
-    exact: bool,
-    seed: int,
-    storage: Collection[str],
-    density: float,
-) -> dict[str, Any]:
-    """What a plan says of its model."""
-    cast = autocast.state(next(iter(lowered.catalogue.graph.values.values())).device.type)
-    return {
-        "name": lowered.problem.name,
-        "fingerprint": lowered.catalogue.graph.fingerprint(),
-        "inputs": describe_inputs(*inputs),
-        "training": [part.training for part in module.modules()],
-        "exact": exact,
-        "seed": seed,
-        **({"autocast": cast} if cast is not None else {}),
-        **({"storage": sorted(storage), "density": density} if storage else {}),
-    }
-
-
-def _measured(offers: Catalogue, name: str, reserve_bytes: int, *, cache: bool, progress: bool) -> Lowered:
-    store = ProfileCache() if cache else None
+def _measured(offers: Catalogue, name: str, preparing: Preparing, progress: bool) -> Lowered:
+    store = ProfileCache() if preparing.cache else None
     try:
         with autocast.ignored():  # the graph has its casts in it
             profiled = profile(offers, cache=store, progress=progress)
     finally:
         if store is not None:
             store.close()
-    return lower(offers, profiled, name=name, reserve_bytes=reserve_bytes)
+    return lower(offers, profiled, name=name, reserve_bytes=preparing.reserve_bytes)
+
+
+def _described(step: _Step, lowered: Lowered, preparing: Preparing, offering: Offering) -> dict[str, Any]:
+    """What a plan says of its model."""
+    cast = autocast.state(_device(lowered).type)
+    return {
+        "name": lowered.problem.name,
+        "fingerprint": lowered.catalogue.graph.fingerprint(),
+        "inputs": describe_inputs(*step.inputs),
+        "training": [part.training for part in step.module.modules()],
+        "exact": offering.exact,
+        "seed": preparing.seed,
+        **({"autocast": cast} if cast is not None else {}),
+        **({"storage": sorted(offering.storage), "density": offering.density} if offering.storage else {}),
+        **({"accumulate": True} if preparing.accumulate else {}),
+    }
 
 
 def _environment(lowered: Lowered) -> dict[str, Any]:
@@ -156,24 +174,9 @@ def _environment(lowered: Lowered) -> dict[str, Any]:
         "torch": torch.__version__,
         "profile": lowered.profile.environment,
         "threads": torch.get_num_threads(),
-        "device": str(next(iter(lowered.catalogue.graph.values.values())).device),
+        "device": str(_device(lowered)),
     }
 
 
-def baseline(problem: Problem) -> Solution:
-    """Eager's step as the planner sees it: the first implementation of everything, nothing recomputed."""
-    found = Solution(
-        forward=tuple(Run(op.id, op.implementations[0].name) for op in problem.forward),
-        stages=tuple(Stage((), op.id, op.implementations[0].name) for op in problem.backward),
-        objective_s=0.0,
-        bound_s=0.0,
-        bound_scope="none",
-        peak_bytes=0,
-        status="baseline",
-        build_s=0.0,
-        solve_s=0.0,
-    )
-    played = replay(problem, found)
-    return Solution(
-        found.forward, found.stages, played.objective_s, 0.0, "none", played.peak_bytes, "baseline", 0.0, 0.0
-    )
+def _device(lowered: Lowered) -> torch.device:
+    return next(iter(lowered.catalogue.graph.values.values())).device

@@ -9,7 +9,7 @@ from monet.measurement import Measurement
 from monet.ops.offers.implementation import Implementation
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
-from monet.planner.solution import Run, Solution
+from monet.planner.solution import Run, Runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Call:
     measured: Measurement
 
 
-def calls(solution: Solution, lowered: Lowered) -> tuple[Call, ...]:
-    """The runs of a solution in program order: forward, then stage by stage recomputation and backward."""
+def calls(runs: Runs, lowered: Lowered) -> tuple[Call, ...]:
+    """The runs in program order: forward, then stage by stage recomputation and backward."""
     catalogue, profile = lowered.catalogue, lowered.profile
     graph = catalogue.graph
     found: list[Call] = []
@@ -37,12 +37,12 @@ def calls(solution: Solution, lowered: Lowered) -> tuple[Call, ...]:
         for intermediate in chosen.intermediates:
             add(kind, intermediate, makers[intermediate])
 
-    chosen = {r.operator: r for r in solution.forward}
+    chosen = {r.operator: r for r in runs.forward}
     for op in graph.forward:
         if not op.view:
             run("forward", chosen[op.name], catalogue.forward[op.name], chosen[op.name].implementation)
     updates = {op.name for op in graph.backward if isinstance(op.target, ParameterUpdate)}
-    for stage in solution.stages:
+    for stage in runs.stages:
         for again in stage.recompute:
             name = lowered.recompute_name[again.operator][again.implementation]
             run("recompute", again, catalogue.recompute[again.operator], name)

@@ -21,8 +21,8 @@ def _summary(made: Plan, solution: Solution, lowered: Lowered) -> dict[str, Any]
         op = families.get(step.node)
         family = "saved intermediate" if op is None else str(op.target).split(".")[1]
         choices.setdefault(family, Counter())[step.implementation] += 1
-    recomputed = sum(len(stage.recompute) for stage in solution.stages)
-    again = {run.operator for stage in solution.stages for run in stage.recompute}
+    recomputed = sum(len(stage.recompute) for stage in solution.runs.stages)
+    again = {run.operator for stage in solution.runs.stages for run in stage.recompute}
     return {
         "status": solution.status,
         "budget_bytes": made.budget_bytes,
@@ -46,7 +46,7 @@ def _summary(made: Plan, solution: Solution, lowered: Lowered) -> dict[str, Any]
         },
         "build_s": solution.build_s,
         "solve_s": solution.solve_s,
-        "kept": len(solution.forward) - len(again),
+        "kept": len(solution.runs.forward) - len(again),
         "recomputed": recomputed,
         "choices": {family: dict(counts.most_common()) for family, counts in sorted(choices.items())},
     }

@@ -7,14 +7,15 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from monet.errors import InfeasibleBudget, MonetError, SolverError
 from monet.experiments.provenance import machine, versions
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.replay import Replay, replay
-from monet.planner.schedules import SCHEDULES, schedule
+from monet.planner.schedules import schedule
+from monet.planner.search import Solving
 from monet.planner.solution import Solution
 from monet.sweep.cells import Cell, Outcome, Step
 from monet.sweep.gap_trace import GapTrace
@@ -63,7 +64,7 @@ def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
         solution, arena_bytes = planner.solve(cell, plan_path, trace)
         if solution.status == "interrupted":
             raise SolverError("the solve was interrupted")
-        played = replay(planner.problem, solution)
+        played = replay(planner.problem, solution.runs)
     except InfeasibleBudget as error:
         return Outcome("infeasible", problem, str(error), error.smallest_bytes, made_on=made_on)
     except MonetError as error:
@@ -95,7 +96,7 @@ def _forward_moments(played: Replay) -> int:
 
 
 def _step(name: str, problem: Problem, eager: Solution) -> Step:
-    played = replay(problem, eager)
+    played = replay(problem, eager.runs)
     return Step(
         name=name,
         problem=hashlib.sha256(repr(problem).encode()).hexdigest(),
@@ -107,15 +108,8 @@ def _step(name: str, problem: Problem, eager: Solution) -> Step:
     )
 
 
-def _limits(options: Options, cores: int | None) -> dict[str, Any]:
-    """The options of a solve; without a window of the caller's the planner's own holds."""
-    limits: dict[str, Any] = {
-        "time_limit_s": options.time_limit_s,
-        "gap": options.gap,
-        "solver": options.solver,
-        "cores": cores,
-    }
-    return limits if options.window is None else {**limits, "window": options.window}
+def _solving(options: Options, cores: int | None) -> Solving:
+    return Solving(options.time_limit_s, options.gap, options.window, options.solver, cores=cores)
 
 
 class _ProfilePlanner:
@@ -123,7 +117,7 @@ class _ProfilePlanner:
 
     def __init__(self, path: Path, options: Options, cores: int | None) -> None:
         self._problem = load_published(path)
-        self._limits = _limits(options, cores)
+        self._solving = _solving(options, cores)
         self.step = _step(self._problem.name, self._problem, schedule("pytorch", self._problem, sys.maxsize))
 
     @property
@@ -132,7 +126,7 @@ class _ProfilePlanner:
 
     def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
         name = schedule_name(cell.variant)
-        return schedule(name, self._problem, cell.budget_bytes, progress=trace, **self._limits), None
+        return schedule(name, self._problem, cell.budget_bytes, self._solving, progress=trace), None
 
 
 class _ModelPlanner:
@@ -143,7 +137,8 @@ class _ModelPlanner:
 
         from monet.configuration.model_loading import build_model, precision
         from monet.configuration.sample_inputs import empty_inputs
-        from monet.pipeline.preparation import prepare
+        from monet.ops.offers.offering import Offering
+        from monet.pipeline.preparation import Preparing, prepare
 
         assert source.config is not None
         if options.threads is not None:
@@ -155,15 +150,11 @@ class _ModelPlanner:
                 model,
                 args,
                 kwargs,
-                reserve_bytes=options.reserve_bytes,
-                exact=options.exact,
-                accumulate=source.config.accumulate,
-                storage=options.storage,
-                density=options.density,
+                Preparing(options.reserve_bytes, source.config.accumulate, seed=source.config.seed),
+                Offering(options.exact, frozenset(options.storage), options.density),
                 progress=progress,
-                seed=source.config.seed,
             )
-        self._limits = _limits(options, cores)
+        self._solving = _solving(options, cores)
         self.step = _step(self.problem.name, self.problem, self._prepared.eager)
 
     @property
@@ -171,10 +162,11 @@ class _ModelPlanner:
         return self._prepared.problem
 
     def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
+        from monet.pipeline.meter import reporting_to
         from monet.pipeline.planning import plan_prepared
 
         name = schedule_name(cell.variant)
-        limits = {**self._limits, "progress": trace} if SCHEDULES[name].solves else self._limits
-        result = plan_prepared(self._prepared, cell.budget_bytes, variant=name, **limits)
+        meter = reporting_to(trace)
+        result = plan_prepared(self._prepared, cell.budget_bytes, self._solving, variant=name, meter=meter)
         result.plan.save(plan_path)
         return result.solution, result.plan.arena_bytes

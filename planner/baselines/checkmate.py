@@ -27,24 +27,24 @@ from monet.planner.problem import (
     recompute_cost,
 )
 from monet.planner.replay import Moment, replay
-from monet.planner.search import plan_problem
+from monet.planner.search import Solving, plan_problem
 from monet.planner.solution import Run, Solution, Stage
 
 
-def checkmate_d(problem: Problem, budget_bytes: int, **options: Any) -> Solution:
+def checkmate_d(problem: Problem, budget_bytes: int, solving: Solving | None = None, **options: Any) -> Solution:
     """Optimal recomputation of the default implementations (Jain et al., Checkmate, MLSys 2020).
 
     Solves the variant ``none``: Checkmate's decisions are its own, what is in memory and what runs again
-    before each operator. ``options``: of ``plan_problem``; status and bound are its.
+    before each operator. Other arguments: of ``plan_problem``; status and bound are its.
 
     Raises:
         InfeasibleBudget: as ``plan_problem``.
         SolverError: as ``plan_problem``.
     """
-    return plan_problem(restrict(problem, "none"), budget_bytes, **options)
+    return plan_problem(restrict(problem, "none"), budget_bytes, solving, **options)
 
 
-def checkmate_o(problem: Problem, budget_bytes: int, **options: Any) -> Solution:
+def checkmate_o(problem: Problem, budget_bytes: int, solving: Solving | None = None, **options: Any) -> Solution:
     """Checkmate's plan, then for every run the fastest algorithm whose workspace fits at that moment.
 
     As in MONeT's comparison ("Checkmate-O"): the plan is made without knowing of the choice. A workspace
@@ -54,14 +54,14 @@ def checkmate_o(problem: Problem, budget_bytes: int, **options: Any) -> Solution
         InfeasibleBudget: as ``plan_problem``.
         SolverError: as ``plan_problem``.
     """
-    plan = checkmate_d(problem, budget_bytes, **options)
+    plan = checkmate_d(problem, budget_bytes, solving, **options)
     return fastest_algorithms(problem, budget_bytes, plan)
 
 
 def fastest_algorithms(problem: Problem, budget_bytes: int, plan: Solution) -> Solution:
     """``plan`` with each default replaced by the fastest algorithm of the variant ``conv`` that fits there."""
     offered = restrict(problem, "conv")
-    moments = iter(replay(problem, plan).moments)
+    moments = iter(replay(problem, plan.runs).moments)
     operators = {operator.id: operator for operator in offered.forward}
 
     def run(old: Run, again: bool) -> Run:
@@ -71,9 +71,9 @@ def fastest_algorithms(problem: Problem, budget_bytes: int, plan: Solution) -> S
         return replace(old, implementation=_fastest_forward(operators[old.operator], old.implementation, room, again))
 
     begun = time.monotonic()
-    forward = tuple(run(old, False) for old in plan.forward)
+    forward = tuple(run(old, False) for old in plan.runs.forward)
     stages = []
-    for operator, stage in zip(offered.backward, plan.stages, strict=True):
+    for operator, stage in zip(offered.backward, plan.runs.stages, strict=True):
         recompute = tuple(run(old, True) for old in stage.recompute)
         chosen = _fastest_backward(operator.implementations, stage.implementation, next(moments), budget_bytes)
         stages.append(Stage(recompute, operator.id, chosen))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from monet.errors import InfeasibleBudget
 from monet.planner.problem import BackwardImplementation, Intermediate, Problem
 from monet.planner.replay import replay
-from monet.planner.solution import Run, Solution, Stage
+from monet.planner.solution import Run, Runs, Solution, Stage
 
 
 def forward_runs(problem: Problem, made: Mapping[str, Sequence[Intermediate]]) -> tuple[Run, ...]:
@@ -40,9 +39,9 @@ def made_in_forward(
 
 def replayed(problem: Problem, forward: Sequence[Run], stages: Sequence[Stage], begun: float) -> Solution:
     """The runs as a solution with their exact cost."""
-    plan = Solution(tuple(forward), tuple(stages), 0.0, 0.0, "none", 0, "heuristic", 0.0, 0.0)
-    cost = replay(problem, plan)
-    return replace(plan, objective_s=cost.objective_s, peak_bytes=cost.peak_bytes, build_s=time.monotonic() - begun)
+    runs = Runs(tuple(forward), tuple(stages))
+    cost = replay(problem, runs)
+    return Solution(runs, cost.objective_s, cost.peak_bytes, build_s=time.monotonic() - begun)
 
 
 def fitting(

@@ -11,13 +11,12 @@ import itertools
 import math
 import sys
 import time
-from dataclasses import dataclass, replace
 
 from monet.planner.construction.walks import DoesNotFit, Walk, backward_pass, forward_pass
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
 from monet.planner.program.windows import Windows, windows
-from monet.planner.replay import Replay, replay
+from monet.planner.replay import replay
 from monet.planner.runs import without_useless
 from monet.planner.solution import Runs, Solution
 
@@ -43,18 +42,18 @@ def construct(index: Windows, budget_bytes: int, deadline_s: float = math.inf) -
     Between walks, intermediates (sign bits, pool indices) are added to the forward pass or left out
     one by one, largest operator first; a change stays if the plan gets cheaper.
     """
-    best: _Found | None = None
+    best: Solution | None = None
     budget, chosen = budget_bytes, frozenset[str]()
     # An eviction is greedy, so a walk with less memory can end up with the better plan.
     for share, trial in itertools.product(SHARES, _exempt(index)):
         found = _walk(index, int(budget_bytes * share), trial, deadline_s)
-        if found is not None and found.cheaper_than(best):
+        if found is not None and (best is None or found.objective_s < best.objective_s):
             best, chosen, budget = found, trial, int(budget_bytes * share)
     if best is None:
         return None
     for name in sorted(_needed_intermediates(index), key=lambda v: (-_output_bytes(index, v), v))[:TRIALS]:
         found = _walk(index, budget, chosen ^ {name}, deadline_s)
-        if found is not None and found.cheaper_than(best):
+        if found is not None and (best is None or found.objective_s < best.objective_s):
             best, chosen = found, chosen ^ {name}
     return best.runs
 
@@ -73,23 +72,23 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
     unlimited = _unlimited(index)
     tried = [unlimited if unlimited is None else _halved(index, unlimited, deadline_s)]
     tried += [_walk(index, sys.maxsize, chosen, deadline_s, thrifty=True) for chosen in exempt]
-    best = min((found for found in tried if found is not None), key=lambda found: found.order, default=None)
+    best = min((found for found in tried if found is not None), key=_memory_first, default=None)
     if best is None:
         return None
     for step in STEPS:
-        budget = int(best.cost.peak_bytes * step)
+        budget = int(best.peak_bytes * step)
         lower = [found for chosen in _exempt(index) if (found := _walk(index, budget, chosen, deadline_s)) is not None]
-        best = min([best, *lower], key=lambda found: found.order)
-    return best.cost.peak_bytes, best.solution()
+        best = min([best, *lower], key=_memory_first)
+    return best.peak_bytes, best
 
 
-def _halved(index: Windows, best: _Found, deadline_s: float) -> _Found:
+def _halved(index: Windows, best: Solution, deadline_s: float) -> Solution:
     """The smallest plan of ordinary walks under budgets between the floor and ``best``'s peak, in half the time."""
     now = time.monotonic()
     deadline_s = now + (deadline_s - now) / 2
     low = floor_bytes(index.problem)
     for _ in range(HALVINGS):
-        middle = (low + best.cost.peak_bytes) // 2
+        middle = (low + best.peak_bytes) // 2
         found = (_walk(index, middle, chosen, deadline_s) for chosen in _exempt(index)[:2])
         smaller = next((one for one in found if one is not None), None)
         low, best = (middle, best) if smaller is None else (low, smaller)
@@ -99,42 +98,30 @@ def _halved(index: Windows, best: _Found, deadline_s: float) -> _Found:
 def fastest_plan(problem: Problem) -> Solution | None:
     """The fastest implementations and nothing recomputed, whatever memory that takes; None where something that the
     backward pass needs can neither be kept nor made again."""
-    found = _unlimited(windows(problem, None))
-    return None if found is None else found.solution()
+    return _unlimited(windows(problem, None))
 
 
-def _unlimited(index: Windows) -> _Found | None:
+def _unlimited(index: Windows) -> Solution | None:
     """Without a limit a walk drops nothing, so it is quick."""
     return _walk(index, sys.maxsize, frozenset(), math.inf)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    runs: Runs
-    cost: Replay
-
-    def solution(self) -> Solution:
-        return replace(self.runs.solution(), objective_s=self.cost.objective_s, peak_bytes=self.cost.peak_bytes)
-
-    @property
-    def order(self) -> tuple[int, float]:
-        return self.cost.peak_bytes, self.cost.objective_s
-
-    def cheaper_than(self, other: _Found | None) -> bool:
-        return other is None or self.cost.objective_s < other.cost.objective_s
+def _memory_first(plan: Solution) -> tuple[int, float]:
+    return plan.peak_bytes, plan.objective_s
 
 
 def _walk(
     index: Windows, budget_bytes: int, chosen: frozenset[str], deadline_s: float, thrifty: bool = False
-) -> _Found | None:
+) -> Solution | None:
     walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s)
     try:
         runs = Runs(tuple(forward_pass(walk)), tuple(backward_pass(walk)))
     except DoesNotFit:
         return None
     runs = without_useless(index.problem, runs)
-    cost = replay(index.problem, runs.solution())
-    return _Found(runs, cost) if cost.peak_bytes <= budget_bytes else None
+    cost = replay(index.problem, runs)
+    fits = cost.peak_bytes <= budget_bytes
+    return Solution(runs, cost.objective_s, cost.peak_bytes, "time_limit") if fits else None
 
 
 def _needed_intermediates(index: Windows) -> frozenset[str]:

@@ -9,24 +9,24 @@ from monet.planner.problem import (
 )
 from monet.planner.published.profile import _tensor
 from monet.planner.replay import replay
-from monet.planner.solution import Run, Solution, Stage
+from monet.planner.solution import Run, Runs, Stage
 
 
-def published_stages(problem: Problem, solution: Solution) -> list[dict[str, Any]]:
-    """``solution`` as the ``stages`` of the published solution format.
+def published_stages(problem: Problem, runs: Runs) -> list[dict[str, Any]]:
+    """``runs`` as the ``stages`` of the published solution format.
 
     ``keep`` of a stage: what it leaves in memory for the next one, by exact replay of reads.
 
     Raises:
-        InvalidPlan: the solution does not fit the problem.
+        InvalidPlan: the runs do not fit the problem.
     """
-    replay(problem, solution)
+    replay(problem, runs)
     reads = {(o.id, q.name): q.reads for o in problem.backward for q in o.implementations}
     inputs = {o.id: o.inputs for o in problem.forward}
     order = {name: i for i, name in enumerate(_published_order(problem))}
     wanted: set[str] = set()
     kept: list[set[str]] = []
-    for stage in reversed(solution.stages):
+    for stage in reversed(runs.stages):
         kept.append(set(wanted))
         wanted |= set(reads[stage.backward, stage.implementation])
         for run in reversed(stage.recompute):
@@ -34,19 +34,19 @@ def published_stages(problem: Problem, solution: Solution) -> list[dict[str, Any
             wanted |= set(inputs[run.operator])
     kept.append(set(wanted))
     keeps = [[_published(n) for n in sorted(names, key=order.__getitem__)] for names in reversed(kept)]
-    first: dict[str, Any] = {"forward": [_published_run(run) for run in solution.forward], "keep": keeps[0]}
+    first: dict[str, Any] = {"forward": [_published_run(run) for run in runs.forward], "keep": keeps[0]}
     return [first] + [
         {
             "forward": [_published_run(run) for run in stage.recompute],
             "keep": keep,
             "backward": [int(stage.backward[1:]), stage.implementation],
         }
-        for stage, keep in zip(solution.stages, keeps[1:], strict=True)
+        for stage, keep in zip(runs.stages, keeps[1:], strict=True)
     ]
 
 
-def solution_from_published(stages: list[dict[str, Any]], saved: dict[str, str]) -> Solution:
-    """Published ``stages`` as a solution; ``saved`` maps operator ids to their intermediate."""
+def runs_from_published(stages: list[dict[str, Any]], saved: dict[str, str]) -> Runs:
+    """Published ``stages`` as runs; ``saved`` maps operator ids to their intermediate."""
 
     def run(pair: list[Any]) -> Run:
         operator, name = _tensor(pair[0]), str(pair[1])
@@ -54,19 +54,12 @@ def solution_from_published(stages: list[dict[str, Any]], saved: dict[str, str])
             return Run(operator, name)
         return Run(operator, "inplace" if name == "save_inplace" else "plain", (saved[operator],))
 
-    return Solution(
+    return Runs(
         forward=tuple(run(pair) for pair in stages[0]["forward"]),
         stages=tuple(
             Stage(tuple(run(pair) for pair in s["forward"]), f"b{s['backward'][0]}", s["backward"][1])
             for s in stages[1:]
         ),
-        objective_s=0.0,
-        bound_s=0.0,
-        bound_scope="none",
-        peak_bytes=0,
-        status="time_limit",
-        build_s=0.0,
-        solve_s=0.0,
     )
 
 

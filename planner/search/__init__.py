@@ -1,11 +1,12 @@
-"""The search for a plan: ``fastest.py`` under a budget, ``smallest.py`` for the least memory.
+"""The search for a plan: ``fastest.py`` under a budget, ``smallest.py`` for the least memory; ``solving.py`` says how.
 
-Both hold a ``search.py`` (with ``best.py``, the best so far), which improves stretches (``neighbourhoods.py``),
-also beside a solve (``companion.py``), over the program of ``scope.py``. ``proof.py`` bounds every plan,
-``refusal.py`` says that none fits.
+Both are a ``hunt.py`` (with ``best.py``, the best so far) over the program of ``scope.py``: a ``search.py`` improves
+stretches (``neighbourhoods.py``) and solves the whole, while a ``companion.py`` goes on improving on the same
+``ground.py``. ``proof.py`` bounds every plan, ``refusal.py`` says that none fits.
 """
 
 from monet.planner.search.fastest import plan_problem
 from monet.planner.search.smallest import smallest_plan
+from monet.planner.search.solving import Solving
 
-__all__ = ["plan_problem", "smallest_plan"]
+__all__ = ["Solving", "plan_problem", "smallest_plan"]

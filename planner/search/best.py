@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,17 +12,19 @@ from monet.planner.progress import Progress
 from monet.planner.replay import Replay, replay
 from monet.planner.solution import Runs
 
-log = logging.getLogger(__name__)
 ROUNDING = 1e-9
 """Of a gap: a bound that a solver reports for a sum of seconds is a few bits off."""
 
 
 @dataclass(slots=True)
-class Best:
-    """The best replayed plan so far, offered to from any thread. ``fits``: whether a plan is within the limit."""
+class BestPlan:
+    """The best replayed plan so far, offered to from any thread.
+
+    ``measure``: what is minimised, seconds or bytes, of a replayed plan. ``fits``: whether one is within the limit.
+    """
 
     problem: Problem
-    value: Callable[[Replay], float]
+    measure: Callable[[Replay], float]
     fits: Callable[[Replay], bool]
     runs: Runs | None = None
     cost: Replay | None = None
@@ -31,13 +32,18 @@ class Best:
 
     def offer(self, runs: Runs) -> bool:
         """Takes ``runs`` if they are valid, fit and are better; returns whether they are valid and fit."""
-        cost = replay(self.problem, runs.solution())
+        cost = replay(self.problem, runs)
         if not self.fits(cost):
             return False
         with self._lock:
-            if self.cost is None or self.value(cost) < self.value(self.cost):
+            if self.cost is None or self.measure(cost) < self.measure(self.cost):
                 self.runs, self.cost = runs, cost
         return True
+
+    @property
+    def value(self) -> float:
+        """Of the best plan; infinity without one."""
+        return float("inf") if self.cost is None else self.measure(self.cost)
 
 
 @dataclass(slots=True)

@@ -11,15 +11,12 @@ from __future__ import annotations
 import itertools
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING
 
+from monet.planner.cores import usable_cores
+from monet.planner.search.ground import Ground
 from monet.planner.search.neighbourhoods import NODES, improve
 from monet.planner.solvers.model import Limits
 from monet.planner.solvers.rows import Floats
-
-if TYPE_CHECKING:
-    from monet.planner.search.search import Search
-from monet.planner.cores import usable_cores
 
 AFTER_S = 5.0
 MOST_NODES = 1000
@@ -36,13 +33,13 @@ def has_room(solver: str, cores: int | None) -> bool:
 
 
 class Companion:
-    """While entered, improves ``search``'s best plan in a thread; ``wanted``: otherwise does nothing.
+    """While entered, improves the best plan of ``ground`` in a thread; ``wanted``: otherwise does nothing.
 
     Leaving waits until the thread has stopped, and raises what it failed with.
     """
 
-    def __init__(self, search: Search, wanted: bool) -> None:
-        self._search = search
+    def __init__(self, ground: Ground, wanted: bool) -> None:
+        self._ground = ground
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._value = float("inf")
@@ -73,29 +70,29 @@ class Companion:
 
     def _improve(self) -> None:
         """Again and again with other stretches and longer rounds: each ends where it no longer helps."""
-        search = self._search
-        model = search.model()
+        ground = self._ground
+        model = ground.model()
         nodes = NODES
         for seed in itertools.count(1):
-            while (x := search.point(model)) is None:
+            while (x := ground.point(model)) is None:
                 if self._stopping.wait(RETRY_S):
                     return
-            self._value = search.value()
-            limits = Limits(float("inf"), search.gap, nodes)
+            self._value = ground.best.value
+            limits = Limits(float("inf"), ground.gap, nodes)
             try:
-                improve(search.program, model, search.solve, x, limits, self._found, self._tick, seed)
+                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, seed)
             except _Better:
                 continue
             nodes = min(MOST_NODES, nodes * 2)
 
     def _found(self, x: Floats) -> None:
-        self._search.offer(x)
-        self._value = self._search.value()
+        self._ground.offer(x)
+        self._value = self._ground.best.value
 
     def _tick(self, x: Floats | None, bound: float | None) -> None:
         if self._stopping.is_set():
             raise _Stopped
-        if self._search.value() < self._value:
+        if self._ground.best.value < self._value:
             raise _Better
 
 

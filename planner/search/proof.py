@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from monet.planner.program.constraints import build_program
@@ -10,7 +9,6 @@ from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.search.best import Clock
 from monet.planner.search.search import Search
 
-log = logging.getLogger(__name__)
 PROOF_WINDOW = 16
 """The first window inside the relaxation that bounds the full program; wider is tighter and slower."""
 PROOF_SMALL, PROOF_FIRST_SHARE = 10_000, 0.6
@@ -24,7 +22,7 @@ def bound_full_program(planned: Search, budget_bytes: int, time_limit_s: float) 
     From relaxations, each with twice the window of the one before, as long as there is time; where the full program is
     small enough to be solved itself, after the first relaxation.
     """
-    problem = planned.best.problem
+    problem = planned.ground.best.problem
     begun = Clock(time_limit_s, planned.clock.progress)
     small = len(problem.forward) * len(problem.backward) <= PROOF_SMALL
     window, bound, status = PROOF_WINDOW, 0.0, "time_limit"
@@ -34,7 +32,7 @@ def bound_full_program(planned: Search, budget_bytes: int, time_limit_s: float) 
         whole = window >= len(problem.backward) or (small and window > PROOF_WINDOW)
         program = build_program(problem, budget_bytes, None if whole else window, relaxed=not whole)
         add_memory_rows(program)
-        search = replace(planned, program=program, clock=clock, bound=bound)
+        search = replace(planned, ground=replace(planned.ground, program=program), clock=clock, bound=bound)
         try:
             status = search.bound_beside(planned, relaxed=not whole)
         except KeyboardInterrupt:

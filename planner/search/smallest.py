@@ -7,9 +7,7 @@ minimised. A bound on the plan's time is one row more. The rest of the search is
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -21,13 +19,12 @@ from monet.planner.program.constraints import build_program
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.program import Program
 from monet.planner.progress import Progress
-from monet.planner.search.best import Best, Clock
-from monet.planner.search.companion import has_room
+from monet.planner.search.best import BestPlan
 from monet.planner.search.fastest import CONSTRUCTION_SHARE, plan_problem
+from monet.planner.search.hunt import Hunt, hunt_for
 from monet.planner.search.scope import Scope, needed_besides, scope_of
-from monet.planner.search.search import Search
+from monet.planner.search.solving import Solving
 from monet.planner.solution import Runs, Solution
-from monet.planner.solvers.finder import solver as find_solver
 from monet.planner.solvers.rows import Sum
 
 FIRST_SHARE, ALONE_SHARE = 0.2, 0.8
@@ -38,13 +35,14 @@ DESCENT_SHARE, DESCENT_STEP = 0.6, 0.12
 
 @dataclass(frozen=True, slots=True)
 class SmallestBudget:
-    """``solution``: the plan with the least ``peak_bytes`` found; its ``bound_s`` is 0, nothing is known of its time.
+    """``solution``: the plan with the least ``peak_bytes`` found; nothing is proven of its time.
 
-    ``bound_bytes``: no plan of the program named by ``solution.bound_scope`` has a smaller peak.
+    ``bound_bytes``: no plan of the program named by ``scope`` (as in ``Proof``) has a smaller peak.
     """
 
     solution: Solution
     bound_bytes: int
+    scope: str
 
     @property
     def gap(self) -> float:
@@ -55,101 +53,72 @@ class SmallestBudget:
 def smallest_plan(
     problem: Problem,
     most_s: float | None = None,
+    solving: Solving | None = None,
     *,
-    window: int | None = None,
-    time_limit_s: float = 120.0,
-    gap: float = 0.01,
-    solver: str = "HIGHS",
+    start: Runs | None = None,
     progress: Progress | None = None,
-    start: Solution | None = None,
-    cores: int | None = None,
 ) -> SmallestBudget:
     """The plan of least peak whose time is at most ``most_s`` seconds (None: any time).
 
-    Options as for ``plan_problem``; ``progress`` is told bytes instead of seconds.
+    Other arguments as for ``plan_problem``; ``progress`` is told bytes instead of seconds, and ``solving.prove`` is not
+    heeded.
 
     Raises:
         InfeasibleBudget: no plan is that fast.
         SolverError: no plan was found in time, or the solver is missing or fails.
     """
-    solve = find_solver(solver)
-    clock = Clock(time_limit_s, progress)
+    solving = solving or Solving()
     limit_s = float("inf") if most_s is None else most_s
-    best = Best(problem, lambda cost: cost.peak_bytes, lambda cost: cost.objective_s <= limit_s)
-    bound, status, name = 0.0, "interrupted", "none"
-    built_s, size = clock.elapsed_s(), (0, 0)
-    try:
-        options = {"window": window, "gap": gap, "solver": solver, "cores": cores}
-        bound = float(max(floor_bytes(problem), _first_plans(best, start, limit_s, clock, options)))
-        scope = scope_of(problem, window)
-        program = _build(problem, best, scope, most_s)
-        name, built_s = program.scope, clock.elapsed_s()
-        size = (len(program.rows.costs), len(program.rows.lower))
-        companion = has_room(solver, cores)
-        search = Search(program, solve, best, clock, gap, bound=bound, companion=companion)
-        try:
-            search.improve((FIRST_SHARE if companion else ALONE_SHARE) * time_limit_s)
-            status = search.run()
-        finally:
-            bound = max(bound, search.bound)
-    except KeyboardInterrupt:
-        if best.runs is None:
-            raise
-        status = "interrupted"
-    if best.runs is None or best.cost is None:
-        if status == "infeasible":
+    best = BestPlan(problem, lambda cost: cost.peak_bytes, lambda cost: cost.objective_s <= limit_s)
+    hunt = hunt_for(best, solving, progress)
+    with hunt:
+        hunt.bound = float(max(floor_bytes(problem), _first_plans(hunt, start, limit_s)))
+        program = _build(problem, best, scope_of(problem, solving.window), most_s)
+        hunt.built_s = hunt.clock.elapsed_s()
+        hunt.run(program, FIRST_SHARE, ALONE_SHARE)
+    solution = hunt.solution(None)
+    if solution is None:
+        if hunt.status == "infeasible":
             raise InfeasibleBudget(f"no plan of {problem.name} takes at most {limit_s:.6g} s; allow more overhead")
         raise SolverError(
-            f"no plan of {problem.name} that takes at most {limit_s:.6g} s was found in {time_limit_s:g} s"
+            f"no plan of {problem.name} that takes at most {limit_s:.6g} s was found in {solving.time_limit_s:g} s"
         )
-    found = replace(
-        best.runs.solution(),
-        objective_s=best.cost.objective_s,
-        bound_scope=name,
-        peak_bytes=best.cost.peak_bytes,
-        status=status,
-        build_s=built_s,
-        solve_s=clock.elapsed_s() - built_s,
-        columns=size[0],
-        rows=size[1],
-    )
-    least = max(problem.fixed_bytes, int(np.ceil(bound - 1e-3)))
-    return SmallestBudget(found, min(least, found.peak_bytes))
+    least = max(problem.fixed_bytes, int(np.ceil(hunt.bound - 1e-3)))
+    return SmallestBudget(solution, min(least, solution.peak_bytes), hunt.scope)
 
 
-def _first_plans(best: Best, start: Solution | None, limit_s: float, clock: Clock, options: Mapping[str, Any]) -> int:
+def _first_plans(hunt: Hunt, start: Runs | None, limit_s: float) -> int:
     """Plans to begin with: the caller's and the thriftiest known; under a limit of time, also from budgets halved
     between what is too slow and what is fast enough, since the search for time under a budget finds better plans.
 
     Returns a budget that was proven too small on the way, or 0.
     """
-    problem = best.problem
+    best, problem, clock = hunt.best, hunt.best.problem, hunt.clock
     if start is not None:
-        best.offer(Runs(start.forward, start.stages))
+        best.offer(start)
     known = smallest_budget(problem, time.monotonic() + CONSTRUCTION_SHARE * clock.time_limit_s)
     if known is None:
         return 0
-    best.offer(Runs(known[1].forward, known[1].stages))
+    best.offer(known[1].runs)
     if best.cost is not None and best.cost.peak_bytes <= known[0]:
         return 0
     if limit_s == float("inf"):
         return 0
+    step = replace(hunt.solving, time_limit_s=clock.time_limit_s * DESCENT_STEP, prove=False)
     low, high, proven = known[0], keep_everything_bytes(problem), 0
-    while clock.left_s() > (1 - DESCENT_SHARE) * clock.time_limit_s and high - low > max(1.0, options["gap"] * high):
+    while clock.left_s() > (1 - DESCENT_SHARE) * clock.time_limit_s and high - low > max(1.0, step.gap * high):
         middle = (low + high) // 2
         try:
-            made = plan_problem(
-                problem, middle, enough_s=limit_s, time_limit_s=clock.time_limit_s * DESCENT_STEP, **options
-            )
+            plan = plan_problem(problem, middle, step, enough_s=limit_s)
         except (InfeasibleBudget, SolverError):
             low = middle
             continue
-        if made.objective_s <= limit_s and best.offer(Runs(made.forward, made.stages)):
-            high = made.peak_bytes
+        if plan.objective_s <= limit_s and best.offer(plan.runs):
+            high = plan.peak_bytes
         else:
             low = middle
-            proven = middle if made.bound_s > limit_s else proven
-        if made.status == "interrupted":
+            proven = middle if plan.bound_s > limit_s else proven
+        if plan.status == "interrupted":
             raise KeyboardInterrupt
     return proven
 
@@ -165,7 +134,7 @@ def keep_everything_bytes(problem: Problem) -> int:
     return problem.fixed_bytes + tensors * 2 + gradients + max(workspaces, default=0)
 
 
-def _build(problem: Problem, best: Best, scope: Scope, most_s: float | None) -> Program:
+def _build(problem: Problem, best: BestPlan, scope: Scope, most_s: float | None) -> Program:
     """The program of least peak, in shares of the best plan's peak; without a plan, of everything kept at once."""
     most_bytes = best.cost.peak_bytes if best.cost is not None else keep_everything_bytes(problem)
     program = build_program(

@@ -11,7 +11,6 @@ from peak_meter import measured_peak_bytes
 from torch import nn
 
 import monet
-from monet.api import plan_model
 from monet.capture import capture
 
 aten = torch.ops.aten
@@ -114,7 +113,7 @@ def test_a_tensor_is_not_added_to_a_view_of_itself() -> None:
     def make(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
         return (torch.randn(4, 16, generator=torch.Generator().manual_seed(seed)),), {}
 
-    compare_steps(model, plan_model(model, *make(0), "10MB", time_limit_s=5).plan, make)
+    compare_steps(model, monet.plan(model, *make(0), budget="10MB", time_limit_s=5), make)
 
 
 @pytest.mark.parametrize("case", ["shared", "tied"])
@@ -122,7 +121,7 @@ def test_steps_equal_eager_and_the_sums_take_one_temporary(case: str) -> None:
     torch.manual_seed(0)
     model: nn.Module = Shared(5) if case == "shared" else Tied()
     make = _noise if case == "shared" else _tokens
-    plan = plan_model(model, *make(0), "10MB", time_limit_s=5).plan
+    plan = monet.plan(model, *make(0), budget="10MB", time_limit_s=5)
     compare_steps(model, plan, make)
     assert measured_peak_bytes(model, plan, make) == plan.peak_bytes
     size = 64 * 64 * 4 if case == "shared" else 500 * 16 * 4

@@ -16,7 +16,7 @@ from monet.cli import program
 from monet.errors import ConfigError
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
-from monet.planner.published.solution import solution_from_published
+from monet.planner.published.solution import runs_from_published
 from monet.planner.replay import Replay, replay
 from monet.planner.schedules import schedule
 from monet.planner.search.smallest import keep_everything_bytes
@@ -50,7 +50,7 @@ def planned(profile: Path, *arguments: str) -> dict[str, Any]:
 def replayed(profile: Path, summary: dict[str, Any]) -> Replay:
     problem = load_published(profile)
     saved = {v.operator: v.id for v in problem.intermediates}
-    return replay(problem, solution_from_published(summary["stages"], saved))
+    return replay(problem, runs_from_published(summary["stages"], saved))
 
 
 def check(profile: Path, summary: dict[str, Any]) -> None:

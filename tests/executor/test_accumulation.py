@@ -12,7 +12,7 @@ from usage_cases import USAGES
 
 import monet
 from monet.errors import ExecutionError
-from monet.pipeline.preparation import prepare
+from monet.pipeline.preparation import Preparing, prepare
 
 
 def _net() -> nn.Module:
@@ -62,7 +62,10 @@ def test_accumulation_needs_no_second_set_of_gradients() -> None:
 def test_eagers_peak_has_the_sums_of_the_batches_before() -> None:
     """So that a share of it saved is not told too high."""
     wide = nn.Linear(256, 256, bias=False)
-    once, more = (prepare(wide, (torch.randn(2, 256),), {}, accumulate=accumulate) for accumulate in (False, True))
+    once, more = (
+        prepare(wide, (torch.randn(2, 256),), {}, preparing=Preparing(accumulate=accumulate))
+        for accumulate in (False, True)
+    )
     weight = 256 * 256 * 4
     assert 2 * weight <= once.eager_peak_bytes < 2.1 * weight  # the weight and its gradient
     assert 3 * weight <= more.eager_peak_bytes < 3.1 * weight

@@ -9,7 +9,6 @@ import torch
 from small_models import Residual, Transformer
 
 import monet
-from monet.api import plan_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +30,7 @@ def test_transformer_with_dropout_on_cuda() -> None:
 
 def _compare(model: torch.nn.Module, x: torch.Tensor) -> None:
     for budget in ("10GB", "90%"):
-        plan = plan_model(model, (x,), {}, budget, time_limit_s=20).plan
+        plan = monet.plan(model, (x,), {}, budget=budget, time_limit_s=20)
         eager, planned = copy.deepcopy(model), monet.MonetModule(copy.deepcopy(model), plan)
         for step in range(3):
             outputs = []
@@ -48,7 +47,7 @@ def _compare(model: torch.nn.Module, x: torch.Tensor) -> None:
 
 def test_reported_peak_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Residual(16).cuda(), torch.randn(8, 3, 32, 32, device="cuda")
-    planned = monet.MonetModule(model, plan_model(model, (x,), {}, "10GB", time_limit_s=20).plan)
+    planned = monet.MonetModule(model, monet.plan(model, (x,), {}, budget="10GB", time_limit_s=20))
     assert planned._step.runner.arena is None
     torch.cuda.reset_peak_memory_stats()
     planned(x).sum().backward()

@@ -14,8 +14,10 @@ from torch import nn
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.profiling import Profile, profile
 from monet.ops.measuring.signature import signature
+from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import prepare
+from monet.planner.search import Solving
 
 _f = nn.functional
 
@@ -77,8 +79,8 @@ def test_steps_of_least_memory_are_bitwise(case: str) -> None:
     model = make().to(dtype)
 
     inputs = _inputs(dtype)
-    prepared = prepare(model, *inputs(0), exact=True)
-    plan = plan_smallest(prepared, time_limit_s=5).plan
+    prepared = prepare(model, *inputs(0), offering=Offering(exact=True))
+    plan = plan_smallest(prepared, solving=Solving(time_limit_s=5)).plan
     assert plan.peak_bytes < prepared.eager.peak_bytes
     assert is_exact(compare_steps(model, plan, inputs))
 
@@ -99,7 +101,9 @@ def test_steps_from_bits_are_bitwise(dtype: torch.dtype, monkeypatch: pytest.Mon
     monkeypatch.setattr("monet.pipeline.preparation.profile", slow_without)
     torch.manual_seed(0)
     model, inputs = Norms().to(dtype), _inputs(dtype)
-    plan = plan_prepared(prepare(model, *inputs(0), exact=True), "10GB", time_limit_s=5).plan
+    plan = plan_prepared(
+        prepare(model, *inputs(0), offering=Offering(exact=True)), "10GB", Solving(time_limit_s=5)
+    ).plan
     used = [step for step in plan.steps if step.implementation.startswith("from-bits")]
     assert len(used) == 4  # leaky_relu, hardsigmoid, relu6, dropout
     assert is_exact(compare_steps(model, plan, inputs))

@@ -12,10 +12,9 @@ from module_cases import CASES, case_model, costs_by_bytes
 from repository import ROOT
 
 import monet
-from monet.api import plan_model
 from monet.pipeline.planning import plan_smallest
 from monet.pipeline.preparation import prepare
-from monet.planner.search import smallest_plan
+from monet.planner.search import Solving, smallest_plan
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 
@@ -44,7 +43,7 @@ def test_equal_inputs_give_equal_plan_files(tmp_path: Any) -> None:
     """Same profile (cached), same seed, a solve that ends by itself."""
     texts, (args, kwargs) = [], CASES["residual"][1](0)
     for i in range(2):
-        plan_model(case_model("residual"), args, kwargs, "97%", gap=0.02, time_limit_s=20).plan.save(
+        monet.plan(case_model("residual"), args, kwargs, budget="97%", gap=0.02, time_limit_s=20).save(
             tmp_path / f"{i}.json"
         )
         texts.append((tmp_path / f"{i}.json").read_bytes())
@@ -56,8 +55,8 @@ def test_the_smallest_plan_is_not_the_slowest(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
     args, kwargs = CASES["residual"][1](0)
     prepared = prepare(case_model("residual"), args, kwargs)
-    smallest = plan_smallest(prepared, time_limit_s=10)
-    alone = smallest_plan(prepared.problem, time_limit_s=10)
+    smallest = plan_smallest(prepared, solving=Solving(time_limit_s=10))
+    alone = smallest_plan(prepared.problem, solving=Solving(time_limit_s=10))
     assert smallest.summary["objective_s"] < alone.solution.objective_s
     assert smallest.plan.peak_bytes <= 1.01 * alone.solution.peak_bytes
     assert smallest.summary["bound_bytes"] <= smallest.plan.peak_bytes == smallest.plan.budget_bytes

@@ -11,7 +11,6 @@ from small_models import Residual
 from torch import nn
 
 import monet
-from monet.api import plan_model
 from monet.errors import CaptureError, ExecutionError, PlanMismatch
 from monet.pipeline.planning import PlanResult
 
@@ -130,10 +129,10 @@ def test_scale_too_small_for_the_plan_is_said(monkeypatch: pytest.MonkeyPatch) -
     layers = [m for _ in range(5) for m in (nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU())]
     model = nn.Sequential(*layers)
     x = torch.randn(4, 8, 16, 16)
-    full = plan_model(model, (x,), {}, "10GB").plan
+    full = monet.plan(model, (x,), {}, budget="10GB")
     for share in range(90, 40, -10):
         budget = full.fixed_bytes + full.arena_bytes * share // 100
-        plan = plan_model(model, (x,), {}, budget, gap=0.0, time_limit_s=10).plan
+        plan = monet.plan(model, (x,), {}, budget=budget, gap=0.0, time_limit_s=10)
         if any(step.implementation == "from-output" for step in plan.steps):
             break
     else:
@@ -145,5 +144,5 @@ def test_scale_too_small_for_the_plan_is_said(monkeypatch: pytest.MonkeyPatch) -
             m.weight.data[0] = 0.0
     with pytest.raises(PlanMismatch, match="exact"):
         planned(x)
-    exact = monet.MonetModule(model, plan_model(model, (x,), {}, "10GB", exact=True).plan)
+    exact = monet.MonetModule(model, monet.plan(model, (x,), {}, budget="10GB", exact=True))
     exact(x).sum().backward()

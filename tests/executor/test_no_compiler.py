@@ -16,13 +16,12 @@ import torch
 from small_models import Residual
 import monet
 from monet.native import allocator
-from monet.api import plan_model
 assert not allocator.available()
 torch.manual_seed(0)
 model, x = Residual(16), torch.randn(8, 3, 32, 32)
-result = plan_model(model, (x,), {}, "10GB")
-tight = plan_model(model, (x,), {}, result.plan.peak_bytes * 97 // 100)
-for plan in (result.plan, tight.plan):
+full = monet.plan(model, (x,), {}, budget="10GB")
+tight = monet.plan(model, (x,), {}, budget=full.peak_bytes * 97 // 100)
+for plan in (full, tight):
     names = {step.implementation for step in plan.steps}
     assert not names & {"bits", "cells", "saved-statistics"}, names
     eager, planned = copy.deepcopy(model), monet.MonetModule(copy.deepcopy(model), plan)
@@ -31,7 +30,7 @@ for plan in (result.plan, tight.plan):
     for p, q in zip(eager.parameters(), planned.parameters()):
         assert torch.allclose(p.grad, q.grad, rtol=1e-3, atol=1e-4)
     assert planned._step.runner.arena is None
-print("ok", len(tight.plan.steps) > len(result.plan.steps) - 1)
+print("ok", len(tight.steps) > len(full.steps) - 1)
 """
 
 

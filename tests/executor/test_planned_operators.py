@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 import monet
-from monet.api import plan_model
 from monet.capture import capture
 from monet.errors import InfeasibleBudget
 from monet.graph import Operator
@@ -56,11 +55,11 @@ def test_steps_equal_eager(exact: bool) -> None:
     torch.manual_seed(0)
     model = Mixed()
     args, kwargs = _inputs(0)
-    full = plan_model(model, args, kwargs, "10GB", exact=exact, time_limit_s=5).plan
+    full = monet.plan(model, args, kwargs, budget="10GB", exact=exact, time_limit_s=5)
     budget = full.fixed_bytes + full.arena_bytes // 2
 
     def of(budget: int) -> monet.Plan:
-        return plan_model(model, args, kwargs, budget, exact=exact, time_limit_s=5).plan
+        return monet.plan(model, args, kwargs, budget=budget, exact=exact, time_limit_s=5)
 
     try:
         small = of(budget)
@@ -122,7 +121,7 @@ def test_conjugates_are_planned_for() -> None:
     values = capture(model, *inputs(0)).graph.values.values()
     assert any(v.conjugate for v in values) and any(v.negative for v in values)
     for plan in (
-        plan_model(model, *inputs(0), "10GB", time_limit_s=5).plan,
-        at_smallest_budget(lambda budget: plan_model(model, *inputs(0), budget, time_limit_s=5)).plan,
+        monet.plan(model, *inputs(0), budget="10GB", time_limit_s=5),
+        at_smallest_budget(lambda budget: monet.plan(model, *inputs(0), budget=budget, time_limit_s=5)),
     ):
         compare_steps(model, plan, inputs)  # which checks that no request was missed

@@ -21,6 +21,7 @@ from monet.experiments.batch_search import largest_batch, scale
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare
 from monet.planner.schedules import schedule
+from monet.planner.search import Solving
 from monet.plans.plan import Plan
 
 TINY = load_config("tiny.yaml")
@@ -50,13 +51,15 @@ def fits(batch: int, budget_bytes: int) -> bool:
     args, kwargs = empty_inputs(sized, model)
     prepared = prepare(model, args, kwargs)
     try:
-        return plan_prepared(prepared, budget_bytes, time_limit_s=15.0, gap=0.05).plan.peak_bytes <= budget_bytes
+        return (
+            plan_prepared(prepared, budget_bytes, Solving(time_limit_s=15.0, gap=0.05)).plan.peak_bytes <= budget_bytes
+        )
     except InfeasibleBudget:
         return False
 
 
 def test_the_largest_batch_that_fits() -> None:
-    found = largest_batch(TINY, parse_budget(BUDGET), time_limit_s=15.0, gap=0.05)
+    found = largest_batch(TINY, parse_budget(BUDGET), solving=Solving(time_limit_s=15.0, gap=0.05))
     assert found.result.plan.peak_bytes <= BUDGET
     assert found.tried[found.batch] is True
     assert found.batch == max(batch for batch, worked in found.tried.items() if worked)
@@ -68,7 +71,7 @@ def test_the_largest_batch_that_fits() -> None:
 
 
 def test_overhead_makes_the_batch_smaller() -> None:
-    limited = largest_batch(TINY, parse_budget(BUDGET), 0.1, time_limit_s=15.0, gap=0.02)
+    limited = largest_batch(TINY, parse_budget(BUDGET), 0.1, solving=Solving(time_limit_s=15.0, gap=0.02))
     assert limited.result.summary["overhead"] <= 0.1
     assert limited.result.plan.peak_bytes <= BUDGET
     # As much memory without a limit of time holds at least this batch.
@@ -77,7 +80,7 @@ def test_overhead_makes_the_batch_smaller() -> None:
 
 def test_a_budget_below_one_sample() -> None:
     with pytest.raises(InfeasibleBudget, match=r"no batch of .* that was tried \(.*\) fits in 100\.000 kB"):
-        largest_batch(TINY, parse_budget("100kB"), time_limit_s=5.0)
+        largest_batch(TINY, parse_budget("100kB"), solving=Solving(time_limit_s=5.0))
 
 
 def test_shares_of_eagers_peak_are_refused() -> None:

@@ -29,7 +29,7 @@ from monet.pipeline.schedule import calls
 from monet.pipeline.unrolling import place, unroll
 from monet.planner.layout import Lifetime, layout
 from monet.planner.replay import replay
-from monet.planner.solution import Run, Solution, Stage
+from monet.planner.solution import Run, Runs, Stage
 from monet.plans.plan import ALIGNMENT, Plan
 from monet.plans.verifier import verify
 
@@ -55,7 +55,7 @@ def _lowered(model: nn.Module, args: tuple[torch.Tensor, ...], storage: Collecti
     return lower(offers, profile(offers), name=type(model).__name__)
 
 
-def _solution(lowered: Lowered, prefer: tuple[str, ...], again: Collection[str] = ()) -> Solution:
+def _runs(lowered: Lowered, prefer: tuple[str, ...], again: Collection[str] = ()) -> Runs:
     """Each backward operator by the first of ``prefer`` that it has; their intermediates made in the forward pass,
     or, for the operators ``again``, by running these once more right before the first reader."""
     problem = lowered.problem
@@ -80,7 +80,7 @@ def _solution(lowered: Lowered, prefer: tuple[str, ...], again: Collection[str] 
         Run(op.id, op.implementations[0].name, tuple(m for m in made if maker[m] == op.id and m not in late))
         for op in problem.forward
     )
-    return Solution(forward, tuple(stages), 0.0, 0.0, "none", 0, "by hand", 0.0, 0.0)
+    return Runs(forward, tuple(stages))
 
 
 def _plan(
@@ -92,9 +92,9 @@ def _plan(
     again: Collection[str] = (),
 ) -> Plan:
     lowered = _lowered(model, args, storage, density)
-    solution = _solution(lowered, prefer, again)
-    replay(lowered.problem, solution)  # raises where the solution reads what is not there
-    unrolled = unroll(calls(solution, lowered), lowered)
+    runs = _runs(lowered, prefer, again)
+    replay(lowered.problem, runs)  # raises where one reads what is not there
+    unrolled = unroll(calls(runs, lowered), lowered)
     placed = layout([Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers], alignment=ALIGNMENT)
     graph = lowered.catalogue.graph
     plan = Plan(

@@ -20,9 +20,11 @@ from monet.ops.families.normalization.least_scale import LEAST_SCALE
 from monet.ops.kernels.norms import smallest_scale
 from monet.ops.measuring.profiling import implementations
 from monet.ops.offers.implementation import Implementation
+from monet.ops.offers.offering import Offering
 from monet.pipeline.current_scales import present_scales
 from monet.pipeline.planning import plan_smallest
 from monet.pipeline.preparation import prepare, prepare_whole
+from monet.planner.search import Solving
 from monet.plans.plan import Plan
 from monet.training_step.whole_step import capture_whole_step
 
@@ -86,7 +88,7 @@ def _scales(offers: Any, captured: Captured) -> set[str]:
 
 
 def _smallest(model: nn.Module) -> Plan:
-    return plan_smallest(prepare(model, *_images(0)), time_limit_s=5).plan
+    return plan_smallest(prepare(model, *_images(0)), solving=Solving(time_limit_s=5)).plan
 
 
 @pytest.mark.parametrize("norm", ALL)
@@ -240,4 +242,8 @@ class Sliced(nn.Module):
 def test_parameters_with_gaps_are_right() -> None:
     torch.manual_seed(0)
     model = Sliced()
-    compare_steps(model, plan_smallest(prepare(model, *_images(0), exact=True), time_limit_s=5).plan, _images)
+    compare_steps(
+        model,
+        plan_smallest(prepare(model, *_images(0), offering=Offering(exact=True)), solving=Solving(time_limit_s=5)).plan,
+        _images,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,16 +16,19 @@ from smallest_budget import at_smallest_budget
 from trainer_cases import MODELS, OPTIMIZERS, EagerStep, both_step, case_loss, case_model
 
 from monet.executor.trainer import Trainer
+from monet.ops.offers.offering import Offering
 from monet.pipeline.placement import Placement
 from monet.pipeline.planning import _result, plan_prepared
-from monet.pipeline.preparation import Prepared, baseline, prepare, prepare_whole
+from monet.pipeline.preparation import Prepared, prepare, prepare_whole
 from monet.pipeline.run_graph import order_graph, reorder
 from monet.pipeline.schedule import Call, calls
 from monet.pipeline.unrolling import unroll
+from monet.planner.baselines.pytorch import keep_all
 from monet.planner.layout import Lifetime, layout
 from monet.planner.order import Ordered
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import OrderGraph, memory_along, peak_bytes
+from monet.planner.search import Solving
 from monet.planner.solution import Solution
 from monet.plans.plan import ALIGNMENT, Plan
 from monet.training_step.whole_step import capture_whole_step, plain_inputs
@@ -33,9 +37,9 @@ from monet.training_step.whole_step import capture_whole_step, plain_inputs
 def _tight(prepared: Prepared) -> Solution:
     """A solution that recomputes: for the smallest budget that is known to work with one implementation a operator."""
     solution = at_smallest_budget(
-        lambda budget: plan_prepared(prepared, budget, variant="none", time_limit_s=10)
+        lambda budget: plan_prepared(prepared, budget, Solving(time_limit_s=10), variant="none")
     ).solution
-    assert any(stage.recompute for stage in solution.stages)
+    assert any(stage.recompute for stage in solution.runs.stages)
     return solution
 
 
@@ -61,7 +65,7 @@ def _plan(prepared: Prepared, solution: Solution, schedule: list[Call]) -> Plan:
 
 def _shuffled(prepared: Prepared, solution: Solution, seed: int, *, differs: bool = True) -> Plan:
     """``differs``: the graph is large enough that no order is the captured one by chance."""
-    graph, called = order_graph(calls(solution, prepared.lowered), prepared.lowered)
+    graph, called = order_graph(calls(solution.runs, prepared.lowered), prepared.lowered)
     order = _random_order(graph, random.Random(seed))
     assert not differs or order != sorted(order)
     return _plan(prepared, solution, [call for n in order if (call := called[n]) is not None])
@@ -99,10 +103,10 @@ def test_nothing_is_overwritten_before_it_is_read(rows: int) -> None:
     offered = {op.id: [i.name for i in op.implementations] for op in prepared.problem.forward}
     forward = [
         replace(r, implementation="in-place") if "in-place" in offered[r.operator] else r
-        for r in prepared.eager.forward
+        for r in prepared.eager.runs.forward
     ]
     assert [run.implementation for run in forward].count("in-place") >= 1
-    solution = replace(prepared.eager, forward=tuple(forward))
+    solution = replace(prepared.eager, runs=replace(prepared.eager.runs, forward=tuple(forward)))
     for seed in range(10):
         compare_steps(model, _shuffled(prepared, solution, seed, differs=False), make, steps=1)
 
@@ -116,7 +120,7 @@ def test_a_whole_step_runs_in_any_order_that_its_graph_allows(name: str) -> None
         optimizer = make(list(model.parameters()))
         return capture_whole_step(model, inputs, targets, loss_fn=case_loss, optimizer=optimizer), optimizer
 
-    prepared = prepare_whole(capture(case_model(name))[0], exact=True)
+    prepared = prepare_whole(capture(case_model(name))[0], offering=Offering(exact=True))
     solution = _tight(prepared)
     for seed in range(3):
         model = case_model(name)
@@ -138,7 +142,7 @@ def test_bytes_along_a_schedule_are_those_of_its_buffers() -> None:
     model, (args, kwargs) = module_model("residual"), CASES["residual"][1](0)
     prepared = prepare(model, args, kwargs)
     for solution in (prepared.eager, _tight(prepared)):
-        schedule = calls(solution, prepared.lowered)
+        schedule = calls(solution.runs, prepared.lowered)
         graph, called = order_graph(schedule, prepared.lowered)
         unrolled = unroll(schedule, prepared.lowered)
         along = [b for b, call in zip(memory_along(graph, range(len(graph.nodes))), called, strict=True) if call]
@@ -161,7 +165,7 @@ def test_reordering_lowers_the_peak_to_what_it_proves() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     step = capture_whole_step(model, inputs, targets, loss_fn=case_loss, optimizer=optimizer)
     prepared = prepare_whole(step)
-    schedule = calls(baseline(prepared.problem), prepared.lowered)
+    schedule = calls(keep_all(prepared.problem, sys.maxsize).runs, prepared.lowered)
     graph, _ = order_graph(schedule, prepared.lowered)
     ordered, found = reorder(schedule, prepared.lowered, time_limit_s=10)
     assert sorted(map(id, ordered)) == sorted(map(id, schedule))

@@ -17,6 +17,7 @@ from monet.pipeline import fitting
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, prepare
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.search import Solving
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def _prepared() -> Prepared:
 
 def _refused(prepared: Prepared, budget_bytes: int = 1) -> int:
     with pytest.raises(InfeasibleBudget) as caught:
-        plan_prepared(prepared, budget_bytes, time_limit_s=5.0)
+        plan_prepared(prepared, budget_bytes, Solving(time_limit_s=5.0))
     assert caught.value.smallest_bytes is not None
     return caught.value.smallest_bytes
 

@@ -24,7 +24,7 @@ from monet.planner.problem import (
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
 from monet.planner.schedules import ABLATION, BASELINES, SCHEDULES, schedule
-from monet.planner.search import plan_problem
+from monet.planner.search import Solving, plan_problem
 
 SINGLE = [name for name in VARIANTS if name not in ("none", "all")]
 
@@ -112,12 +112,12 @@ def test_more_freedom_never_costs_time(data: st.DataObject) -> None:
     best: dict[str, float] = {}
     for name in VARIANTS:
         try:
-            plan = schedule(name, problem, budget, window=None, gap=0.0, time_limit_s=20.0)
+            plan = schedule(name, problem, budget, Solving(window=None, gap=0.0, time_limit_s=20.0))
         except InfeasibleBudget:
             best[name] = float("inf")
             continue
         # A plan of the restricted problem is one of the whole, at the same cost.
-        cost = replay(problem, plan)
+        cost = replay(problem, plan.runs)
         assert (cost.objective_s, cost.peak_bytes) == (plan.objective_s, plan.peak_bytes)
         best[name] = plan.objective_s
     for name in SINGLE:
@@ -141,5 +141,5 @@ def test_variants_cost_what_was_published(variant: str, theirs: str, relu_reads:
     reference = json.loads((P100 / "reference.json").read_text())["runs"]["vgg16"]
     objective_ms = next(r["objective_ms"] for r in reference if r["variant"] == theirs and r["budget_gib"] == gib)
     problem = restrict(load_published(P100 / "vgg16.json", relu_reads=relu_reads), variant)
-    plan = plan_problem(problem, int(gib * GIB), time_limit_s=6.0, gap=5e-3)
+    plan = plan_problem(problem, int(gib * GIB), Solving(time_limit_s=6.0, gap=5e-3))
     assert plan.objective_s * 1e3 == pytest.approx(objective_ms, rel=1.2e-2)

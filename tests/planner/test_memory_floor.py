@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
-from planner_problems import chain, every_run, every_stage, problems, solution_of
+from planner_problems import chain, every_run, every_stage, problems
 
 from monet.errors import InfeasibleBudget, InvalidPlan
 from monet.planner.construction import walks
@@ -26,6 +26,7 @@ from monet.planner.problem import (
 from monet.planner.program.windows import windows
 from monet.planner.replay import replay
 from monet.planner.search import plan_problem
+from monet.planner.solution import Runs
 
 
 @given(problem=problems(operators=5))
@@ -36,7 +37,7 @@ def test_no_plan_needs_less(problem: Problem) -> None:
     assert floor_bytes(problem) <= known[0]
     fastest = fastest_plan(problem)
     assert fastest is not None
-    assert floor_bytes(problem) <= replay(problem, fastest).peak_bytes == fastest.peak_bytes
+    assert floor_bytes(problem) <= replay(problem, fastest.runs).peak_bytes == fastest.peak_bytes
 
 
 @given(problem=problems(operators=2))
@@ -47,7 +48,7 @@ def test_no_schedule_of_a_small_problem_needs_less(problem: Problem) -> None:
     for forward in itertools.islice(itertools.product(*runs), 8):
         for backward in itertools.islice(itertools.product(*stages), 100):
             try:
-                least = min(least, replay(problem, solution_of(forward, backward)).peak_bytes)
+                least = min(least, replay(problem, Runs(forward, backward)).peak_bytes)
             except InvalidPlan:
                 continue
     assert floor_bytes(problem) <= least
@@ -92,7 +93,7 @@ def test_a_deadline_that_is_over_leaves_the_fastest_plan() -> None:
     past = time.monotonic() - 1.0
     known, fastest = smallest_budget(problem, past), fastest_plan(problem)
     assert known is not None and fastest is not None
-    assert known[0] == fastest.peak_bytes and not any(stage.recompute for stage in known[1].stages)
+    assert known[0] == fastest.peak_bytes and not any(stage.recompute for stage in known[1].runs.stages)
     unhurried = smallest_budget(problem)
     assert unhurried is not None and unhurried[0] < known[0]
     assert construct(windows(problem, None), unhurried[0], past) is None
@@ -104,7 +105,7 @@ def test_plans_that_run_everything_again_are_not_offered(monkeypatch: pytest.Mon
     def recomputed() -> int:
         known = smallest_budget(chain(30))
         assert known is not None
-        return sum(len(stage.recompute) for stage in known[1].stages)
+        return sum(len(stage.recompute) for stage in known[1].runs.stages)
 
     anything = recomputed()
     monkeypatch.setattr(walks, "MOST_AGAIN", anything - 1)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from planner_problems import solution_of
 
 from monet.errors import InvalidPlan
 from monet.planner.problem import (
@@ -19,7 +18,7 @@ from monet.planner.problem import (
     Tensor,
 )
 from monet.planner.replay import replay
-from monet.planner.solution import Run, Solution, Stage
+from monet.planner.solution import Run, Runs, Stage
 
 # a (100) → relu b (100, in place possible, sign bits v of 10) → norm: y (50), statistics s (1, pinned)
 HAND = Problem(
@@ -54,11 +53,11 @@ HAND = Problem(
     1000,
 )
 
-KEEP_ALL = solution_of(
+KEEP_ALL = Runs(
     (Run("conv", "plain"), Run("relu", "inplace"), Run("norm", "plain")),
     (Stage((), "norm'", "plain"), Stage((), "relu'", "output"), Stage((), "conv'", "plain")),
 )
-RECOMPUTE = solution_of(
+RECOMPUTE = Runs(
     (Run("conv", "plain"), Run("relu", "inplace", ("v",)), Run("norm", "plain")),
     (
         Stage(
@@ -103,7 +102,7 @@ def test_bytes_of_every_moment_with_recomputation() -> None:
     assert found.objective_s == pytest.approx(1.0 + 0.2 + 0.05 + 0.5 + 1.0 + 0.2 + 0.4 + 0.6 + 0.2 + 1.0)
 
 
-def edit(stage: int, change: Callable[[Stage], Stage]) -> Solution:
+def edit(stage: int, change: Callable[[Stage], Stage]) -> Runs:
     stages = list(RECOMPUTE.stages)
     stages[stage] = change(stages[stage])
     return replace(RECOMPUTE, stages=tuple(stages))

@@ -15,8 +15,10 @@ from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.profiling import Profile, implementations, profile
 from monet.ops.measuring.signature import signature
 from monet.ops.offers.implementation import Implementation
+from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import PlanResult, plan_prepared
 from monet.pipeline.preparation import Prepared, prepare
+from monet.planner.search import Solving
 
 Inputs = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
 
@@ -58,11 +60,11 @@ def case_model(case: str) -> nn.Module:
 @cache
 def case_prepared(case: str, exact: bool) -> Prepared:
     args, kwargs = CASES[case][1](0)
-    return prepare(case_model(case), args, kwargs, exact=exact)
+    return prepare(case_model(case), args, kwargs, offering=Offering(exact=exact))
 
 
 def case_plan(case: str, budget: int | str, *, exact: bool = False) -> PlanResult:
-    return plan_prepared(case_prepared(case, exact), budget, time_limit_s=10)
+    return plan_prepared(case_prepared(case, exact), budget, Solving(time_limit_s=10))
 
 
 def residual_images(seed: int = 0) -> torch.Tensor:

@@ -30,7 +30,7 @@ def _own(call: Any) -> Any:
 
 def module_peaks(usage: Usage, kind: str) -> tuple[list[int], int]:
     prepared = prepared_usage(usage, accumulate=kind == "accumulate", exact=False)
-    plan = plan_prepared(prepared, "10GB", **HASTE).plan if kind == "loss" else smallest_plan(prepared)
+    plan = plan_prepared(prepared, "10GB", HASTE).plan if kind == "loss" else smallest_plan(prepared)
     del prepared
     model = usage.model()
     module = monet.MonetModule(model, plan)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
-from planner_problems import SIZES, every_run, every_stage, seconds, solution_of
+from planner_problems import SIZES, every_run, every_stage, seconds
 
 from monet.errors import InvalidPlan
 from monet.planner.problem import (
@@ -52,7 +52,7 @@ def front(problem: Problem, offered: list[bool], most: int = 5000) -> list[Point
     found: dict[int, Point] = {}
     for forward, chosen in itertools.product(itertools.product(*forwards), itertools.product(*stages)):
         try:
-            cost = replay(counted, solution_of(forward, chosen))
+            cost = replay(counted, Runs(forward, chosen))
         except InvalidPlan:
             continue
         best = found.get(cost.peak_bytes)

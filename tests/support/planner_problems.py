@@ -19,7 +19,7 @@ from monet.planner.problem import (
     Tensor,
 )
 from monet.planner.replay import replay
-from monet.planner.solution import Run, Solution, Stage
+from monet.planner.solution import Run, Runs, Stage
 
 SIZES = st.integers(1, 9)
 
@@ -96,10 +96,6 @@ def problems(draw: st.DrawFn, operators: int = 3, pinned: bool = False) -> Probl
     return Problem("random", tuple(tensors), tuple(forward), tuple(intermediates), tuple(backward), draw(SIZES))
 
 
-def solution_of(forward: tuple[Run, ...], stages: tuple[Stage, ...]) -> Solution:
-    return Solution(forward, stages, 0.0, 0.0, "none", 0, "time_limit", 0.0, 0.0)
-
-
 def every_run(problem: Problem, operator: ForwardOperator) -> list[Run]:
     made = [v.id for v in problem.intermediates if v.operator == operator.id]
     subsets = [c for n in range(len(made) + 1) for c in itertools.combinations(made, n)]
@@ -142,7 +138,7 @@ def best_by_exhaustion(problem: Problem, budget_bytes: int, reading: list[bool],
             plans.append((forward_cost + sum(map(stage_cost, chosen)), forward, chosen))
     for objective, forward, chosen in sorted(plans, key=lambda plan: plan[0]):
         try:
-            found = replay(problem, solution_of(forward, chosen))
+            found = replay(problem, Runs(forward, chosen))
         except InvalidPlan:
             continue
         if found.peak_bytes <= budget_bytes:

@@ -13,8 +13,10 @@ from smallest_budget import at_smallest_budget
 from torch import nn
 
 import monet
+from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import plan_prepared
-from monet.pipeline.preparation import Prepared, prepare
+from monet.pipeline.preparation import Prepared, Preparing, prepare
+from monet.planner.search import Solving
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -206,18 +208,18 @@ USAGES: dict[str, Usage] = {
 
 
 # Any plan will do: these tests are about results, and a good plan takes longer to find.
-HASTE: dict[str, Any] = {"gap": 0.5, "time_limit_s": 2}
+HASTE = Solving(gap=0.5, time_limit_s=2)
 
 
-def prepared_usage(usage: Usage, **options: Any) -> Prepared:
+def prepared_usage(usage: Usage, *, accumulate: bool = False, exact: bool = True) -> Prepared:
     args, kwargs = usage.inputs(0)
     with usage.precision():
-        return prepare(usage.model(), args, kwargs, **{"exact": True, **options})
+        return prepare(usage.model(), args, kwargs, Preparing(accumulate=accumulate), Offering(exact))
 
 
 def smallest_plan(prepared: Prepared) -> monet.Plan:
     """For the least budget that an error names."""
-    return at_smallest_budget(lambda budget: plan_prepared(prepared, budget, **HASTE)).plan
+    return at_smallest_budget(lambda budget: plan_prepared(prepared, budget, HASTE)).plan
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

@@ -14,7 +14,7 @@ from made_up_profile import write_profile
 from monet.amounts import ByteCount, PeakShare
 from monet.errors import ConfigError
 from monet.planner.schedules import SCHEDULES
-from monet.planner.solution import Solution
+from monet.planner.solution import Proof, Runs, Solution
 from monet.sweep.budgets import parse_budgets
 from monet.sweep.cells import Cell
 from monet.sweep.gap_trace import GapTrace
@@ -83,7 +83,8 @@ def test_colours_are_seen_on_light_and_on_dark_ground(variant: str) -> None:
 
 
 def solved(objective_s: float, bound_s: float, scope: str = "full") -> Solution:
-    return Solution((), (), objective_s, bound_s, scope, 0, "optimal", 1.0, 9.0)
+    proof = None if scope == "none" else Proof(bound_s, scope)
+    return Solution(Runs((), ()), objective_s, 0, "optimal", proof, 1.0, 9.0)
 
 
 def test_a_gap_is_reached_at_its_first_second() -> None:

@@ -15,6 +15,7 @@ from monet.capture import capture
 from monet.ops.catalogue import catalogue
 from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import prepare
+from monet.planner.search import Solving
 
 QUICK = ("unet3d",)
 # The loss of one model is a number, and another's logits are thousands: a larger rate drives some to infinity.
@@ -38,8 +39,8 @@ def test_planned_steps_equal_eager_and_hold_what_is_promised(name: str) -> None:
     env = evaluate(catalogue(captured.graph), captured, copy.deepcopy(model), [*args, *kwargs.values()])
     compare_with_eager(captured, env, copy.deepcopy(model), args, kwargs)
     prepared = prepare(model, args, kwargs)
-    full = plan_prepared(prepared, "100%", time_limit_s=5).plan
-    smallest = plan_smallest(prepared, time_limit_s=5).plan
+    full = plan_prepared(prepared, "100%", Solving(time_limit_s=5)).plan
+    smallest = plan_smallest(prepared, solving=Solving(time_limit_s=5)).plan
     assert smallest.peak_bytes <= full.peak_bytes
     for plan in (full, smallest):
         assert measured_peak_bytes(copy.deepcopy(model), plan, case.inputs) == plan.peak_bytes

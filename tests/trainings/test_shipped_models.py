@@ -9,7 +9,7 @@ import torch
 from eager_reference import compare_steps
 from smallest_budget import at_smallest_budget
 
-from monet.api import plan_model
+import monet
 from monet.configuration.config import InputSpec, load_config
 from monet.configuration.model_loading import build_model
 from monet.configuration.sample_inputs import make_inputs
@@ -37,16 +37,16 @@ def test_three_steps_at_every_budget(name: str) -> None:
         return make_inputs(config, seed)
 
     args, kwargs = inputs(0)
-    full = plan_model(model, args, kwargs, "100%", time_limit_s=30)
+    full = monet.plan(model, args, kwargs, budget="100%", time_limit_s=30)
     smallest = at_smallest_budget(
-        lambda budget: plan_model(model, args, kwargs, budget, time_limit_s=30), full.plan.fixed_bytes + 1
+        lambda budget: monet.plan(model, args, kwargs, budget=budget, time_limit_s=30), full.fixed_bytes + 1
     )
-    budget = smallest.plan.budget_bytes
+    budget = smallest.budget_bytes
     plans = [full, smallest]
     for share in (70, 35):
-        between = smallest.plan.peak_bytes + (full.plan.peak_bytes - smallest.plan.peak_bytes) * share // 100
-        plans.append(plan_model(model, args, kwargs, max(between, budget), time_limit_s=30))
-    for result in plans:
-        assert result.plan.peak_bytes <= result.plan.budget_bytes
+        between = smallest.peak_bytes + (full.peak_bytes - smallest.peak_bytes) * share // 100
+        plans.append(monet.plan(model, args, kwargs, budget=max(between, budget), time_limit_s=30))
+    for plan in plans:
+        assert plan.peak_bytes <= plan.budget_bytes
         # Cotangents are of size 1 an output, a thousand of them: a larger rate drives VGG to infinity in eager, too.
-        compare_steps(model, result.plan, inputs, rate=1e-4)
+        compare_steps(model, plan, inputs, rate=1e-4)

@@ -11,6 +11,7 @@ from torch import nn
 from usage_cases import HASTE, USAGES, Usage, optimizer_of, prepared_usage, smallest_plan
 
 import monet
+from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare_whole
 from monet.training_step.whole_step import capture_whole_step
@@ -88,7 +89,7 @@ def test_planned_modules_train_as_eager(name: str) -> None:
     prepared = prepared_usage(usage)
     plans = [smallest_plan(prepared)]
     if name in ("float32", "bfloat16", "autocast", "several outputs"):
-        plans.append(plan_prepared(prepared, "10GB", **HASTE).plan)
+        plans.append(plan_prepared(prepared, "10GB", HASTE).plan)
     for plan in plans:
         eager = usage.model()
         planned = monet.MonetModule(usage.model(), plan)
@@ -116,7 +117,7 @@ def test_trainers_train_as_eager(name: str) -> None:
 
     with usage.precision():
         step = capture_whole_step(model, batch(0), None, loss_fn=loss_fn, optimizer=optimizer, clip_grad_norm=MOST_NORM)
-        plan = smallest_plan(prepare_whole(step, exact=True))
+        plan = smallest_plan(prepare_whole(step, offering=Offering(exact=True)))
         trainer = monet.optimize(
             model, batch(0), loss_fn=loss_fn, optimizer=optimizer, plan=plan, clip_grad_norm=MOST_NORM
         )

@@ -20,7 +20,8 @@ from monet.configuration.sample_inputs import make_inputs
 from monet.errors import CaptureError, ConfigError, ExecutionError, PlanMismatch
 from monet.experiments.measured_steps import measure_config
 from monet.pipeline.planning import plan_prepared
-from monet.pipeline.preparation import prepare
+from monet.pipeline.preparation import Preparing, prepare
+from monet.planner.search import Solving
 
 
 def _net() -> nn.Module:
@@ -330,8 +331,8 @@ def test_a_configuration_has_a_precision_and_may_accumulate(
     assert {p.dtype for p in model.parameters()} == {parameter}
     with precision_of(config):
         assert model(*args, **kwargs).dtype is output
-        prepared = prepare(model, args, kwargs, accumulate=config.accumulate)
-    plan = plan_prepared(prepared, "90%", gap=0.5, time_limit_s=10).plan
+        prepared = prepare(model, args, kwargs, preparing=Preparing(accumulate=config.accumulate))
+    plan = plan_prepared(prepared, "90%", Solving(gap=0.5, time_limit_s=10)).plan
     plan.save(tmp_path / "step.plan.json")
     measured = measure_config(config, tmp_path / "step.plan.json", progress=False)
     assert measured["planned"]["allocator_peak_bytes"] == plan.peak_bytes

@@ -28,6 +28,7 @@ from monet.planner.problem import (
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
 from monet.planner.schedules import BASELINES, schedule
+from monet.planner.search import Solving
 from monet.planner.solution import Solution
 
 PLENTY = 10**6
@@ -114,14 +115,14 @@ def network() -> Problem:
 
 
 def check(problem: Problem, plan: Solution, budget: int) -> None:
-    cost = replay(problem, plan)
+    cost = replay(problem, plan.runs)
     assert (plan.objective_s, plan.peak_bytes) == (cost.objective_s, cost.peak_bytes)
     assert cost.peak_bytes <= budget
 
 
 def names(plan: Solution) -> dict[str, str]:
-    found = {run.operator: run.implementation for run in plan.forward}
-    return found | {stage.backward: stage.implementation for stage in plan.stages}
+    found = {run.operator: run.implementation for run in plan.runs.forward}
+    return found | {stage.backward: stage.implementation for stage in plan.runs.stages}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -155,7 +156,7 @@ def test_keeping_everything_runs_each_default_once() -> None:
     problem = chain(8)
     plan = keep_all(problem, PLENTY)
     assert set(names(plan).values()) == {"fast"}
-    assert not any(stage.recompute for stage in plan.stages)
+    assert not any(stage.recompute for stage in plan.runs.stages)
     kept = sum(tensor.bytes for tensor in problem.tensors[:-1])
     # The most is held when the last operator's gradient is taken, with its workspace.
     first = problem.backward[0]
@@ -174,7 +175,7 @@ def test_a_chain_of_n_needs_the_root_of_n(length: int) -> None:
     assert keep_all(problem, PLENTY).peak_bytes == length
     plan = sqrt_n(problem, PLENTY, segments=root)
     check(problem, plan, 2 * root + 2)
-    again = [run.operator for stage in plan.stages for run in stage.recompute]
+    again = [run.operator for stage in plan.runs.stages for run in stage.recompute]
     # Each segment but the last is run again once, without the tensor that was kept of it.
     assert len(again) == len(set(again)) == (root - 1) * (root - 1)
 
@@ -195,7 +196,7 @@ def test_skips_over_segments_are_kept() -> None:
     problem = skip_chain(30)
     plan = sqrt_n(problem, PLENTY, segments=5)
     check(problem, plan, PLENTY)
-    again = {run.operator for stage in plan.stages for run in stage.recompute}
+    again = {run.operator for stage in plan.runs.stages for run in stage.recompute}
     assert again and len(again) < 30
     # What a later segment reads over a skip is there and is not made again.
     assert plan.peak_bytes <= keep_all(problem, PLENTY).peak_bytes
@@ -207,14 +208,14 @@ def test_algorithms_afterwards_fit_and_never_cost_time(problem: Problem, spare: 
     most = keep_all(problem, PLENTY).peak_bytes
     for budget in (most + spare, most - 2):
         try:
-            plan = checkmate_d(problem, budget, gap=0.0, time_limit_s=10.0)
+            plan = checkmate_d(problem, budget, Solving(gap=0.0, time_limit_s=10.0))
         except InfeasibleBudget:
             continue
         faster = fastest_algorithms(problem, budget, plan)
         check(problem, faster, budget)
         assert faster.objective_s <= plan.objective_s + 1e-12
-        assert [s.backward for s in faster.stages] == [s.backward for s in plan.stages]
-        schedules = [[r.operator for s in p.stages for r in s.recompute] for p in (faster, plan)]
+        assert [s.backward for s in faster.runs.stages] == [s.backward for s in plan.runs.stages]
+        schedules = [[r.operator for s in p.runs.stages for r in s.recompute] for p in (faster, plan)]
         assert schedules[0] == schedules[1]
 
 
@@ -236,20 +237,20 @@ def test_each_run_takes_the_fastest_algorithm_that_fits_there(spare: int) -> Non
         ),
     )
     budget = keep_all(problem, PLENTY).peak_bytes + spare
-    plan, faster = checkmate_d(problem, budget, gap=0.0), checkmate_o(problem, budget, gap=0.0)
+    plan, faster = checkmate_d(problem, budget, Solving(gap=0.0)), checkmate_o(problem, budget, Solving(gap=0.0))
     check(problem, faster, budget)
     assert set(names(plan).values()) == {"lean"}
     assert "fast" in names(faster).values()
     assert faster.objective_s < plan.objective_s
     # No single run could still be made faster.
-    for i, run in enumerate(faster.forward):
+    for i, run in enumerate(faster.runs.forward):
         if run.implementation == "lean":
-            other = (*faster.forward[:i], replace(run, implementation="fast"), *faster.forward[i + 1 :])
-            assert replay(problem, replace(faster, forward=other)).peak_bytes > budget
-    for t, stage in enumerate(faster.stages):
+            other = (*faster.runs.forward[:i], replace(run, implementation="fast"), *faster.runs.forward[i + 1 :])
+            assert replay(problem, replace(faster.runs, forward=other)).peak_bytes > budget
+    for t, stage in enumerate(faster.runs.stages):
         if stage.implementation == "lean":
-            stages = (*faster.stages[:t], replace(stage, implementation="fast"), *faster.stages[t + 1 :])
-            assert replay(problem, replace(faster, stages=stages)).peak_bytes > budget
+            stages = (*faster.runs.stages[:t], replace(stage, implementation="fast"), *faster.runs.stages[t + 1 :])
+            assert replay(problem, replace(faster.runs, stages=stages)).peak_bytes > budget
 
 
 def test_the_room_of_a_run_is_its_own() -> None:
@@ -264,16 +265,16 @@ def test_the_room_of_a_run_is_its_own() -> None:
         0,
     )
     # Making v holds 5 bytes; the second run 9 without a workspace.
-    plan = checkmate_o(problem, 9, gap=0.0)
+    plan = checkmate_o(problem, 9, Solving(gap=0.0))
     check(problem, plan, 9)
-    assert [run.implementation for run in plan.forward] == ["fast", "lean"]
+    assert [run.implementation for run in plan.runs.forward] == ["fast", "lean"]
 
 
 def test_gist_encodes_what_no_dense_reader_needs() -> None:
     problem = network()
     plan = gist(problem, PLENTY)
     check(problem, plan, PLENTY)
-    assert [run.intermediates for run in plan.forward] == [
+    assert [run.intermediates for run in plan.runs.forward] == [
         (),
         ("r1.bits",),
         ("p.cells",),
@@ -286,7 +287,7 @@ def test_gist_encodes_what_no_dense_reader_needs() -> None:
     assert chosen["relu2 back"] == "bits in place"
     assert chosen["conv2 back"] == "dense"
     assert plan.peak_bytes < keep_all(problem, PLENTY).peak_bytes
-    assert not any(stage.recompute for stage in plan.stages)
+    assert not any(stage.recompute for stage in plan.runs.stages)
     with pytest.raises(InfeasibleBudget, match="Gist"):
         gist(problem, plan.peak_bytes - 1)
 
@@ -335,7 +336,7 @@ def test_published_profiles(model: str, gib: float) -> None:
         keep_all(problem, budget)
     for name in BASELINES:
         try:
-            plan = schedule(name, problem, budget, time_limit_s=2.0)
+            plan = schedule(name, problem, budget, Solving(time_limit_s=2.0))
         except InfeasibleBudget:
             assert name in ("pytorch", "gist", "gist-reduced")
             continue

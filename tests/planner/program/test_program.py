@@ -19,7 +19,7 @@ from monet.planner.program.readback import earlier, read_point, write_point
 from monet.planner.program.windows import windows
 from monet.planner.replay import replay
 from monet.planner.runs import without_useless
-from monet.planner.search import plan_problem
+from monet.planner.search import Solving, plan_problem
 from monet.planner.solvers.model import Model
 
 quick = settings(
@@ -29,10 +29,10 @@ quick = settings(
 
 def cheapest(problem: Problem, budget_bytes: int, window: int | None) -> float:
     try:
-        solution = plan_problem(problem, budget_bytes, window=window, gap=0.0)
+        solution = plan_problem(problem, budget_bytes, Solving(window=window, gap=0.0))
     except InfeasibleBudget:
         return float("inf")
-    found = replay(problem, solution)
+    found = replay(problem, solution.runs)
     assert found.peak_bytes == solution.peak_bytes <= budget_bytes
     assert found.objective_s == pytest.approx(solution.objective_s)
     assert solution.bound_s <= solution.objective_s
@@ -80,7 +80,7 @@ def test_constructed_plans_are_points_of_the_program(problem: Problem, extra: in
     x = write_point(program, runs)
     assert x is not None
     arrays = program.rows.arrays()
-    cost = replay(problem, runs.solution())
+    cost = replay(problem, runs)
     assert cost.peak_bytes <= budget
     assert arrays.cost @ x == pytest.approx(cost.objective_s)
     assert read_point(program, x) == without_useless(problem, runs)
@@ -99,8 +99,8 @@ def test_smallest_budget_is_feasible_and_found(problem: Problem) -> None:
     assume(known is not None)
     assert known is not None
     smallest, solution = known
-    assert replay(problem, solution).peak_bytes == smallest
-    assert plan_problem(problem, smallest, window=2).peak_bytes <= smallest
+    assert replay(problem, solution.runs).peak_bytes == smallest
+    assert plan_problem(problem, smallest, Solving(window=2)).peak_bytes <= smallest
 
 
 def test_infeasible_budget_names_the_smallest_known() -> None:
@@ -118,11 +118,11 @@ def test_less_memory_costs_more_time_and_large_budgets_recompute_nothing() -> No
     problem = chain(10)
     total = problem.fixed_bytes + sum(tensor.bytes for tensor in problem.tensors) * 3
     free = plan_problem(problem, total)
-    assert not any(stage.recompute for stage in free.stages)
+    assert not any(stage.recompute for stage in free.runs.stages)
     known = smallest_budget(problem)
     assert known is not None
     budgets = range(known[0], free.peak_bytes + 1, max(1, (free.peak_bytes - known[0]) // 5))
-    costs = [plan_problem(problem, budget, window=None, gap=0.0).objective_s for budget in budgets]
+    costs = [plan_problem(problem, budget, Solving(window=None, gap=0.0)).objective_s for budget in budgets]
     assert costs == sorted(costs, reverse=True)
     assert costs[0] > costs[-1]
 
@@ -131,7 +131,7 @@ def test_equal_inputs_give_equal_plans() -> None:
     problem = chain(10)
     known = smallest_budget(problem)
     assert known is not None
-    one, other = (plan_problem(problem, known[0] + 2, gap=0.0) for _ in range(2))
+    one, other = (plan_problem(problem, known[0] + 2, Solving(gap=0.0)) for _ in range(2))
     assert one.status == other.status == "optimal"
     assert replace(one, build_s=0.0, solve_s=0.0) == replace(other, build_s=0.0, solve_s=0.0)
 
@@ -139,13 +139,13 @@ def test_equal_inputs_give_equal_plans() -> None:
 def test_a_given_start_is_used_or_ignored() -> None:
     problem = chain(6)
     budget = problem.fixed_bytes + sum(tensor.bytes for tensor in problem.tensors)
-    plan = plan_problem(problem, budget, gap=0.0)
-    again = plan_problem(problem, budget, gap=0.0, start=plan)
+    plan = plan_problem(problem, budget, Solving(gap=0.0))
+    again = plan_problem(problem, budget, Solving(gap=0.0), start=plan.runs)
     assert again.objective_s == pytest.approx(plan.objective_s)
-    broken = replace(plan, stages=plan.stages[1:])
-    assert plan_problem(problem, budget, gap=0.0, start=broken).objective_s == pytest.approx(plan.objective_s)
+    broken = replace(plan.runs, stages=plan.runs.stages[1:])
+    assert plan_problem(problem, budget, Solving(gap=0.0), start=broken).objective_s == pytest.approx(plan.objective_s)
 
 
 def test_unknown_solver_lists_the_installed() -> None:
     with pytest.raises(SolverError, match="HIGHS"):
-        plan_problem(chain(3), 10**6, solver="NO_SUCH_SOLVER")
+        plan_problem(chain(3), 10**6, Solving(solver="NO_SUCH_SOLVER"))

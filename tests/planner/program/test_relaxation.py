@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_front import front, optimum, tight_problems, two_orders
-from planner_problems import best_by_exhaustion, chain, problems, solution_of
+from planner_problems import best_by_exhaustion, chain, problems
 
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import (
@@ -28,7 +28,7 @@ from monet.planner.program.readback import earlier, read_point, write_point
 from monet.planner.program.windows import windows
 from monet.planner.replay import replay
 from monet.planner.runs import without_useless
-from monet.planner.search import plan_problem
+from monet.planner.search import Solving, plan_problem
 from monet.planner.search.scope import scope_of
 from monet.planner.solution import Run, Runs, Stage
 from monet.planner.solvers.model import Model
@@ -97,11 +97,11 @@ def test_a_plan_is_a_point_of_the_relaxation_at_its_own_cost(problem: Problem, w
     if known is None:
         return
     budget = known[0] + extra
-    plan = plan_problem(problem, budget, window=window, gap=0.0, start=known[1])
+    plan = plan_problem(problem, budget, Solving(window=window, gap=0.0), start=known[1].runs)
     program = build_program(problem, budget, window, relaxed=True)
     add_memory_rows(program)
-    x = write_point(program, Runs(plan.forward, plan.stages))
-    outside = earlier(program.windows, Runs(plan.forward, plan.stages))
+    x = write_point(program, Runs(plan.runs.forward, plan.runs.stages))
+    outside = earlier(program.windows, Runs(plan.runs.forward, plan.runs.stages))
     # Only a plan that recomputes before a window has no columns of its own there.
     assert (x is None) == bool(outside)
     if x is not None:
@@ -237,7 +237,7 @@ def test_everywhere_and_also_add_their_stages_only(window: int, also: bool, stag
 def test_plans_that_recompute_anywhere_are_points_of_a_program_that_offers_it(problem: Problem) -> None:
     for point in front(problem, everywhere(problem)) or []:
         runs = without_useless(problem, point.runs)
-        cost = replay(problem, runs.solution())
+        cost = replay(problem, runs)
         program = build_program(problem, cost.peak_bytes, 1, earlier(windows(problem, 1), runs))
         add_memory_rows(program)
         x = write_point(program, runs)
@@ -264,7 +264,7 @@ def test_plans_that_recompute_anywhere_are_points_of_a_program_that_offers_it(pr
 
 def test_a_start_that_recomputes_at_odd_stages_is_kept() -> None:
     problem = two_orders()
-    odd = solution_of(
+    odd = Runs(
         (Run("make a", "only"), Run("make b", "only")),
         (
             Stage((), "b0", "only"),
@@ -286,7 +286,7 @@ def test_a_start_that_recomputes_at_odd_stages_is_kept() -> None:
         x = write_point(program, runs)
         assert x is not None
         assert Model(program.rows.arrays(), np.zeros(len(x)), np.ones(len(x))).violation(x) == 0.0
-        assert plan_problem(problem, 20, window=window, gap=0.0, start=odd).objective_s == pytest.approx(8e-3)
+        assert plan_problem(problem, 20, Solving(window=window, gap=0.0), start=odd).objective_s == pytest.approx(8e-3)
 
 
 def test_windows_widen_to_the_full_program() -> None:

@@ -10,9 +10,9 @@ from published_profiles import GIB, P100, published
 
 from monet.errors import ConfigError
 from monet.planner.published.profile import load_published
-from monet.planner.published.solution import published_stages, solution_from_published
+from monet.planner.published.solution import published_stages, runs_from_published
 from monet.planner.replay import replay
-from monet.planner.search import plan_problem
+from monet.planner.search import Solving, plan_problem
 
 
 @published
@@ -21,7 +21,7 @@ def test_published_plans_replay_to_their_cost_within_their_budget(path: Path) ->
     document = json.loads(path.read_text())
     problem = load_published(P100 / f"{document['model']}.json")
     saved = {v.operator: v.id for v in problem.intermediates}
-    found = replay(problem, solution_from_published(document["stages"], saved))
+    found = replay(problem, runs_from_published(document["stages"], saved))
     assert found.peak_bytes <= document["budget_gib"] * GIB
     # Their own sum over the same numbers; in-place savers are counted a little differently.
     assert found.objective_s * 1e3 == pytest.approx(document["json_ms"], rel=5e-4)
@@ -31,12 +31,12 @@ def test_published_plans_replay_to_their_cost_within_their_budget(path: Path) ->
 @pytest.mark.parametrize(("model", "gib"), [("vgg16", 7.0), ("unet", 6.0), ("resnet50", 7.0)])
 def test_plans_fit(model: str, gib: float) -> None:
     problem = load_published(P100 / f"{model}.json")
-    plan = plan_problem(problem, int(gib * GIB), time_limit_s=6.0)
-    assert replay(problem, plan).peak_bytes == plan.peak_bytes <= gib * GIB
+    plan = plan_problem(problem, int(gib * GIB), Solving(time_limit_s=6.0))
+    assert replay(problem, plan.runs).peak_bytes == plan.peak_bytes <= gib * GIB
     assert plan.bound_scope.startswith("window 16 + ")
-    stages = published_stages(problem, plan)
+    stages = published_stages(problem, plan.runs)
     saved = {v.operator: v.id for v in problem.intermediates}
-    assert replay(problem, solution_from_published(stages, saved)).objective_s == pytest.approx(plan.objective_s)
+    assert replay(problem, runs_from_published(stages, saved)).objective_s == pytest.approx(plan.objective_s)
 
 
 @published
@@ -46,7 +46,7 @@ def test_tight_plans_are_as_good_as_a_day_of_gurobi(model: str, gib: float) -> N
     reference = json.loads((P100 / "reference.json").read_text())["runs"][model]
     theirs = next(r["objective_ms"] for r in reference if r["variant"] == "all" and r["budget_gib"] == gib)
     problem = load_published(P100 / f"{model}.json")
-    plan = plan_problem(problem, int(gib * GIB), time_limit_s=120.0, gap=1e-3)
+    plan = plan_problem(problem, int(gib * GIB), Solving(time_limit_s=120.0, gap=1e-3))
     assert plan.objective_s * 1e3 <= theirs
 
 

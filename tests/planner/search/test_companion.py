@@ -13,7 +13,7 @@ from planner_problems import chain
 from monet.errors import SolverError
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import Problem
-from monet.planner.search import companion, fastest, plan_problem
+from monet.planner.search import Solving, companion, fastest, plan_problem
 from monet.planner.search.search import Search
 from monet.planner.solution import Solution
 from monet.planner.solvers.finder import solver
@@ -62,7 +62,7 @@ def problem() -> Problem:
 @pytest.fixture(scope="module")
 def known(problem: Problem) -> Solution:
     """The best plan."""
-    found = plan_problem(problem, budget(problem), gap=0.0, cores=1)
+    found = plan_problem(problem, budget(problem), Solving(gap=0.0, cores=1))
     assert found.status == "optimal" and found.bound_scope == "full"
     return found
 
@@ -83,7 +83,7 @@ def test_its_plan_ends_the_solve_of_the_whole(
     problem: Problem, known: Solution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = idle(monkeypatch, bound=known.objective_s * (1 - 1e-9))
-    found = plan_problem(problem, budget(problem), gap=1e-6, cores=2)
+    found = plan_problem(problem, budget(problem), Solving(gap=1e-6, cores=2))
     assert found.status == "optimal" and not made.waited and "companion" in made.threads
     assert found.objective_s == pytest.approx(known.objective_s, rel=1e-9)
 
@@ -91,7 +91,7 @@ def test_its_plan_ends_the_solve_of_the_whole(
 def test_a_plan_that_is_enough_ends_it_too(problem: Problem, known: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     made = idle(monkeypatch)
     enough_s = known.objective_s * 1.001
-    found = plan_problem(problem, budget(problem), cores=2, enough_s=enough_s)
+    found = plan_problem(problem, budget(problem), Solving(cores=2), enough_s=enough_s)
     assert found.status == "good_enough" and found.objective_s <= enough_s and not made.waited
 
 
@@ -105,7 +105,7 @@ def test_there_is_none_without_a_core(
         if elapsed_s > 0.5:
             raise KeyboardInterrupt
 
-    found = plan_problem(problem, budget(problem), gap=1e-6, solver=name, cores=cores, progress=stop)
+    found = plan_problem(problem, budget(problem), Solving(gap=1e-6, solver=name, cores=cores), progress=stop)
     assert found.status == "interrupted" and found.objective_s > known.objective_s
     assert "companion" not in made.threads
 
@@ -117,7 +117,7 @@ def test_its_error_is_raised(problem: Problem, monkeypatch: pytest.MonkeyPatch) 
     idle(monkeypatch, broken)
     monkeypatch.setattr(f"{__name__}.LONG_S", 0.5)
     with pytest.raises(SolverError, match="out of order"):
-        plan_problem(problem, budget(problem), cores=2)
+        plan_problem(problem, budget(problem), Solving(cores=2))
 
 
 def test_ctrl_c_stops_both(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,16 +131,16 @@ def test_ctrl_c_stops_both(problem: Problem, monkeypatch: pytest.MonkeyPatch) ->
             time.sleep(0.01)
 
     made = idle(monkeypatch, endless)
-    found = plan_problem(problem, budget(problem), cores=2, progress=_interrupt_after(begun))
+    found = plan_problem(problem, budget(problem), Solving(cores=2), progress=_interrupt_after(begun))
     assert found.status == "interrupted" and not made.waited
 
 
 def test_a_proof_has_one_too(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """The windowed program is given up at once; while the full one is bounded, the plan gets better."""
-    least = plan_problem(problem, budget(problem), window=6, gap=0.0, cores=1)
+    least = plan_problem(problem, budget(problem), Solving(window=6, gap=0.0, cores=1))
     made = idle(monkeypatch, bound=least.objective_s * (1 - 1e-9))
     monkeypatch.setattr(Search, "run", lambda search: "time_limit")
-    found = plan_problem(problem, budget(problem), window=6, gap=1e-6, cores=2, prove=True)
+    found = plan_problem(problem, budget(problem), Solving(window=6, gap=1e-6, cores=2, prove=True))
     assert found.bound_scope == "full" and found.status == "optimal" and not made.waited
     assert found.objective_s <= least.objective_s * (1 + 1e-6)
 

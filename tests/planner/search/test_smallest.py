@@ -15,7 +15,7 @@ from monet.errors import InfeasibleBudget
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import Problem
 from monet.planner.replay import replay
-from monet.planner.search import fastest, plan_problem, proof, smallest_plan
+from monet.planner.search import Solving, fastest, plan_problem, proof, smallest_plan
 from monet.planner.search.search import Search
 from monet.planner.search.smallest import SmallestBudget, keep_everything_bytes
 
@@ -24,7 +24,7 @@ options = settings(deadline=None, derandomize=True, database=None, suppress_heal
 
 def check(problem: Problem, found: SmallestBudget, most_s: float = math.inf) -> None:
     plan = found.solution
-    cost = replay(problem, plan)
+    cost = replay(problem, plan.runs)
     assert (cost.peak_bytes, cost.objective_s) == (plan.peak_bytes, plan.objective_s)
     assert plan.objective_s <= most_s
     assert problem.fixed_bytes <= found.bound_bytes <= plan.peak_bytes
@@ -38,19 +38,19 @@ def test_the_least_peak_is_the_exhaustive_one(problem: Problem, share: float) ->
     points = front(problem, [True] * len(problem.backward))
     if not points:
         return
-    found = smallest_plan(problem, gap=0.0)
+    found = smallest_plan(problem, solving=Solving(gap=0.0))
     check(problem, found)
     assert found.solution.status == "optimal" and found.solution.bound_scope == "full"
     assert found.solution.peak_bytes == found.bound_bytes == points[0].peak_bytes
     # At most as slow as one plan of the front, or between two of them.
     fastest, slowest = points[-1].objective_s, points[0].objective_s
     most_s = fastest + share * (slowest - fastest) + 1e-9
-    limited = smallest_plan(problem, most_s, gap=0.0)
+    limited = smallest_plan(problem, most_s, Solving(gap=0.0))
     check(problem, limited, most_s)
     expected = next(point.peak_bytes for point in points if point.objective_s <= most_s)
     assert limited.solution.peak_bytes == limited.bound_bytes == expected
     with pytest.raises(InfeasibleBudget, match="takes at most"):
-        smallest_plan(problem, fastest * 0.99, gap=0.0)
+        smallest_plan(problem, fastest * 0.99, Solving(gap=0.0))
 
 
 @settings(options, max_examples=30)
@@ -60,26 +60,26 @@ def test_a_bound_is_never_above_the_peak(problem: Problem) -> None:
     if known is None:
         return
     for window in (1, None):
-        found = smallest_plan(problem, window=window)
+        found = smallest_plan(problem, solving=Solving(window=window))
         check(problem, found)
         assert found.solution.peak_bytes <= known[0] <= keep_everything_bytes(problem)
 
 
 def test_less_overhead_costs_more_memory() -> None:
     problem = chain(8)
-    fastest = plan_problem(problem, keep_everything_bytes(problem), gap=0.0).objective_s
+    fastest = plan_problem(problem, keep_everything_bytes(problem), Solving(gap=0.0)).objective_s
     limits = [fastest * (1 + share) for share in (0.0, 0.1, 0.3)]
-    peaks = [smallest_plan(problem, limit, time_limit_s=8.0).solution.peak_bytes for limit in limits]
+    peaks = [smallest_plan(problem, limit, Solving(time_limit_s=8.0)).solution.peak_bytes for limit in limits]
     assert peaks == sorted(peaks, reverse=True)
-    assert peaks[0] > peaks[-1] >= smallest_plan(problem, time_limit_s=8.0).bound_bytes
+    assert peaks[0] > peaks[-1] >= smallest_plan(problem, solving=Solving(time_limit_s=8.0)).bound_bytes
 
 
 def test_a_start_is_never_lost() -> None:
     problem = two_orders()
-    start = smallest_plan(problem, gap=0.0).solution
+    start = smallest_plan(problem, solving=Solving(gap=0.0)).solution
     assert start.peak_bytes == 20
     # Within windows of one stage alone, b can only be made beside a.
-    assert smallest_plan(problem, window=1, start=start).solution.peak_bytes == 20
+    assert smallest_plan(problem, solving=Solving(window=1), start=start.runs).solution.peak_bytes == 20
 
 
 def test_progress_is_told_bytes() -> None:
@@ -89,7 +89,7 @@ def test_progress_is_told_bytes() -> None:
     def progress(incumbent: float | None, bound: float | None, gap: float | None, elapsed_s: float) -> None:
         told.extend(value for value in (incumbent, bound) if value is not None)
 
-    found = smallest_plan(problem, progress=progress, time_limit_s=5.0)
+    found = smallest_plan(problem, solving=Solving(time_limit_s=5.0), progress=progress)
     assert told and all(problem.fixed_bytes * 0.5 <= value <= keep_everything_bytes(problem) for value in told)
     assert max(told) >= found.solution.peak_bytes
 
@@ -106,11 +106,11 @@ def tight(length: int, extra: int = 10) -> tuple[Problem, int]:
 
 def test_a_proof_bounds_the_full_program() -> None:
     problem, budget = tight(10, 2)
-    full = plan_problem(problem, budget, gap=0.0)
+    full = plan_problem(problem, budget, Solving(gap=0.0))
     assert full.bound_scope == "full"
-    narrow = plan_problem(problem, budget, window=1, gap=0.0)
+    narrow = plan_problem(problem, budget, Solving(window=1, gap=0.0))
     assert narrow.bound_scope.startswith("window 1") and narrow.objective_s > full.objective_s
-    proven = plan_problem(problem, budget, window=1, gap=0.0, prove=True)
+    proven = plan_problem(problem, budget, Solving(window=1, gap=0.0, prove=True))
     # The windowed program's own bound is above the best plan of the full one, which the proof finds on its way.
     assert narrow.bound_s > full.objective_s
     assert proven.bound_scope == "full" and proven.status == "optimal"
@@ -126,13 +126,13 @@ def test_proofs_get_tighter(
 ) -> None:
     """Relaxations of twice the window each, and at last the full program; at once where that is small."""
     problem, budget = tight(10, 2)
-    full = plan_problem(problem, budget, gap=0.0)
+    full = plan_problem(problem, budget, Solving(gap=0.0))
     seen: list[tuple[int, bool]] = []
     bounds: list[float] = []
     bound_beside = Search.bound_beside
 
     def noting(search: Search, planned: Search, *, relaxed: bool) -> str:
-        window = search.program.windows.window
+        window = search.ground.program.windows.window
         seen.append((len(problem.backward) if window is None else window, relaxed))
         status = bound_beside(search, planned, relaxed=relaxed)
         bounds.append(search.bound)
@@ -141,7 +141,7 @@ def test_proofs_get_tighter(
     monkeypatch.setattr(proof, "PROOF_SMALL", small)
     monkeypatch.setattr(proof, "PROOF_WINDOW", first_window)
     monkeypatch.setattr(Search, "bound_beside", noting)
-    plan_problem(problem, budget, window=1, gap=0.0, prove=True)
+    plan_problem(problem, budget, Solving(window=1, gap=0.0, prove=True))
     assert bounds == sorted(bounds) and bounds[0] < bounds[-1] <= full.objective_s * (1 + 1e-6)
     if asked is not None:
         assert seen == asked
@@ -151,13 +151,13 @@ def test_proofs_get_tighter(
 
 def test_enough_stops_early() -> None:
     problem, budget = tight(10)
-    best = plan_problem(problem, budget, gap=0.0).objective_s
-    easy = plan_problem(problem, budget, gap=0.0, enough_s=math.inf)
+    best = plan_problem(problem, budget, Solving(gap=0.0)).objective_s
+    easy = plan_problem(problem, budget, Solving(gap=0.0), enough_s=math.inf)
     assert easy.status == "good_enough" and easy.columns == 0
     assert easy.peak_bytes <= budget
-    enough = plan_problem(problem, budget, gap=0.0, enough_s=best * 1.02)
+    enough = plan_problem(problem, budget, Solving(gap=0.0), enough_s=best * 1.02)
     assert enough.status == "good_enough" and enough.objective_s <= best * 1.02
-    too_much = plan_problem(problem, budget, gap=0.0, enough_s=best * 0.5)
+    too_much = plan_problem(problem, budget, Solving(gap=0.0), enough_s=best * 0.5)
     assert too_much.status == "good_enough"
     assert best * 0.5 < too_much.bound_s <= best * (1 + 1e-9) and too_much.objective_s >= best * (1 - 1e-9)
 
@@ -165,7 +165,7 @@ def test_enough_stops_early() -> None:
 def test_interrupting_the_proof_keeps_the_plan() -> None:
     problem, budget = tight(60, 40)
     plan_s = 4.0
-    first = plan_problem(problem, budget, gap=0.0, time_limit_s=plan_s)
+    first = plan_problem(problem, budget, Solving(gap=0.0, time_limit_s=plan_s))
 
     def progress(incumbent: float | None, bound: float | None, gap: float | None, elapsed_s: float) -> None:
         if proving:
@@ -180,11 +180,11 @@ def test_interrupting_the_proof_keeps_the_plan() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fastest, "bound_full_program", noting)
-        plan = plan_problem(problem, budget, gap=0.0, time_limit_s=plan_s, prove=True, progress=progress)
+        plan = plan_problem(problem, budget, Solving(gap=0.0, time_limit_s=plan_s, prove=True), progress=progress)
     assert proving == [True]
     # Stopped before it was about anything, the proof leaves the bound of the search in its place.
     assert plan.status == "interrupted" and plan.bound_scope != "none"
-    assert replay(problem, plan).peak_bytes == plan.peak_bytes <= budget
+    assert replay(problem, plan.runs).peak_bytes == plan.peak_bytes <= budget
     assert plan.bound_s <= plan.objective_s <= first.objective_s * 1.05
 
 
@@ -197,6 +197,6 @@ def test_ctrl_c_keeps_the_smallest_plan_so_far() -> None:
         if best is not None:
             _thread.interrupt_main()
 
-    found = smallest_plan(problem, fastest * 1.1, gap=0.0, time_limit_s=60.0, progress=interrupted)
+    found = smallest_plan(problem, fastest * 1.1, Solving(gap=0.0, time_limit_s=60.0), progress=interrupted)
     assert found.solution.status == "interrupted"
     check(problem, found, fastest * 1.1)

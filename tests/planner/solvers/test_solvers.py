@@ -13,7 +13,7 @@ from planner_problems import chain
 from monet.errors import SolverError
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.replay import replay
-from monet.planner.search import plan_problem
+from monet.planner.search import Solving, plan_problem
 from monet.planner.solvers.cvxpy import _explain, installed_mip_solvers
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Limits, Model
@@ -108,10 +108,10 @@ def test_interrupt_from_progress_returns_the_best_plan() -> None:
         if len(calls) == 5:
             raise KeyboardInterrupt
 
-    plan = plan_problem(problem, known[0] + 40, window=None, gap=0.0, progress=progress, time_limit_s=60.0)
+    plan = plan_problem(problem, known[0] + 40, Solving(window=None, gap=0.0, time_limit_s=60.0), progress=progress)
     assert len(calls) == 5
     assert plan.status == "interrupted"
-    assert replay(problem, plan).peak_bytes == plan.peak_bytes <= known[0] + 40
+    assert replay(problem, plan.runs).peak_bytes == plan.peak_bytes <= known[0] + 40
 
 
 @pytest.mark.usefixtures("default_interrupts")
@@ -121,7 +121,7 @@ def test_ctrl_c_stops_the_solve() -> None:
     assert known is not None
     timer = threading.Timer(1.5, _thread.interrupt_main)
     timer.start()
-    plan = plan_problem(problem, known[0] + 40, window=None, gap=0.0, time_limit_s=60.0)
+    plan = plan_problem(problem, known[0] + 40, Solving(window=None, gap=0.0, time_limit_s=60.0))
     assert plan.status == "interrupted"
 
 
@@ -134,7 +134,7 @@ def test_other_errors_of_progress_stop_the_solve() -> None:
         raise ValueError("from the caller")
 
     with pytest.raises(ValueError, match="from the caller"):
-        plan_problem(problem, known[0] + 40, window=None, gap=0.0, progress=progress)
+        plan_problem(problem, known[0] + 40, Solving(window=None, gap=0.0), progress=progress)
 
 
 def test_time_limit_is_kept() -> None:
@@ -142,7 +142,7 @@ def test_time_limit_is_kept() -> None:
     known = smallest_budget(problem)
     assert known is not None
     begun = time.monotonic()
-    plan = plan_problem(problem, known[0] + 40, window=None, gap=0.0, time_limit_s=3.0)
+    plan = plan_problem(problem, known[0] + 40, Solving(window=None, gap=0.0, time_limit_s=3.0))
     assert time.monotonic() - begun < 15.0
     assert plan.status in ("time_limit", "optimal")
     assert 0.0 <= plan.gap < 1.0

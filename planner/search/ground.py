@@ -1,0 +1,46 @@
+"""What a search and its companion work on together: a program, its solver, and the best plan."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from monet.planner.program.program import Program
+from monet.planner.program.readback import read_point, write_point
+from monet.planner.search.best import BestPlan
+from monet.planner.solvers.model import Model, Solve
+from monet.planner.solvers.rows import Floats
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Plans go into ``best`` from either thread; ``gap`` is relative."""
+
+    program: Program
+    solve: Solve
+    best: BestPlan
+    gap: float
+
+    def model(self) -> Model:
+        """The program with nothing fixed."""
+        arrays = self.program.rows.arrays()
+        return Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
+
+    def point(self, model: Model) -> Floats | None:
+        """The best plan as a point of the program, if it is one."""
+        runs, cost = self.best.runs, self.best.cost
+        if runs is None or cost is None:
+            return None
+        x = write_point(self.program, runs)
+        if x is not None and self.program.peak is not None:
+            x[self.program.peak] = min(1.0, cost.peak_bytes / self.program.budget_bytes)
+        return x if x is not None and model.violation(x) <= 1e-6 else None
+
+    def offer(self, x: Floats | None) -> None:
+        """Replays a solver's point; a point over the limit by the solver's tolerance is dropped."""
+        if x is not None and not self.best.offer(read_point(self.program, x)):
+            log.warning("a point of the solver exceeds the limit when replayed and is dropped")
