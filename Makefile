@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN ?= .venv/bin
 INSTALLED ?= .venv/.installed
-PYTEST = $(BIN)/python -m pytest -q
+PYTEST = $(BIN)/python -m pytest -q --durations=20 --durations-min=0.5
 # Most of a test is one thread's work, so two run at a time. Not the slow ones: one takes up to 15 GB.
 WORKERS ?= 2
 AT_A_TIME = -n $(WORKERS) --dist worksteal

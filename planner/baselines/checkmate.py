@@ -1,11 +1,4 @@
-"""What others do with the same operators: PyTorch, √n segments, Checkmate and Gist, as solutions.
-
-Each takes a problem and a budget and gives a solution that replays like any other. Apart from
-``checkmate_d`` they follow a fixed policy, prove nothing (``bound_scope`` ``none``, ``status``
-``heuristic``) and raise ``InfeasibleBudget``, with the bytes they would need, where that policy does
-not fit. The first implementation of an operator is its default. docs/baselines.md has the papers and
-what is left out of them.
-"""
+"""Checkmate (Jain et al., MLSys 2020): optimal recomputation of the defaults, and the same with the fastest algorithms."""
 
 from __future__ import annotations
 
@@ -15,10 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from monet.planner.ablation import restrict
-from monet.planner.baselines.runs import (
-    cheapest,
-    replayed,
-)
+from monet.planner.baselines.runs import cheapest, replayed
 from monet.planner.problem import (
     BackwardImplementation,
     ForwardImplementation,
@@ -89,7 +79,7 @@ def _fastest_forward(operator: ForwardOperator, name: str, room: int, again: boo
         return recompute_cost(q) if again else (q.time_s, q.workspace_bytes)
 
     old = next(q for q in operator.implementations if q.name == name)
-    fitting = [
+    candidates = [
         q
         for q in operator.implementations
         # Reading other saved tensors would change what must be kept for it.
@@ -97,7 +87,7 @@ def _fastest_forward(operator: ForwardOperator, name: str, room: int, again: boo
         and q.overwrites == old.overwrites
         and set(q.recompute_reads) == set(old.recompute_reads)
     ]
-    return min(fitting, key=lambda q: cost(q)).name
+    return min(candidates, key=lambda q: cost(q)).name
 
 
 def _fastest_backward(
@@ -105,5 +95,5 @@ def _fastest_backward(
 ) -> str:
     old = next(q for q in implementations if q.name == name)
     room = budget_bytes - moment.bytes + old.workspace_bytes - old.aliased_bytes
-    fitting = [q for q in implementations if q.workspace_bytes - q.aliased_bytes <= room]
-    return min(fitting, key=lambda q: (q.time_s, q.workspace_bytes)).name
+    candidates = [q for q in implementations if q.workspace_bytes - q.aliased_bytes <= room]
+    return min(candidates, key=lambda q: (q.time_s, q.workspace_bytes)).name

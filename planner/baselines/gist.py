@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from monet.planner.baselines.runs import fitting, forward_runs, made_in_forward, stages_without_recomputation
+from monet.planner.baselines.runs import forward_runs, made_in_forward, one_pass, stages_without_recomputation
 from monet.planner.problem import BackwardImplementation, ForwardImplementation, ForwardOperator, Intermediate, Problem
 from monet.planner.solution import Solution
 
@@ -35,7 +35,7 @@ def gist(problem: Problem, budget_bytes: int, *, reduced: bool = False) -> Solut
         # What its own intermediates are made from is read once more, after the run.
         wanted = read.union(*(v.reads for v in made.get(operator.id, ())))
         forward.append(replace(run, implementation=_in_place(operator, wanted).name))
-    return fitting(
+    return one_pass(
         problem, "Gist's encodings", budget_bytes, forward, stages_without_recomputation(problem, chosen), begun
     )
 

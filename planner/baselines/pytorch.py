@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import time
 
-from monet.planner.baselines.runs import (
-    fitting,
-    forward_runs,
-    made_in_forward,
-    stages_without_recomputation,
-)
-from monet.planner.problem import (
-    Problem,
-)
+from monet.planner.baselines.runs import forward_runs, made_in_forward, one_pass, stages_without_recomputation
+from monet.planner.problem import Problem
 from monet.planner.solution import Solution
 
 
@@ -24,11 +17,5 @@ def keep_all(problem: Problem, budget_bytes: int) -> Solution:
     """
     begun = time.monotonic()
     made = made_in_forward(problem)
-    return fitting(
-        problem,
-        "keeping everything",
-        budget_bytes,
-        forward_runs(problem, made),
-        stages_without_recomputation(problem),
-        begun,
-    )
+    forward, stages = forward_runs(problem, made), stages_without_recomputation(problem)
+    return one_pass(problem, "keeping everything", budget_bytes, forward, stages, begun)

@@ -44,7 +44,7 @@ def replayed(problem: Problem, forward: Sequence[Run], stages: Sequence[Stage], 
     return Solution(runs, cost.objective_s, cost.peak_bytes, build_s=time.monotonic() - begun)
 
 
-def fitting(
+def one_pass(
     problem: Problem, what: str, budget_bytes: int, forward: Sequence[Run], stages: Sequence[Stage], begun: float
 ) -> Solution:
     """The runs as a solution; raises as ``cheapest``."""

@@ -20,7 +20,7 @@ def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(mo
     prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
     ended, solves = ["interrupted"], []
 
-    def schedule(_: str, problem: Any, budget_bytes: int, **options: Any) -> Any:
+    def schedule(_: str, problem: Any, budget_bytes: int, *__: Any, **options: Any) -> Any:
         found = fastest_plan(problem)
         assert found is not None
         solves.append(budget_bytes)

@@ -41,7 +41,7 @@ def _refused(prepared: Prepared, budget_bytes: int = 1) -> int:
 def _finds_nothing_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were no time: the only plan known keeps everything."""
 
-    def schedule(_: str, problem: Any, __: int, **options: Any) -> Any:
+    def schedule(_: str, problem: Any, __: int, *___: Any, **options: Any) -> Any:
         found = fastest_plan(problem)
         assert found is not None
         raise InfeasibleBudget("No plan was found.", found.peak_bytes, smallest_plan=found)

@@ -13,7 +13,7 @@ from planner_problems import chain
 from monet.errors import SolverError
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import Problem
-from monet.planner.search import Solving, companion, fastest, plan_problem
+from monet.planner.search import Solving, companion, hunt, plan_problem
 from monet.planner.search.search import Search
 from monet.planner.solution import Solution
 from monet.planner.solvers.finder import solver
@@ -75,7 +75,7 @@ def budget(problem: Problem) -> int:
 
 def idle(monkeypatch: pytest.MonkeyPatch, stretches: Solve | None = None, bound: float = 0.0) -> Idle:
     made = Idle(stretches or solver("HIGHS"), bound)
-    monkeypatch.setattr(fastest, "find_solver", lambda name: made)
+    monkeypatch.setattr(hunt, "find_solver", lambda name: made)
     return made
 
 
