@@ -1,5 +1,6 @@
-"""What others do with the same operators, as solutions: ``pytorch.py``, ``checkmate.py``, ``segments.py`` (√n and others)
-and ``gist.py``; ``runs.py`` is what they share.
+"""What others do with the same operators, as solutions.
+
+``pytorch.py``, ``checkmate.py``, ``segments.py`` (√n and others) and ``gist.py``; ``runs.py`` is what they share.
 
 Each takes a problem and a budget and gives a solution that replays like any other. Apart from ``checkmate_d`` they
 follow a fixed policy, prove nothing (status ``heuristic``, no ``proof``) and raise ``InfeasibleBudget``, with the bytes

@@ -1,4 +1,4 @@
-"""Checkmate (Jain et al., MLSys 2020): optimal recomputation of the defaults, and the same with the fastest algorithms."""
+"""Checkmate (Jain et al., MLSys 2020): optimal recomputation of defaults, and the same with the fastest algorithms."""
 
 from __future__ import annotations
 
