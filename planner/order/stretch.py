@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from monet.planner.order.exact_search import search
+from monet.planner.order.exact_search import search_orders
 from monet.planner.order.graph import Node, OrderGraph, memory_along
 from monet.planner.order.heuristics import Order
 from monet.planner.order.race import Race
@@ -47,7 +47,7 @@ def improve(race: Race, states: int) -> None:
 def reordered(race: Race, order: Order, begin: int, end: int, states: int) -> Order | None:
     """``order`` with [begin, end) in the order of its own least peak, if that is below the peak of ``race``'s best."""
     part, base = stretch(race.graph, order, begin, end)
-    found = search(part, race.best.peak_bytes - base, states, race.stop, max(0, race.bound_bytes - base))
+    found = search_orders(part, race.best.peak_bytes - base, states, race.stop, max(0, race.bound_bytes - base))
     return None if found.order is None else spliced(order, begin, end, found.order)
 
 

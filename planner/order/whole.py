@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from monet.planner.order.exact_search import search
+from monet.planner.order.exact_search import search_orders
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.heuristics import ORDERS, Order
 from monet.planner.order.min_cut import min_cut
@@ -78,7 +78,7 @@ def approach(race: Race, states: int) -> None:
         enough = (max(too_hard, race.bound_bytes) + most) // 2
         if enough <= too_hard:
             break
-        found = search(race.graph, most, states, race.stop, enough)
+        found = search_orders(race.graph, most, states, race.stop, enough)
         if found.bound_bytes > enough:
             race.prove(found.bound_bytes)  # nothing has so little as was asked for
         if found.order is not None:
@@ -89,7 +89,7 @@ def approach(race: Race, states: int) -> None:
 
 def exact(race: Race, states: int) -> None:
     """Exact search of the whole graph."""
-    whole = search(race.graph, race.best.peak_bytes, states, race.stop, race.bound_bytes)
+    whole = search_orders(race.graph, race.best.peak_bytes, states, race.stop, race.bound_bytes)
     race.prove(whole.bound_bytes)
     if whole.order is not None:
         race.offer(whole.order, "exact")

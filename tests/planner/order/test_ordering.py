@@ -19,7 +19,7 @@ from monet.cli import program
 from monet.errors import ConfigError, SolverError
 from monet.planner.order import METHODS, Ordered, best_order
 from monet.planner.order.document import load_graph
-from monet.planner.order.exact_search import search
+from monet.planner.order.exact_search import search_orders
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import InvalidGraph, Node, OrderGraph, memory_along, peak_bytes, with_views
 from monet.planner.order.heuristics import ORDERS, program_order, update_nodes
@@ -73,7 +73,7 @@ def test_every_linear_order_is_valid(graph: OrderGraph, method: str) -> None:
 @given(graph=graphs(most=8), extra=st.integers(-3, 3))
 def test_the_exact_search_answers_exactly(graph: OrderGraph, extra: int) -> None:
     least = least_peak(graph)
-    found = search(graph, least + extra, states=10**6)
+    found = search_orders(graph, least + extra, states=10**6)
     if extra > 0:
         assert found.order is not None and found.bound_bytes == least == peak(graph, found.order)
     else:
@@ -119,17 +119,17 @@ def test_groups_that_are_taken_at_once_lose_nothing(seed: int, layers: int, boun
     """Weight gradients with what updates the weights; ``bound`` is how far below the least peak the search begins."""
     graph = training_step(random.Random(seed), layers)
     least = least_peak_by_sets(graph)
-    found = search(graph, least + 1, 10**6, bound_bytes=max(0, least - bound))
+    found = search_orders(graph, least + 1, 10**6, bound_bytes=max(0, least - bound))
     assert found.order is not None and found.bound_bytes == least
     assert peak(graph, list(found.order)) <= least
-    assert search(graph, least, 10**6, bound_bytes=max(0, least - bound)).order is None
+    assert search_orders(graph, least, 10**6, bound_bytes=max(0, least - bound)).order is None
 
 
 @settings(options, max_examples=100)
 @given(graph=graphs(most=8), states=st.integers(1, 8))
 def test_a_search_that_gives_up_still_bounds(graph: OrderGraph, states: int) -> None:
     least = least_peak(graph)
-    found = search(graph, least + 1, states)
+    found = search_orders(graph, least + 1, states)
     assert found.bound_bytes <= least
     assert found.order is None or peak(graph, found.order) == least
 
