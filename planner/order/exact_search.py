@@ -67,7 +67,7 @@ def search_orders(
     start, taken = sets.take_free(sets.start(bound_bytes))
     peaks = {start.done: start.peak}
     steps = {start.done: _Step(-1, taken)}
-    # (peak on the way, −nodes run, the node taken last: program order among equals, a number that is never equal)
+    # (peak on the way, −nodes run, the node taken last: captured order among equals, a number that is never equal)
     number = itertools.count()
     heap = [(start.peak, 0, 0, next(number), start)]
     while heap:

@@ -26,7 +26,7 @@ METHODS = ("auto", *ORDERS, "exact", "roam", *PROGRAMS)
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """``order``: all nodes, views included. ``method``: what found it. Bytes are of what the nodes make and their
+    """``order``: all nodes, views included. ``method``: what made it. Bytes are of what the nodes make and their
     workspaces; what the graph is given comes on top of both. ``interrupted``: by Ctrl-C, before the end."""
 
     order: tuple[int, ...]
@@ -72,7 +72,7 @@ def best_order(
     try:
         interrupted = _run(race, method, solver, workers)
     except KeyboardInterrupt:
-        if race.found is None:
+        if race.leader is None:
             raise
         interrupted = True
     best = race.best
@@ -80,7 +80,7 @@ def best_order(
 
 
 def _run(race: Race, method: str, solver: str, workers: int) -> bool:
-    """True if it ended early by an interrupt that it has handled itself."""
+    """Runs ``method``; True if Ctrl-C ended it, and it has handled that itself."""
     graph = race.graph
     if method in ORDERS:
         race.prove(int(forced_live(graph).max(initial=0)))

@@ -41,7 +41,7 @@ def graphs(most: int = 7) -> st.SearchStrategy[OrderGraph]:
 def every_order(graph: OrderGraph) -> Iterator[list[int]]:
     """Orders of the working nodes that respect what the program says, found from the nodes themselves.
 
-    Two nodes keep their program order if one uses what the other makes or overwrites; nothing of ``OrderGraph`` but
+    Two nodes keep their captured order if one uses what the other makes or overwrites; nothing of ``OrderGraph`` but
     its nodes is used.
     """
     working = [n for n, node in enumerate(graph.nodes) if not node.view]

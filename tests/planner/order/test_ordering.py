@@ -22,11 +22,11 @@ from monet.planner.order.document import load_graph
 from monet.planner.order.exact_search import search_orders
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import InvalidGraph, Node, OrderGraph, memory_along, peak_bytes, with_views
-from monet.planner.order.heuristics import ORDERS, program_order, update_nodes
+from monet.planner.order.heuristics import ORDERS, captured_order, update_nodes
 from monet.planner.order.lookahead import Ahead
 from monet.planner.order.program import solve_order
 from monet.planner.order.race import Race
-from monet.planner.order.stretch import improve
+from monet.planner.order.stretch import reorder_stretches
 
 GRAPHS = INSTANCES / "order"
 options = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -156,9 +156,9 @@ def test_a_program_that_is_too_large_is_refused() -> None:
 def test_stretches_only_get_better(seed: int) -> None:
     graph = random_graph(random.Random(seed), 30)
     race = Race(graph, 60)
-    before = race.offer(program_order(graph), "program")
+    before = race.offer(captured_order(graph), "captured")
     race.prove(int(forced_live(graph).max(initial=0)))
-    improve(race, 100)
+    reorder_stretches(race, 100)
     assert race.bound_bytes <= peak(graph, race.best.order) == race.best.peak_bytes <= before
 
 
@@ -230,7 +230,7 @@ def test_what_is_no_graph_is_refused(
 
 
 def test_an_unknown_method_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="choose one of auto, program, lpmf"):
+    with pytest.raises(ConfigError, match="choose one of auto, captured, lpmf"):
         best_order(OrderGraph((), {}, frozenset(), frozenset()), method="luck")
 
 
@@ -293,4 +293,4 @@ def test_training_steps_are_ordered_at_the_bound(name: str) -> None:
     graph = load_graph(path)
     found = best_order(graph)
     assert found.peak_bytes == found.bound_bytes == peak_bytes(graph, found.order)
-    assert found.peak_bytes < peak_bytes(graph, program_order(graph))
+    assert found.peak_bytes < peak_bytes(graph, captured_order(graph))

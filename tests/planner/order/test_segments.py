@@ -24,9 +24,9 @@ from monet.cli import program
 from monet.planner.order import METHODS, best_order
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import Node, OrderGraph, memory_along
-from monet.planner.order.heuristics import program_order
+from monet.planner.order.heuristics import captured_order
 from monet.planner.order.min_cut import MOST_CAPACITY, min_cut
-from monet.planner.order.pool import Piece, settle_all
+from monet.planner.order.pool import Piece, order_pieces
 from monet.planner.order.race import Race
 from monet.planner.order.segments import cuts, divide, grow, side_nodes, without
 from monet.planner.order.stretch import stretch
@@ -173,16 +173,16 @@ def test_every_method_is_between_bound_and_peak(graph: OrderGraph) -> None:
 
 def test_processes_change_nothing() -> None:
     graph = joined_graph(random.Random(3), 4, 9)
-    order = program_order(graph)
+    order = captured_order(graph)
     pieces = []
     for begin, end in pairwise(cuts(graph)):
         if end - begin > 1:
             part, base = stretch(graph, order, begin, end)
             pieces.append(Piece(part, base, begin, tuple(order[begin:end])))
     assert len(pieces) > 2
-    one = settle_all(Race(graph, 60), pieces, 1000, 1)
+    one = order_pieces(Race(graph, 60), pieces, 1000, 1)
     assert None not in one
-    assert one == settle_all(Race(graph, 60), pieces, 1000, 2)
+    assert one == order_pieces(Race(graph, 60), pieces, 1000, 2)
 
 
 def test_search_ends_with_the_time() -> None:
