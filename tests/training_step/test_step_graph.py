@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from layout_problems import max_load
 from small_models import Awkward, Inverted, Residual, Transformer
 from torch import nn
 from torch._subclasses import FakeTensorMode
@@ -17,7 +18,6 @@ from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import CaptureError
 from monet.graph import Graph, Ref, operator_inputs
 from monet.planner.layout import layout
-from monet.planner.layout.load import max_load
 from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order import best_order
 from monet.planner.order.graph import OrderGraph, memory_along, peak_bytes

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layout_problems import max_load
 from order_problems import graphs, peak
 
 from monet.planner.layout import Lifetime
-from monet.planner.layout.load import max_load
 from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order.graph import Node, OrderGraph, memory_along, peak_bytes, with_views
 from monet.planner.order.heuristics import ORDERS
