@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monet.errors import ConfigError
@@ -25,7 +25,8 @@ __all__ = ["METHODS", "InvalidLifetime", "Layout", "Lifetime", "layout"]
 
 _log = logging.getLogger(__name__)
 
-METHODS = tuple(_METHODS)
+METHODS: Mapping[str, str] = {name: method.about for name, method in _METHODS.items()}
+"""By the names that ``--layout`` takes, with a line for the help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def layout(
     )
     interrupted = False
     try:
-        for attempt in _METHODS[method](task):
+        for attempt in _METHODS[method].attempts(task):
             if best.take(attempt):
                 break
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ A method gets a ``Task`` and yields one ``Attempt`` after another; the caller de
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,13 +136,22 @@ def program(task: Task) -> Iterator[Attempt]:
         raise KeyboardInterrupt
 
 
-METHODS: dict[str, Callable[[Task], Iterator[Attempt]]] = {
-    "auto": auto,
-    "long-lived-first": long_lived_first,
-    "first-fit-by-size": first_fit_by_size,
-    "search": search_layouts,
-    "program": program,
+@dataclass(frozen=True, slots=True)
+class Method:
+    """``attempts``: what the method makes of a task. ``about``: a line for the help."""
+
+    attempts: Callable[[Task], Iterator[Attempt]]
+    about: str
+
+
+METHODS: Mapping[str, Method] = {
+    "auto": Method(auto, "fast heuristics, then the exact search, then local improvement"),
+    "long-lived-first": Method(long_lived_first, "the heuristic of Sekiyama et al. (2018), for plain lifetimes"),
+    "first-fit-by-size": Method(first_fit_by_size, "the largest first, each at the lowest offset that is free"),
+    "search": Method(search_layouts, "the exact search alone; needs a C++ compiler once"),
+    "program": Method(program, "the integer program of Sekiyama et al. and MODeL, for dozens of buffers"),
 }
+"""By the names that ``--layout`` takes."""
 
 
 def _height(task: Task, attempt: Attempt) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from monet.planner.order.graph import OrderGraph
 
@@ -236,13 +237,21 @@ class _Greedy:
             self._enter(m)
 
 
-ORDERS: Mapping[str, Callable[[OrderGraph], Order]] = {
-    "captured": captured_order,
-    "lpmf": least_peak_first,
-    "depth-first": depth_first,
-    "breadth-first": breadth_first,
-    "lescea": lescea,
-    "early-update": updates_early,
-    "delayed-update": updates_delayed,
+@dataclass(frozen=True, slots=True)
+class Heuristic:
+    """``make``: an order of the working nodes, in linear or almost linear time. ``about``: a line for the help."""
+
+    make: Callable[[OrderGraph], Order]
+    about: str
+
+
+ORDERS: Mapping[str, Heuristic] = {
+    "captured": Heuristic(captured_order, "as captured: the order of the file"),
+    "lpmf": Heuristic(least_peak_first, "least peak memory first, the greedy of PyTorch's inductor"),
+    "depth-first": Heuristic(depth_first, "last ready, first run"),
+    "breadth-first": Heuristic(breadth_first, "first ready, first run"),
+    "lescea": Heuristic(lescea, "what leaves the least in memory, after LESCEA"),
+    "early-update": Heuristic(updates_early, "the order of the file, with weight updates as soon as they can run"),
+    "delayed-update": Heuristic(updates_delayed, "ROAM's: weight updates wait until they no longer raise the peak"),
 }
 """By the names that ``--order`` takes."""

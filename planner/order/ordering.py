@@ -8,6 +8,7 @@ order needs less than ``bound_bytes``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from monet.errors import ConfigError
@@ -21,7 +22,16 @@ from monet.planner.order.whole import MANY_STATES, bound, exact, start
 from monet.planner.progress import Progress
 
 PROGRAMS = {"model-ss": False, "model-ms": True}
-METHODS = ("auto", *ORDERS, "exact", "roam", *PROGRAMS)
+"""MODeL's, and whether they are multi-streaming."""
+METHODS: Mapping[str, str] = {
+    "auto": "the best order in linear time, improved by segments and exact search",
+    **{name: heuristic.about for name, heuristic in ORDERS.items()},
+    "exact": "exact search of the whole graph, for small graphs",
+    "roam": "the delayed update, improved by segments and their tree, after ROAM (Shu et al., 2023)",
+    "model-ss": "MODeL's integer program (Steiner et al., ICML 2023), one operator at a time; hundreds of operators",
+    "model-ms": "the same with any number of operators at a time",
+}
+"""By the names that ``--order`` takes, with a line for the help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ def _run(race: Race, method: str, solver: str, workers: int) -> bool:
     graph = race.graph
     if method in ORDERS:
         race.prove(int(forced_live(graph).max(initial=0)))
-        race.offer(ORDERS[method](graph), method)
+        race.offer(ORDERS[method].make(graph), method)
         return False
     if method == "roam":
         race.offer(updates_delayed(graph), "delayed-update")

@@ -35,8 +35,8 @@ def start(race: Race) -> None:
     """The forced-live bound and the linear-time orders, until one of them meets it; else the min-cut bound, too."""
     race.prove(int(forced_live(race.graph).max(initial=0)))
     orders = []
-    for method, make in ORDERS.items():
-        orders.append(make(race.graph))
+    for method, heuristic in ORDERS.items():
+        orders.append(heuristic.make(race.graph))
         peak = race.offer(orders[-1], method)
         log.debug("order: %s: %d bytes, bound %d", method, peak, race.bound_bytes)
         if race.proven:

@@ -20,7 +20,7 @@ options = settings(deadline=None, derandomize=True, database=None)
 @settings(options, max_examples=200)
 @given(graph=graphs(most=10), method=st.sampled_from(list(ORDERS)))
 def test_the_load_at_every_tick_is_the_memory_there(graph: OrderGraph, method: str) -> None:
-    order = ORDERS[method](graph)
+    order = ORDERS[method].make(graph)
     lifetimes = order_lifetimes(graph, order)
     alive = [sum(life.bytes for life in lifetimes if life.begin <= tick < life.end) for tick in range(len(order))]
     assert alive == memory_along(graph, order)
@@ -30,7 +30,7 @@ def test_the_load_at_every_tick_is_the_memory_there(graph: OrderGraph, method: s
 @settings(options, max_examples=100)
 @given(graph=graphs(most=10))
 def test_views_in_the_order_change_ticks_but_not_the_peak(graph: OrderGraph) -> None:
-    order = with_views(graph, ORDERS["lpmf"](graph))
+    order = with_views(graph, ORDERS["lpmf"].make(graph))
     lifetimes = order_lifetimes(graph, order)
     begin, end, size = (np.array([getattr(x, name) for x in lifetimes], np.int64) for name in ("begin", "end", "bytes"))
     assert max_load(begin, end, size) == peak_bytes(graph, order) == peak(graph, list(order))

@@ -63,7 +63,7 @@ def test_the_forced_live_bound_holds_at_every_node_in_every_order(graph: OrderGr
 @settings(options, max_examples=200)
 @given(graph=graphs(most=10), method=st.sampled_from(list(ORDERS)))
 def test_every_linear_order_is_valid(graph: OrderGraph, method: str) -> None:
-    order = ORDERS[method](graph)
+    order = ORDERS[method].make(graph)
     assert sorted(order) == sorted(graph.working)
     assert peak_bytes(graph, order) == peak(graph, order)
     check(graph, best_order(graph, method=method))
