@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import time
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from order_problems import every_order, graphs, least_peak, least_peak_by_sets, peak, random_graph, training_step
+from order_problems import (
+    every_order,
+    graphs,
+    least_peak,
+    least_peak_by_sets,
+    options,
+    peak,
+    random_graph,
+    training_step,
+)
 from repository import INSTANCES
 
-from monet.cli import program
 from monet.errors import ConfigError, SolverError
 from monet.planner.order import METHODS, Ordered, best_order
 from monet.planner.order.document import load_graph
@@ -29,7 +34,6 @@ from monet.planner.order.race import Race
 from monet.planner.order.stretch import reorder_stretches
 
 GRAPHS = INSTANCES / "order"
-options = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
 def check(graph: OrderGraph, found: Ordered) -> None:
@@ -238,51 +242,6 @@ def test_nothing_to_order() -> None:
     for method in METHODS:
         found = best_order(OrderGraph((), {}, frozenset(), frozenset()), method=method)
         assert found.order == () and found.peak_bytes == found.bound_bytes == 0
-
-
-DOCUMENT = {
-    "ops": [
-        {"name": "a", "op": "aten.a", "ins": [0], "new": [1], "mut": [], "view": False},
-        {"name": "b", "ins": [1], "new": [], "mut": [0], "view": False, "workspace": 5},
-    ],
-    "size": {"0": 100, "1": 8},
-    "inputs": [0],
-    "outputs": [0],
-}
-
-
-def test_the_command(tmp_path: Path) -> None:
-    path, out = tmp_path / "graph.json", tmp_path / "out.json"
-    path.write_text(json.dumps(DOCUMENT))
-    result = CliRunner().invoke(program, ["order", str(path), "--json", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "(13 bytes), no order needs less" in result.stdout
-    found = json.loads(out.read_text())
-    assert (found["order"], found["peak_bytes"], found["bound_bytes"]) == ([0, 1], 13, 13)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"size": {"0": 100}}, "storage 1, made by a, has no size"),
-        ({"size": {"0": 100, "1": -8}}, "size.1"),
-        ({"inputs": []}, "a uses storage 0"),
-        ({"ops": [{"name": "a"}]}, "ops.0.ins"),
-        ({"ops": 3}, "ops"),
-    ],
-)
-def test_a_wrong_graph_is_wrong_usage(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    path = tmp_path / "graph.json"
-    path.write_text(json.dumps({**DOCUMENT, **change}))
-    result = CliRunner().invoke(program, ["order", str(path)])
-    assert result.exit_code == 2 and message in result.stderr and str(path) in result.stderr
-
-
-def test_what_is_no_file_is_wrong_usage(tmp_path: Path) -> None:
-    result = CliRunner().invoke(program, ["order", str(tmp_path / "none.json")])
-    assert result.exit_code == 2 and "cannot be read" in result.stderr
-    result = CliRunner().invoke(program, ["order", str(tmp_path)])
-    assert result.exit_code == 2 and "cannot be read" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["resnet50_b1", "resnet50_b32", "gpt2xl_b1"])
