@@ -6,12 +6,12 @@ Each row is a model under Adam, captured on fake tensors: forward, loss, backwar
 node. Bytes are of what the step makes. Parameters, optimiser state and batch come on top, the same in all columns;
 workspaces are not known, and are in none.
 
-- **PyTorch**: program order, replayed in a model of its caching allocator on CUDA: bytes reserved, and most in use.
+- **PyTorch**: captured order, replayed in a model of its caching allocator on CUDA: bytes reserved, and most in use.
 - **measured**: the most in use in an eager step on the CPU, in a process of its own, where that is below
   ``--measure-below``. It has workspaces and in-place operators, and keeps gradients until all weights are updated;
   the captured graph frees each with its update.
 - **LESCEA + LLFB**: LESCEA's order, placed by best fit with the longest lifetime first: ROAM's heuristic baseline.
-- **MODeL-SS, MODeL-MS**: the order of MODeL's integer program, single- and multi-streaming, with the program's order as
+- **MODeL-SS, MODeL-MS**: the order of MODeL's integer program, single- and multi-streaming, with the captured order as
   its start, and our layout.
 - **ROAM**: the delayed update, segments and their tree as in ``monet order --order roam``, and our layout.
 - **monet**: our order, our layout, and the bound on the peak of every order.
@@ -49,12 +49,12 @@ from monet.graph import Graph
 from monet.models.examples import tiny_resnet
 from monet.native import allocator
 from monet.planner.layout import Lifetime, layout
-from monet.planner.layout.caching_allocator import replay
+from monet.planner.layout.caching_allocator import replay_lifetimes
 from monet.planner.layout.heuristics import skyline
 from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order import best_order
 from monet.planner.order.graph import OrderGraph, peak_bytes
-from monet.planner.order.heuristics import Order, lescea, program_order
+from monet.planner.order.heuristics import Order, captured_order, lescea
 from monet.planner.order.program import solve_order
 from monet.plans.plan import ALIGNMENT
 from monet.training_step.order_graph import order_graph
@@ -197,10 +197,10 @@ def _row(
         "capture_s": captured - begun,
         "step_graph_s": time.perf_counter() - captured,
     }
-    program = program_order(step)
-    usage = replay(order_lifetimes(step, program))
+    as_captured = captured_order(step)
+    usage = replay_lifetimes(order_lifetimes(step, as_captured))
     row["pytorch"] = {
-        "peak_bytes": peak_bytes(step, program),
+        "peak_bytes": peak_bytes(step, as_captured),
         "allocated_bytes": usage.allocated_bytes,
         "reserved_bytes": usage.reserved_bytes,
         "fragmentation": usage.fragmentation,
@@ -217,7 +217,7 @@ def _row(
     for column, multi in (("model_ss", False), ("model_ms", True)):
         deadline = time.monotonic() + model_time_limit_s
         try:
-            add(column, lambda m=multi, d=deadline: solve_order(step, program, multi=m, deadline=d).order, placed)
+            add(column, lambda m=multi, d=deadline: solve_order(step, as_captured, multi=m, deadline=d).order, placed)
         except SolverError as error:
             row[column] = {"refused": str(error)}
     add("roam", lambda: list(best_order(step, method="roam", time_limit_s=time_limit_s).order), placed)

@@ -4,27 +4,46 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from monet.commands.exit_status import FAILED, INTERRUPTED, reports_errors
+from monet.commands.sectioned_help import Rows, SectionedCommand, SectionedOption
+
+_arena = partial(click.option, cls=SectionedOption, section="Arena")
+_placing = partial(click.option, cls=SectionedOption, section="Placing")
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def _lists() -> Iterable[tuple[str, Rows]]:
+    from monet.planner.layout import METHODS
+
+    return [("Methods of --layout", list(METHODS.items()))]
+
+
+@click.command(cls=SectionedCommand, lists=_lists, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", metavar="FILE.csv", type=click.Path(path_type=Path))
-@click.option(
-    "--layout",
-    "method",
-    default="auto",
+@_placing("--layout", "method", metavar="METHOD", default="auto", show_default=True, help="A method of the list below.")
+@_placing(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=30.0,
     show_default=True,
-    help="auto, long-lived-first, first-fit-by-size, search or program.",
+    help="Seconds, after which the best layout so far is the result.",
 )
-@click.option("--time-limit", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds.")
-@click.option("--capacity", type=click.IntRange(min=0), help="Bytes that are enough; status 1 where it does not fit.")
-@click.option("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Of offsets, in bytes.")
-@click.option("--solver", default="HIGHS", show_default=True, help="Solver of the method program.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result here.")
+@_arena("--capacity", type=click.IntRange(min=0), help="Bytes that are enough; exit status 1 where they are not.")
+@_arena("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Of offsets, in bytes.")
+@_placing(
+    "--solver",
+    metavar="NAME",
+    default="HIGHS",
+    show_default=True,
+    help="Solver of the method program: HIGHS, or any mixed-integer solver that CVXPY has installed, GUROBI for "
+    "instance.",
+)
+@click.option("--json", "json_path", metavar="FILE", type=click.Path(path_type=Path), help="Write the result here.")
 @reports_errors
 def layout(
     path: Path,
@@ -52,32 +71,32 @@ def layout(
     begun = time.monotonic()
     lifetimes = load_lifetimes(path)
     with SolvingBar(not quiet and sys.stderr.isatty(), time_limit, unit="bytes", task="laying out") as bar:
-        found = lay_out(
+        arena = lay_out(
             lifetimes, alignment=alignment, capacity_bytes=capacity, time_limit_s=time_limit, method=method,
             solver=solver, progress=bar,
         )  # fmt: skip
     seconds = time.monotonic() - begun
-    excess = found.arena_bytes / found.bound_bytes - 1 if found.bound_bytes else 0.0
+    excess = arena.arena_bytes / arena.bound_bytes - 1 if arena.bound_bytes else 0.0
     click.echo(
-        f"{len(lifetimes)} buffers in {format_bytes(found.arena_bytes)} ({found.arena_bytes} bytes), {excess:.2%} "
-        f"above the bound of {found.bound_bytes} bytes; {found.method}, {seconds:.1f} s"
+        f"{len(lifetimes)} buffers in {format_bytes(arena.arena_bytes)} ({arena.arena_bytes} bytes), {excess:.2%} "
+        f"above the bound of {arena.bound_bytes} bytes; {arena.method}, {seconds:.1f} s"
     )
     if json_path is not None:
-        offsets = {str(life.id): offset for life, offset in zip(lifetimes, found.offsets, strict=True)}
+        offsets = {str(life.id): offset for life, offset in zip(lifetimes, arena.offsets, strict=True)}
         write_json(
             json_path,
             {
                 "offsets": offsets,
-                "peak_bytes": found.arena_bytes,
-                "bound_bytes": found.bound_bytes,
-                "method": found.method,
+                "peak_bytes": arena.arena_bytes,
+                "bound_bytes": arena.bound_bytes,
+                "method": arena.method,
                 "seconds": seconds,
-                "interrupted": found.interrupted,
+                "interrupted": arena.interrupted,
             },
         )
-    if found.interrupted:
+    if arena.interrupted:
         click.echo("monet: interrupted; this is the best layout so far", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
-    if capacity is not None and found.arena_bytes > capacity:
-        click.echo(f"monet: error: {found.arena_bytes - capacity} bytes more than the capacity", err=True)
+    if capacity is not None and arena.arena_bytes > capacity:
+        click.echo(f"monet: error: {arena.arena_bytes - capacity} bytes more than the capacity", err=True)
         raise click.exceptions.Exit(FAILED)

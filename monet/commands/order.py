@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from monet.commands.exit_status import INTERRUPTED, reports_errors
+from monet.commands.sectioned_help import Rows, SectionedCommand, SectionedOption
+
+_ordering = partial(click.option, cls=SectionedOption, section="Ordering")
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def _lists() -> Iterable[tuple[str, Rows]]:
+    from monet.planner.order import METHODS
+
+    return [("Methods of --order", list(METHODS.items()))]
+
+
+@click.command(cls=SectionedCommand, lists=_lists, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", metavar="GRAPH.json", type=click.Path(path_type=Path))
-@click.option(
-    "--order",
-    "method",
-    default="auto",
+@_ordering("--order", "method", metavar="METHOD", default="auto", show_default=True, help="A method of the list below.")
+@_ordering(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=30.0,
     show_default=True,
-    help="auto, program, lpmf, depth-first, breadth-first, lescea, early-update, delayed-update, exact, roam, "
-    "model-ss or model-ms.",
+    help="Seconds, after which the best order so far is the result.",
 )
-@click.option("--time-limit", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds.")
-@click.option("--solver", default="HIGHS", show_default=True, help="Solver of model-ss and model-ms.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result here.")
+@_ordering(
+    "--solver",
+    metavar="NAME",
+    default="HIGHS",
+    show_default=True,
+    help="Solver of model-ss and model-ms: HIGHS, or any mixed-integer solver that CVXPY has installed, GUROBI for "
+    "instance.",
+)
+@click.option("--json", "json_path", metavar="FILE", type=click.Path(path_type=Path), help="Write the result here.")
 @reports_errors
 def order(path: Path, method: str, time_limit: float, solver: str, json_path: Path | None, quiet: bool) -> None:
     """Put the operators of GRAPH.json in an order of small peak memory, and prove how small it can be.
 
-    What the graph is given (parameters, optimiser state, the batch) is not counted. Ctrl-C ends the search: the best
+    Inputs of the graph (parameters, optimiser state, the batch) are not counted. Ctrl-C ends the search: the best
     order so far is printed and written, and the exit status is 130.
     """
     from monet.amounts import format_bytes
@@ -45,30 +62,31 @@ def order(path: Path, method: str, time_limit: float, solver: str, json_path: Pa
     graph = load_graph(path)
     shown = not quiet and sys.stderr.isatty()
     with SolvingBar(shown, time_limit, unit="bytes", task="ordering") as bar:
-        found = best_order(
+        ordered = best_order(
             graph, method=method, time_limit_s=time_limit, solver=solver, workers=usable_cores(), progress=bar
         )
     seconds = time.monotonic() - begun
-    program = peak_bytes(graph, range(len(graph.nodes)))
-    excess = found.peak_bytes / found.bound_bytes - 1 if found.bound_bytes else 0.0
-    proof = "no order needs less" if found.proven else f"{excess:.2%} above the bound of {found.bound_bytes} bytes"
+    captured = peak_bytes(graph, range(len(graph.nodes)))
+    excess = ordered.peak_bytes / ordered.bound_bytes - 1 if ordered.bound_bytes else 0.0
+    proof = "no order needs less" if ordered.proven else f"{excess:.2%} above the bound of {ordered.bound_bytes} bytes"
     click.echo(
-        f"{len(graph.nodes)} operators in {format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes), {proof}; "
-        f"program order {format_bytes(program)}; {found.method}, {seconds:.1f} s"
+        f"{len(graph.nodes)} operators in {format_bytes(ordered.peak_bytes)} ({ordered.peak_bytes} bytes), {proof}; "
+        f"captured order {format_bytes(captured)}; {ordered.method}, {seconds:.1f} s"
     )
     if json_path is not None:
         write_json(
             json_path,
             {
-                "order": list(found.order),
-                "peak_bytes": found.peak_bytes,
-                "bound_bytes": found.bound_bytes,
-                "program_order_peak_bytes": program,
-                "method": found.method,
+                "order": list(ordered.order),
+                "peak_bytes": ordered.peak_bytes,
+                "bound_bytes": ordered.bound_bytes,
+                "captured_order_peak_bytes": captured,
+                "program_order_peak_bytes": captured,  # its name before; keys may only be added
+                "method": ordered.method,
                 "seconds": seconds,
-                "interrupted": found.interrupted,
+                "interrupted": ordered.interrupted,
             },
         )
-    if found.interrupted:
+    if ordered.interrupted:
         click.echo("monet: interrupted; this is the best order found by then", err=True)
         raise click.exceptions.Exit(INTERRUPTED)

@@ -8,7 +8,7 @@ from monet.graph import TOTAL
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import calls
 from monet.pipeline.unrolling import unroll
-from monet.planner.layout.load import load_profile
+from monet.planner.layout.load import load_over_time
 from monet.planner.solution import Solution
 
 
@@ -34,5 +34,5 @@ def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
     graph = lowered.catalogue.graph
     sums = {graph.storage(source.value) for source in graph.sources if source.kind == TOTAL}
     held += sum(graph.values[storage].storage_bytes for storage in sums)
-    _, load = load_profile(*np.array(alive, np.int64).T)
+    _, load = load_over_time(*np.array(alive, np.int64).T)
     return held + int(load.max())

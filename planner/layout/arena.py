@@ -3,15 +3,15 @@
 The problem is dynamic storage allocation: buffers are rectangles, [begin, end) in ticks by
 [offset, offset + bytes), that may slide in offset only and must not intersect. NP-hard in the strong
 sense, but training steps are kind: some heuristic is usually within a few thousandths of the max load.
-So: a portfolio of fast heuristics, in a fixed order and until one meets the bound; then an exact search that asks
-whether there is a layout at the bound; then local improvement of the best. ``layout_methods`` has each.
+So: fast heuristics, one after the other until one meets the bound; then an exact search that asks whether there is a
+layout at the bound; then local improvement of the best. ``methods.py`` has each.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from monet.errors import ConfigError
@@ -25,7 +25,8 @@ __all__ = ["METHODS", "InvalidLifetime", "Layout", "Lifetime", "layout"]
 
 _log = logging.getLogger(__name__)
 
-METHODS = tuple(_METHODS)
+METHODS: Mapping[str, str] = {name: method.about for name, method in _METHODS.items()}
+"""By the names that ``--layout`` takes, with a line for the help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Layout:
 
     ``arena_bytes``: the end of the highest buffer, rounded up to the alignment. ``bound_bytes``: no
     layout with this alignment has a smaller arena: the largest sum of aligned bytes alive at a tick, or more where a
-    search has shown that this is not enough. ``method``: what found it. ``interrupted``: Ctrl-C ended the work.
+    search has proven more. ``method``: what made the layout. ``interrupted``: Ctrl-C ended the work.
     """
 
     offsets: tuple[int, ...]
@@ -56,24 +57,23 @@ def layout(
 ) -> Layout:
     """Give every buffer an offset, a multiple of ``alignment``, so that none alive at the same tick overlap.
 
-    Returns the smallest arena that was found; it equals the bound, or was improved for ``time_limit_s`` seconds, or,
-    without a limit, for a bounded number of tries: then the same input gives the same layout. With
-    ``capacity_bytes``, nothing more is tried once the arena fits, nor when the bound
-    shows that none can; whether it fits is for the caller to compare. Heuristics take about 0.03 s for 1k buffers,
-    5 s for 20k, and above 30k, where there are fewer, 20 s for 200k; what follows about 6 s where there is no limit.
+    Returns the smallest arena of all that was tried. Trying ends at the bound, after ``time_limit_s`` seconds, or,
+    without a limit, after a fixed number of tries: then the same input gives the same layout. With ``capacity_bytes``,
+    it also ends once the arena fits, and once the bound shows that none can; the caller compares whether it does.
+    Heuristics take about 0.03 s for 1k buffers, 5 s for 20k, and 20 s for 200k, since only skylines are made above 30k;
+    without a limit, search and improvement take about 6 s more.
 
     ``method``: one of ``METHODS``. ``auto`` is described above; ``long-lived-first`` and ``first-fit-by-size`` are one
-    heuristic as published, ``search`` the exact search without heuristics, and ``program`` the integer program of
-    Sekiyama et al. (2018) and MODeL by the solver called ``solver``, from the best heuristic layout.
-    ``progress`` is called with (bytes, bound, gap, seconds); what it raises ends the work.
+    published heuristic each, ``search`` is the exact search without heuristics, and ``program`` the integer program of
+    Sekiyama et al. (2018) and MODeL, from the best heuristic layout, by the solver called ``solver``.
+    ``progress`` is called with (bytes, bound, gap, seconds); an error that it raises ends the work.
 
-    Ctrl-C ends the work, too: what is returned then is the best so far, and ``interrupted``.
+    Ctrl-C ends the work, too: the best layout so far is returned, as ``interrupted``.
 
     Raises:
         InvalidLifetime: (also a ValueError) a lifetime has begin >= end, no bytes or a negative number, its gaps or
-            its offset make no sense, an id occurs twice, two buffers that must lie somewhere overlap, or
-            ``alignment`` < 1.
-        ConfigError: there is no such method, or it knows no gaps and offsets where there are some.
+            its offset make no sense, an id occurs twice, two buffers of given offsets overlap, or ``alignment`` < 1.
+        ConfigError: there is no such method, or there are gaps or given offsets, and the method knows neither.
         SolverError: the problem is too large for the method, or the solver is missing or fails.
         KeyboardInterrupt: on Ctrl-C before there is any layout.
     """
@@ -86,7 +86,7 @@ def layout(
     pieces, factor = pieces_of(lifetimes, alignment).reduced()
     unit = alignment * factor
     bound = pieces.bound()
-    best = _Best(pieces.size, bound, unit, begun, progress)
+    best = BestLayout(pieces.size, bound, unit, begun, progress)
     task = Task(
         pieces,
         bound,
@@ -97,45 +97,57 @@ def layout(
     )
     interrupted = False
     try:
-        for attempt in _METHODS[method](task):
+        for attempt in _METHODS[method].attempts(task):
             if best.take(attempt):
                 break
     except KeyboardInterrupt:
-        if best.found is None:
+        if best.placement is None:
             raise
         interrupted = True
-    assert best.found is not None, "every method begins with a layout"
-    height, name, offsets = best.found
-    return Layout(tuple(int(at) * unit for at in offsets), height * unit, best.bound * unit, name, interrupted)
+    lowest = best.placement
+    assert lowest is not None, "every method begins with a layout"
+    offsets = tuple(int(at) * unit for at in lowest.offsets)
+    return Layout(offsets, lowest.height * unit, best.bound * unit, lowest.method, interrupted)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """``offsets``, the ``height`` that they take, and the ``method`` that they are from."""
+
+    offsets: Integers
+    height: int
+    method: str
 
 
 @dataclass(slots=True)
-class _Best:
-    """The lowest layout so far and the best bound, in units of ``unit`` bytes, and who is told of them."""
+class BestLayout:
+    """The lowest placement so far and the best bound, in units of ``unit`` bytes; reports both to ``progress``.
+
+    ``placement`` is replaced as a whole, so that an interrupt at any moment finds offsets with their own height.
+    """
 
     size: Integers
     bound: int
     unit: int
     begun: float
     progress: Progress | None
-    found: tuple[int, str, Integers] | None = None
-    """Height, method and offsets, together: Ctrl-C may come at any moment."""
+    placement: Placement | None = None
 
     def take(self, attempt: Attempt) -> bool:
-        """Whether the best layout is now proven to be."""
+        """Takes what is better in ``attempt``, offsets and bound. True if no layout can be lower than the best."""
         self.bound = max(self.bound, attempt.bound)
         if attempt.offsets is not None:
             height = int((attempt.offsets + self.size).max())
-            if self.found is None or height < self.found[0]:
-                self.found = height, attempt.method, attempt.offsets
+            if self.placement is None or height < self.placement.height:
+                self.placement = Placement(attempt.offsets, height, attempt.method)
                 _log.debug("layout: %s: %.4f of the bound", attempt.method, height / self.bound)
         self.tell(0, 0)
-        return self.found is not None and self.found[0] <= self.bound
+        return self.placement is not None and self.placement.height <= self.bound
 
     def tell(self, height: int, bound: int) -> None:
-        """Passes on the best that is known, here or where this is called from (0: nothing is)."""
-        if self.progress is None or self.found is None:
+        """Reports the better of our best and the caller's (0: the caller has none)."""
+        if self.progress is None or self.placement is None:
             return
-        best = float(min(height or self.found[0], self.found[0]) * self.unit)
+        best = float(min(height or self.placement.height, self.placement.height) * self.unit)
         least = float(max(bound, self.bound) * self.unit)
         self.progress(best, least, 1 - least / best, time.monotonic() - self.begun)

@@ -9,9 +9,9 @@ segments are never given back. No expandable segments.
     request ≤ 1 MiB   small pool, segments of 2 MiB
     request > 1 MiB   large pool, segments of 20 MiB below 10 MiB, else as large as the request, rounded up to 2 MiB
 
-A request takes the smallest free block of its pool that is large enough, the lowest of equals, or else a new segment.
-What is left of the block is a block of its own, if that has 512 bytes (small pool) or more than 1 MiB (large pool).
-A block that is freed merges with free neighbours in its segment.
+A request takes the smallest free block of its pool that is large enough, of equals the lowest; where there is none, a
+new segment. The rest of the block becomes a free block if it has at least 512 bytes (small pool) or more than 1 MiB
+(large pool). A block that is freed merges with free neighbours in its segment.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class InvalidRequest(MonetError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """``allocated_bytes``: of blocks in use, at most. ``reserved_bytes``: of segments, at most.
-    ``allocated_then_bytes``: of blocks in use when the last segment was reserved."""
+    """``allocated_bytes``: the most that blocks in use took. ``reserved_bytes``: what all segments take.
+    ``allocated_then_bytes``: what blocks in use took when the last segment was reserved."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -46,7 +46,7 @@ class Usage:
 
     @property
     def fragmentation(self) -> float:
-        """The share of what is reserved that is in no use when reserved memory reaches its peak.
+        """The share of reserved memory that is not in use when reserved memory reaches its peak.
 
         Steiner, Elhoushi, Kahn and Hegarty, "MODeL", ICML 2023.
         """
@@ -67,7 +67,7 @@ class _Block:
 
 
 class CachingAllocator:
-    """Requests by any number that names them; addresses are those of an empty device."""
+    """A request is known by any number; addresses begin at 0, as on an empty device."""
 
     def __init__(self) -> None:
         self._small, self._large = _Pool(True), _Pool(False)
@@ -85,10 +85,11 @@ class CachingAllocator:
 
     @property
     def usage(self) -> Usage:
+        """So far."""
         return Usage(self._most_allocated, self._reserved, self._then)
 
     def allocate(self, request: int, size: int) -> None:
-        """A request of no bytes takes no block."""
+        """A request of no bytes takes no block. Raises ``InvalidRequest``: it is in use, or its size is negative."""
         if request in self._used or size < 0:
             raise InvalidRequest(f"request {request} of {size} bytes: it is in use already, or its size is negative")
         if size == 0:
@@ -152,9 +153,9 @@ class CachingAllocator:
         del self._ends[address + size]
 
 
-def replay(lifetimes: Iterable[Lifetime]) -> Usage:
-    """What the allocator reserves for these buffers: at each tick it frees what ends there, then allocates what begins,
-    in the given order. Gaps and offsets are not looked at: PyTorch knows neither.
+def replay_lifetimes(lifetimes: Iterable[Lifetime]) -> Usage:
+    """What the allocator reserves for these buffers: at each tick it frees those that end there, then allocates those
+    that begin, in the given order. Gaps and offsets are ignored: PyTorch knows neither.
 
     Raises ``InvalidRequest``: an id occurs twice at a time.
     """

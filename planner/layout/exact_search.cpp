@@ -34,7 +34,7 @@ struct Range {
 struct Buffer {
   std::vector<Range> alive;
   int begin, end;  // of all that is alive
-  Units size, pinned;
+  Units size, fixed_at;
   int rank;
 };
 
@@ -55,7 +55,7 @@ class Search {
       for (const Range& range : buffer.alive)
         for (int s = range.begin; s < range.end; ++s) waiting_[s] += buffer.size;
       for (int s = buffer.begin + 1; s < buffer.end; ++s) ++crossing_[s];
-      least_[b] = std::max<Units>(buffer.pinned, 0);
+      least_[b] = std::max<Units>(buffer.fixed_at, 0);
     }
   }
 
@@ -104,7 +104,7 @@ class Search {
       const bool after = least_[b] > last || (least_[b] == last && buffers_[b].rank > last_rank);
       // All that waits will lie at or above what is taken next.
       if (after && least_[b] < lowest_top && least_[b] + most_waiting <= capacity_) candidates.push_back(b);
-      if (!after && buffers_[b].pinned >= 0) return kNone;  // it can no longer be raised to be taken later
+      if (!after && buffers_[b].fixed_at >= 0) return kNone;  // it can no longer be raised to be taken later
     }
     std::sort(candidates.begin(), candidates.end(), [&](int a, int b) {
       return least_[a] != least_[b] ? least_[a] < least_[b] : buffers_[a].rank < buffers_[b].rank;
@@ -127,8 +127,8 @@ class Search {
     return kNone;
   }
 
-  // False when a pinned buffer would have to move. `rest`: members without b; `beneath`: one of them is over b;
-  // `changed`: grows to the sections in which something waits higher than before.
+  // False when a buffer whose offset is given would have to move. `rest`: members without b; `beneath`: one of them is
+  // over b; `changed`: grows to the sections in which something waits higher than before.
   bool place(int b, const std::vector<int>& members, std::vector<int>& rest, bool* beneath, Range* changed) {
     const Buffer& buffer = buffers_[b];
     const Units top = least_[b] + buffer.size;
@@ -146,7 +146,7 @@ class Search {
       if (!overlap(buffer, buffers_[other])) continue;
       *beneath = true;
       if (least_[other] < top) {
-        possible = possible && buffers_[other].pinned < 0;
+        possible = possible && buffers_[other].fixed_at < 0;
         set(&least_[other], top);
         changed->begin = std::min(changed->begin, buffers_[other].begin);
         changed->end = std::max(changed->end, buffers_[other].end);
@@ -210,17 +210,17 @@ class Search {
 
 }  // namespace
 
-// `ranges`: for buffer b, those from first_range[b] to first_range[b + 1], as pairs of sections. `pinned`: an offset,
+// `ranges`: for buffer b, those from first_range[b] to first_range[b + 1], as pairs of sections. `fixed_at`: an offset,
 // or -1. `order`: all buffers, by rank. Returns a Result; `offsets` is written when it is kFound.
 extern "C" int monet_layout_search(int count, int sections, const int* first_range, const int* ranges,
-                                   const Units* size, const Units* pinned, const int* order, Units capacity,
+                                   const Units* size, const Units* fixed_at, const int* order, Units capacity,
                                    std::int64_t nodes, double seconds, const std::atomic<int>* stop, Units* offsets) {
   // In the order of ranks, so that ties anywhere are broken by rank.
   std::vector<Buffer> buffers;
   buffers.reserve(static_cast<std::size_t>(count));
   for (int rank = 0; rank < count; ++rank) {
     const int b = order[rank];
-    Buffer buffer{{}, INT32_MAX, 0, size[b], pinned[b], rank};
+    Buffer buffer{{}, INT32_MAX, 0, size[b], fixed_at[b], rank};
     for (int r = first_range[b]; r < first_range[b + 1]; ++r) {
       const Range range{ranges[2 * r], ranges[2 * r + 1]};
       buffer.alive.push_back(range);

@@ -1,8 +1,8 @@
 """The exact search for a layout of a given height, in C++ (``exact_search.cpp``).
 
-It asks one question, "is there a layout of this height?", and is answered with one, with a proof that there is
-none, or with neither within its nodes. Ranks decide what is tried first, and the best ranking differs from
-problem to problem, so it is asked again with other ranks and twice the nodes.
+It answers one question, "is there a layout of this height?", by a layout, by a proof that there is none, or by neither
+when its nodes are used up. A ranking of the buffers decides what it tries first, and the best ranking differs from
+problem to problem, so it is asked again with other rankings and twice the nodes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,21 @@ from monet.planner.layout.load import Integers
 from monet.planner.layout.pieces import Pieces
 
 NONE, FOUND, LIMIT = 0, 1, 2
+"""Answers, as ``Result`` of the C++ file: there is no layout; here is one; nodes or time were used up before."""
 FIRST_NODES = 1000
+"""Of one ranking in the first round, a few milliseconds for hundreds of buffers; each round has twice as many."""
 BOUND_TRIES = 8
+"""Times as many nodes for the lowest height of use as for a higher one, since a layout there ends the search."""
 SHORT_NODES = 3000
+"""Of one try with a random ranking: on some problems many short tries find what long ones do not."""
 NOISES = (0.0, 0.2, 0.5, 1.0)
+"""Of a random ranking, one by chance: the standard deviation of the logarithm of a random factor on each key."""
 CLOSE_BITS = 8
+"""A round ends within 2⁻⁸ of a height that was too hard: more nodes for the lowest height are worth more then."""
 LONGEST_S = 1e6
+"""Eleven days, in place of no limit: the C++ clock cannot count to infinity."""
 POLL_S = 0.05
+"""Between two looks at Ctrl-C and progress while the C++ code runs."""
 _INT = ctypes.POINTER(ctypes.c_int)
 _UNITS = ctypes.POINTER(ctypes.c_int64)
 
@@ -58,9 +66,10 @@ def available() -> bool:
 class Rankings:
     """Orders of all buffers: what to try first comes first.
 
-    By the time that they are alive, their area, and the most that is alive while they are, in four sequences; on one of
-    minimalloc's hard instances one of these finds at once what the others do not find in millions of nodes. And by
-    sequences at random, with noise: others are found by many short tries, and not by long ones.
+    The keys are lifetime, area, size, and the largest load while a buffer is alive. ``standard``: by four sequences of
+    three keys; on one of minimalloc's hard instances one sequence finds at once what the others do not find in millions
+    of nodes. ``random``: by sequences at random, with noise; on other instances many short tries find what long ones
+    do not.
     """
 
     def __init__(self, pieces: Pieces) -> None:
@@ -72,7 +81,7 @@ class Rankings:
         self.standard = [self._by(sequence, 0.0) for sequence in sequences]
 
     def random(self) -> Integers:
-        """Another one at every call; the same ones in every run."""
+        """Another ranking at every call; the same sequence of them in every run."""
         sequence = tuple(self._rng.permutation(len(self._keys))[:3].tolist())
         return self._by(sequence, float(self._rng.choice(NOISES)))
 
@@ -88,8 +97,9 @@ class Rankings:
 class CanonicalSearch:
     """One problem, asked for one height after another; units are those of ``pieces``.
 
-    ``nodes_left``: together; ``deadline``: of ``time.monotonic()``, infinite where answers must not depend on time.
-    ``tick`` is called every ``POLL_S`` seconds or more often, by the thread that asks; what it raises stops the search.
+    ``nodes_left``: of all questions together. ``deadline``: of ``time.monotonic()``, infinite where answers must not
+    depend on time. ``tick`` is called at least every ``POLL_S`` seconds, by the thread that asks; an error that it
+    raises stops the search.
     """
 
     pieces: Pieces
@@ -102,8 +112,8 @@ class CanonicalSearch:
         self.rankings = Rankings(self.pieces)
 
     def ask(self, height: int, nodes: int) -> tuple[int, Integers | None]:
-        """``FOUND`` with offsets, ``NONE``, or ``LIMIT`` after ``nodes`` nodes with each ranking, and as many again in
-        short tries with rankings at random."""
+        """``FOUND`` with offsets, ``NONE``, or ``LIMIT``, after ``nodes`` nodes with each standard ranking and as many
+        in short tries with random rankings."""
         for order in self._orders(nodes):
             if self.done():
                 break
@@ -116,7 +126,7 @@ class CanonicalSearch:
         return LIMIT, None
 
     def _orders(self, nodes: int) -> Iterator[Integers | None]:
-        """None stands for one at random."""
+        """Rankings to try; None stands for a random one."""
         yield from self.rankings.standard
         yield from itertools.repeat(None, nodes // SHORT_NODES)
 
@@ -127,12 +137,12 @@ class CanonicalSearch:
         return self.nodes_left <= 0 or self.seconds_left() <= 0
 
     def _ask(self, order: Integers, height: int, nodes: int, seconds: float) -> tuple[int, Integers | None]:
-        """One call, in a thread, so that Ctrl-C stops it: the handler runs in this one."""
+        """One call of the C++ function, in a thread, so that Ctrl-C can stop it: its handler runs in this thread."""
         function = _function()
         assert function is not None, "available() says so before"
         first, ranges, sections = self.pieces.sections()
         size = np.ascontiguousarray(self.pieces.size, np.int64)
-        pinned = np.ascontiguousarray(self.pieces.pinned, np.int64)
+        fixed_at = np.ascontiguousarray(self.pieces.fixed_at, np.int64)
         ranks = np.ascontiguousarray(order, np.intc)
         offsets = np.zeros(len(size), np.int64)
         stop, done = ctypes.c_int(0), threading.Event()
@@ -143,8 +153,8 @@ class CanonicalSearch:
                 result.append(
                     function(
                         len(size), sections, first.ctypes.data_as(_INT), ranges.ctypes.data_as(_INT),
-                        size.ctypes.data_as(_UNITS), pinned.ctypes.data_as(_UNITS), ranks.ctypes.data_as(_INT), height,
-                        nodes, seconds, ctypes.byref(stop), offsets.ctypes.data_as(_UNITS),
+                        size.ctypes.data_as(_UNITS), fixed_at.ctypes.data_as(_UNITS), ranks.ctypes.data_as(_INT),
+                        height, nodes, seconds, ctypes.byref(stop), offsets.ctypes.data_as(_UNITS),
                     )
                 )  # fmt: skip
             finally:
@@ -154,7 +164,7 @@ class CanonicalSearch:
         try:
             self.tick()
             thread.start()
-            # Not Thread.join: interrupted, that of Python 3.11 takes a running thread for one that has ended.
+            # Not Thread.join: once interrupted, that of Python 3.11 takes a running thread for one that has ended.
             while not done.wait(POLL_S):
                 self.tick()
         except BaseException:
@@ -165,12 +175,15 @@ class CanonicalSearch:
         return result[0], offsets if result[0] == FOUND else None
 
 
-def exact(search: CanonicalSearch, bound: int, height: int, enough: int) -> Iterator[tuple[int, Integers | None]]:
+def lower_layouts(
+    search: CanonicalSearch, bound: int, height: int, enough: int
+) -> Iterator[tuple[int, Integers | None]]:
     """Yields (bound, offsets): a bound that may be better than ``bound``, and a layout that is lower than ``height``
     and all before it, or None. Ends at the bound, at ``enough`` or less, or when nodes or time are used up.
 
-    In rounds of twice the nodes each: first the lowest height that is of use, with most of them, since a layout there
-    is often found at once or not at all; then heights halfway to the best, as long as that is found.
+    Works in rounds of twice the nodes each. A round first asks for the lowest height of use, with most of its nodes,
+    since a layout there is often found at once or not at all; then for heights half-way between what was too hard and
+    the best, until that is close.
     """
     low, nodes = bound, FIRST_NODES
     while height > max(low, enough) and not search.done():

@@ -1,43 +1,41 @@
-"""Two ways to place buffers one after the other: by a given order, and along the skyline.
+"""Two ways to place buffers one after the other: into gaps in a given order, and along the skyline.
 
 Both take half-open lifetimes and sizes in any integer unit, already rounded up to the alignment, and return
-offsets in the same unit. Two buffers that share a tick never share bytes. Only ``fit`` knows gaps and pins. Neither
-looks ahead; ``monet.planner.layout.arena`` tries several and keeps the least.
+offsets in the same unit. Two buffers that share a tick never share bytes. Only ``place_in_gaps`` knows gaps in
+lifetimes and given offsets. Neither looks ahead; ``methods.py`` tries several orders and ``arena.py`` keeps the best.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
 from monet.planner.layout.load import Integers
 from monet.planner.layout.pieces import Pieces
+from monet.planner.layout.skyline import Skyline
 
-_WALL = 1 << 63  # the skyline's height outside the horizon
 
-
-def fit(
+def place_in_gaps(
     order: Sequence[int] | Integers, pieces: Pieces, *, smallest_gap: bool, limit: int | None = None
 ) -> Integers | None:
-    """Place buffers in ``order``, each into a gap between those placed before that share a tick with it.
+    """Place buffers in ``order``, each into a gap of bytes between placed buffers that share a tick with it.
 
-    Pinned buffers come first, where they must lie. ``smallest_gap`` picks the gap that fits tightest (best fit; the
-    lowest of equals), otherwise the lowest gap that is large enough (first fit); above everything when there is none.
-    Returns None as soon as a buffer ends above ``limit``. O(n^2) comparisons, all in numpy.
+    Buffers of given offsets come first. ``smallest_gap`` takes the gap that fits tightest, of equals the lowest (best
+    fit), otherwise the lowest gap that is large enough (first fit); where no gap is, the place above all of them.
+    Returns None as soon as a buffer ends above ``limit``. O(n²) comparisons, all in numpy.
     """
     first, begin, end, size = pieces.first, pieces.begin, pieces.end, pieces.size
     offsets = np.zeros(len(size), np.int64)
     # The placed pieces in the order of their offsets; rows: begin, end, offset, top.
     placed = np.empty((4, len(begin)), np.int64)
     done = 0
-    pinned = np.flatnonzero(pieces.pinned >= 0)
-    free = [buffer for buffer in order if pieces.pinned[buffer] < 0] if len(pinned) else order
-    for buffer in (*pinned, *free):
+    fixed = np.flatnonzero(pieces.fixed_at >= 0)
+    free = [buffer for buffer in order if pieces.fixed_at[buffer] < 0] if len(fixed) else order
+    for buffer in (*fixed, *free):
         need, own = size[buffer], slice(first[buffer], first[buffer + 1])
-        if pieces.pinned[buffer] >= 0:
-            offset = int(pieces.pinned[buffer])
+        if pieces.fixed_at[buffer] >= 0:
+            offset = int(pieces.fixed_at[buffer])
         else:
             begins, ends, lows, tops = placed[:, :done]
             shares = np.zeros(done, np.bool_)
@@ -76,81 +74,62 @@ def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, 
     """Best fit of Sekiyama, Imamichi, Imai and Raymond (2018), "Profile-guided memory optimization
     for deep neural networks", arXiv:1804.10001: theirs takes the longest lifetime first.
 
-    The skyline is the top of what is placed, a step function of time; a segment is a step, whatever lies under it::
+    ::
 
         offset
-          |      +----+              Take the lowest segment (the earliest of equals) and put there
-          |  +---+    +-----+        the buffer of highest priority whose whole lifetime lies inside.
+          |      +----+              Take the lowest segment of the skyline (the earliest of equals) and put
+          |  +---+    +-----+        there the buffer of highest priority whose whole lifetime lies inside.
           |  |   ^lift      |        With none, lift the segment to its lower neighbour's height.
           +--+--------------+--> ticks
 
     ``priority``: all buffers, the most urgent first.
     """
-    count = len(size)
-    offsets = np.zeros(count, np.int64)
-    # By their begins, so that those inside a segment are among a stretch, which is short for a short segment.
-    order = np.argsort(begin, kind="stable")
-    begins, ends = begin[order], end[order]
-    rank = np.empty(count, np.int64)
-    rank[np.asarray(priority, dtype=np.int64)] = np.arange(count)
-    urgency = rank[order]  # least first; count: is placed
-    left = count
-
-    # Segments [start, stop) at a height, linked both ways by their starts; a heap finds the lowest.
-    origin, horizon = int(begin.min()), int(end.max())
-    stop, height = {origin: horizon}, {origin: 0}
-    before: dict[int, int] = {horizon: origin}  # a segment's start, by its stop
-    heap = [(0, origin)]
-    while left:
-        low, start = heapq.heappop(heap)
-        if height.get(start) != low:
-            continue
-        finish = stop[start]
-        first, last = begins.searchsorted((start, finish))
-        urgencies = np.where(ends[first:last] <= finish, urgency[first:last], count)
-        pick = first + int(urgencies.argmin()) if first < last else -1
-        if pick < 0 or urgencies[pick - first] == count:
-            # Lift: merge with the lower neighbour (with both, when they are equal).
-            # Without a neighbour on either side, every waiting buffer would lie inside.
-            left_height = height[before[start]] if start != origin else _WALL
-            right_height = height[finish] if finish != horizon else _WALL
-            target = min(left_height, right_height)
-            height[start] = target
-            if right_height == target:
-                stop[start] = stop.pop(finish)
-                del height[finish]
-                before[stop[start]] = start
-            if left_height == target:
-                neighbour = before[start]
-                stop[neighbour] = stop.pop(start)
-                del height[start]
-                before[stop[neighbour]] = neighbour
-                start = neighbour
-            heapq.heappush(heap, (target, start))
-            continue
-        buffer = int(order[pick])
-        urgency[pick] = count
-        left -= 1
-        offsets[buffer] = low
-        opens, closes, raised = int(begin[buffer]), int(end[buffer]), low + int(size[buffer])
-        if start < opens:
-            stop[start] = opens
-            before[opens] = start
-            heapq.heappush(heap, (low, start))
-        if closes < finish:
-            stop[closes], height[closes] = finish, low
-            before[finish] = closes
-            heapq.heappush(heap, (low, closes))
-        elif finish != horizon and height[finish] == raised:  # one with its right neighbour
-            closes = stop.pop(finish)
-            del height[finish]
-        if opens == start != origin and height[before[start]] == raised:  # and with its left one
-            del stop[start], height[start]
-            opens = before[start]
-        stop[opens], height[opens] = closes, raised
-        before[closes] = opens
-        heapq.heappush(heap, (raised, opens))
-        if 2 * left < len(order):  # forget the placed ones
-            waiting = urgency < count
-            order, begins, ends, urgency = order[waiting], begins[waiting], ends[waiting], urgency[waiting]
+    offsets = np.zeros(len(size), np.int64)
+    waiting = _Waiting(priority, begin, end)
+    line = Skyline(int(begin.min()), int(end.max()))
+    while waiting.count:
+        start, stop, height = line.take_lowest()
+        buffer = waiting.take(start, stop)
+        if buffer is None:
+            line.lift(start)
+        else:
+            offsets[buffer] = height
+            line.build(start, int(begin[buffer]), int(end[buffer]), height + int(size[buffer]))
     return offsets
+
+
+class _Waiting:
+    """Buffers that are not placed yet, by their begins: those inside a segment lie together, few for a short segment.
+
+    ``count``: how many there are.
+    """
+
+    def __init__(self, priority: Sequence[int] | Integers, begin: Integers, end: Integers) -> None:
+        self.count = self._placed = len(begin)
+        self._buffers = np.argsort(begin, kind="stable")
+        self._begins, self._ends = begin[self._buffers], end[self._buffers]
+        rank = np.empty(self.count, np.int64)
+        rank[np.asarray(priority, dtype=np.int64)] = np.arange(self.count)
+        # The least is the most urgent; ``_placed``, above all ranks, where the buffer is placed.
+        self._ranks = rank[self._buffers]
+
+    def take(self, start: int, stop: int) -> int | None:
+        """The most urgent buffer whose lifetime lies inside [start, stop), or None; it waits no longer."""
+        first, last = self._begins.searchsorted((start, stop))
+        if first == last:
+            return None
+        ranks = np.where(self._ends[first:last] <= stop, self._ranks[first:last], self._placed)
+        pick = int(ranks.argmin())
+        if ranks[pick] == self._placed:
+            return None
+        buffer = int(self._buffers[first + pick])
+        self._ranks[first + pick] = self._placed
+        self.count -= 1
+        if 2 * self.count < len(self._buffers):
+            self._forget_placed()
+        return buffer
+
+    def _forget_placed(self) -> None:
+        left = self._ranks < self._placed
+        self._buffers, self._ranks = self._buffers[left], self._ranks[left]
+        self._begins, self._ends = self._begins[left], self._ends[left]

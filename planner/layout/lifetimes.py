@@ -1,4 +1,4 @@
-"""What is laid out: buffers, when each is alive, and what makes no sense."""
+"""What is laid out: buffers and when each is alive; and the check that a layout of them is possible."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LARGEST_SUM = 1 << 60
 
 
 class InvalidLifetime(MonetError, ValueError):
-    """A lifetime is empty, has no bytes or is negative, an id occurs twice, or the alignment is none."""
+    """A lifetime is empty, negative or without bytes, its gaps or its offset make no sense, or an id occurs twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """``bytes`` bytes that are in use during the half-open ticks [begin, end), without the ``gaps`` in between.
 
-    ``gaps``: half-open, apart from each other and inside the lifetime; the bytes need not survive them. ``offset``:
-    where the buffer must lie, a multiple of the alignment, or None.
+    ``gaps``: half-open, apart from each other and inside the lifetime; the contents need not survive them. ``offset``:
+    where the buffer must lie, a multiple of the alignment; None where it may lie anywhere.
     """
 
     id: int
@@ -77,7 +77,7 @@ def check(lifetimes: Sequence[Lifetime], alignment: int) -> None:
         total += life.bytes + alignment + (life.offset or 0)
     if total > _LARGEST_SUM:
         raise InvalidLifetime(f"the buffers sum to {total} bytes, more than the {_LARGEST_SUM} that can be laid out")
-    _check_pinned([life for life in lifetimes if life.offset is not None])
+    _check_given_offsets([life for life in lifetimes if life.offset is not None])
 
 
 def _check_gaps(life: Lifetime) -> None:
@@ -91,7 +91,7 @@ def _check_gaps(life: Lifetime) -> None:
         at = end
 
 
-def _check_pinned(lifetimes: Sequence[Lifetime]) -> None:
+def _check_given_offsets(lifetimes: Sequence[Lifetime]) -> None:
     for one, other in itertools.combinations(lifetimes, 2):
         assert one.offset is not None and other.offset is not None
         apart = one.offset + one.bytes <= other.offset or other.offset + other.bytes <= one.offset

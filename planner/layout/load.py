@@ -1,4 +1,4 @@
-"""Load: the bytes alive at one tick. Its maximum bounds every layout from below."""
+"""Load: the bytes alive at one tick. Buffers that are alive together share no bytes: no layout is below any load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 
 
-def load_profile(begin: Integers, end: Integers, size: Integers) -> tuple[Integers, Integers]:
+def load_over_time(begin: Integers, end: Integers, size: Integers) -> tuple[Integers, Integers]:
     """The load as a step function: (ticks, sizes alive from that tick up to the next one).
 
     Lifetimes are the half-open ``[begin[i], end[i])``. ``ticks`` are the distinct begins and ends in
@@ -18,13 +18,3 @@ def load_profile(begin: Integers, end: Integers, size: Integers) -> tuple[Intege
     change = np.zeros(len(ticks), np.int64)
     np.add.at(change, place, np.concatenate((size, -size)))
     return ticks, np.cumsum(change)
-
-
-def max_load(begin: Integers, end: Integers, size: Integers) -> int:
-    """The largest load of any tick, in the unit of ``size``; 0 without buffers.
-
-    Buffers that are alive at the same tick must not share bytes, so no layout is smaller.
-    """
-    if len(size) == 0:
-        return 0
-    return int(load_profile(begin, end, size)[1].max())

@@ -1,42 +1,42 @@
-"""The ways to lay out, each alone and ``auto``, which is all of them but the program in turn.
+"""The ways to lay out: single methods, and ``auto``, which takes heuristics, exact search and reinsertion in turn.
 
-A method gets a ``Task`` and yields what it finds, the caller decides when it is enough.
+A method gets a ``Task`` and yields one ``Attempt`` after another; the caller decides when that is enough.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from monet.errors import ConfigError, SolverError
 from monet.planner.layout import exact_search
-from monet.planner.layout.heuristics import fit, skyline
+from monet.planner.layout.heuristics import place_in_gaps, skyline
 from monet.planner.layout.load import Integers
 from monet.planner.layout.pieces import Pieces
 from monet.planner.layout.program import locate
-from monet.planner.layout.reinsertion import improve
+from monet.planner.layout.reinsertion import reinsert
 from monet.planner.solvers.finder import solver as find_solver
 
-# Local improvement: so many tries, or so many placements of one buffer (about 3 s), whichever is less.
+# Local improvement: so many tries, or so many placements of single buffers (about 3 s), whichever ends first.
 _TRIES = 1000
 _PLACEMENTS = 250_000
-# First and best fit compare all buffers with all others: up to so many of them (about 10 s), where there is a skyline.
+# First and best fit compare all buffers with all others (of so many in about 10 s): of more, only skylines are made.
 _FITTED_BUFFERS = 30_000
-# Exact search: problems of up to so many buffers; and without a time limit, so many buffers looked at (about 3 s).
+# Exact search: of up to so many buffers; and without a time limit, so many looks at a buffer (about 3 s).
 _EXACT_BUFFERS = 5000
 _EXACT_VISITS = 300_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a method is asked. Units are those of ``pieces``.
+    """What a method is asked for. Units are those of ``pieces``.
 
     ``bound``: no layout is lower. ``capacity``: a layout of this height is enough. ``deadline``: of
-    ``time.monotonic()``, infinite where the answer must not depend on time. ``tick``: called now and then by what
-    takes long, with the best height and bound known there, 0 for what is not; what it raises ends the method.
+    ``time.monotonic()``, infinite where the answer must not depend on time. ``tick``: called now and then while a
+    method works, with the best height and bound that it knows, 0 for none; an error that it raises ends the method.
     """
 
     pieces: Pieces
@@ -54,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A method's name, its offsets, and a bound that was proven on the way; a proof may come without offsets."""
+    """A method's name, its offsets, and a bound that it has proven; a bound may come without offsets."""
 
     method: str
     offsets: Integers | None
@@ -62,8 +62,8 @@ class Attempt:
 
 
 def auto(task: Task) -> Iterator[Attempt]:
-    """What each heuristic makes, the most promising first; where none is low enough, the exact search and then the
-    local improvement."""
+    """The layout of each heuristic, the most promising first; where none is low enough, those of the exact search, and
+    then of local improvement."""
     orders = _orders(task.pieces)
     heights: dict[str, int] = {}
     least, bound = -1, task.bound
@@ -74,7 +74,7 @@ def auto(task: Task) -> Iterator[Attempt]:
     if task.hopeless or least <= task.capacity:
         return
     if len(task.pieces.size) <= _EXACT_BUFFERS and exact_search.available():
-        for attempt in _search(task, least):
+        for attempt in _lower_layouts(task, least):
             bound = max(bound, attempt.bound)
             least = least if attempt.offsets is None else _height(task, attempt)
             yield attempt
@@ -83,10 +83,10 @@ def auto(task: Task) -> Iterator[Attempt]:
 
 
 def long_lived_first(task: Task) -> Iterator[Attempt]:
-    """The heuristic of Sekiyama et al. (2018), as published: the lowest stretch of the skyline, the earliest of
-    equals, takes the buffer with the longest lifetime of those that fit into it, the largest of equals.
+    """The heuristic of Sekiyama et al. (2018), as published: on the lowest segment of the skyline (of equals the
+    earliest) goes the buffer of the longest lifetime that lies inside it (of equals the largest).
 
-    It is made for plain lifetimes. Raises ConfigError where a buffer has gaps or an offset that is given.
+    It is for plain lifetimes. Raises ConfigError where a buffer has gaps or a given offset.
     """
     if not task.pieces.whole:
         raise ConfigError("the method long-lived-first knows no gaps and no given offsets; choose another one")
@@ -95,14 +95,14 @@ def long_lived_first(task: Task) -> Iterator[Attempt]:
 
 
 def first_fit_by_size(task: Task) -> Iterator[Attempt]:
-    """Greedy by size: the largest first, the longest-lived of equals, each at the lowest offset that is free."""
-    yield Attempt("first-fit-by-size", fit(_orders(task.pieces)["size"], task.pieces, smallest_gap=False))
+    """Greedy by size: the largest first, of equals the longest-lived, each at the lowest offset that is free."""
+    yield Attempt("first-fit-by-size", place_in_gaps(_orders(task.pieces)["size"], task.pieces, smallest_gap=False))
 
 
-def search(task: Task) -> Iterator[Attempt]:
-    """The exact search alone, from all buffers stacked up.
+def search_layouts(task: Task) -> Iterator[Attempt]:
+    """The exact search alone, from all buffers on top of each other.
 
-    Raises SolverError where there are too many buffers, or no compiler to build it.
+    Raises SolverError where there are too many buffers, or there is no compiler to build the search.
     """
     count = len(task.pieces.size)
     if count > _EXACT_BUFFERS:
@@ -111,15 +111,15 @@ def search(task: Task) -> Iterator[Attempt]:
         raise SolverError("the exact search needs a C++ compiler (set CXX, or install g++); take the method auto")
     stacked = Attempt("stacked", _stacked(task.pieces))
     yield stacked
-    yield from _search(task, _height(task, stacked))
+    yield from _lower_layouts(task, _height(task, stacked))
 
 
 def program(task: Task) -> Iterator[Attempt]:
     """The integer program for location, from the best heuristic layout.
 
-    Raises SolverError where it has too many pairs of buffers, or the solver is missing or fails.
+    Raises SolverError where there are too many pairs of buffers, or the solver is missing or fails.
     """
-    find_solver(task.solver)  # an unknown one is said so whatever the heuristics find
+    find_solver(task.solver)  # an unknown solver is refused even where a heuristic meets the bound
     best: Integers | None = None
     least = 0
     for attempt in _placements(task.pieces, _orders(task.pieces), {}):
@@ -130,21 +130,28 @@ def program(task: Task) -> Iterator[Attempt]:
     if task.hopeless or least <= task.capacity:
         return
     assert best is not None
-    found = locate(
-        task.pieces, best, least=task.capacity, deadline=task.deadline, solver=task.solver, tick=task.tick
-    )  # fmt: skip
-    yield Attempt("program", found.offsets, found.bound)
-    if found.interrupted:
+    located = locate(task.pieces, best, least=task.capacity, deadline=task.deadline, solver=task.solver, tick=task.tick)
+    yield Attempt("program", located.offsets, located.bound)
+    if located.interrupted:
         raise KeyboardInterrupt
 
 
-METHODS: dict[str, Callable[[Task], Iterator[Attempt]]] = {
-    "auto": auto,
-    "long-lived-first": long_lived_first,
-    "first-fit-by-size": first_fit_by_size,
-    "search": search,
-    "program": program,
+@dataclass(frozen=True, slots=True)
+class Method:
+    """``attempts``: what the method makes of a task. ``about``: a line for the help."""
+
+    attempts: Callable[[Task], Iterator[Attempt]]
+    about: str
+
+
+METHODS: Mapping[str, Method] = {
+    "auto": Method(auto, "fast heuristics, then the exact search, then local improvement"),
+    "long-lived-first": Method(long_lived_first, "the heuristic of Sekiyama et al. (2018), for plain lifetimes"),
+    "first-fit-by-size": Method(first_fit_by_size, "the largest first, each at the lowest offset that is free"),
+    "search": Method(search_layouts, "the exact search alone; needs a C++ compiler once"),
+    "program": Method(program, "the integer program of Sekiyama et al. and MODeL, for dozens of buffers"),
 }
+"""By the names that ``--layout`` takes."""
 
 
 def _height(task: Task, attempt: Attempt) -> int:
@@ -153,7 +160,7 @@ def _height(task: Task, attempt: Attempt) -> int:
 
 
 def _orders(pieces: Pieces) -> dict[str, Integers]:
-    """Buffers by several keys; np.lexsort: the last key counts most, and equals keep their order."""
+    """Buffers by several keys, the most urgent first; np.lexsort: the last key counts most, equals keep their order."""
     size, begin = pieces.size, pieces.begin[pieces.first[:-1]]
     length = pieces.per_buffer(np.add, pieces.end - pieces.begin)
     area = size.astype(np.float64) * length
@@ -166,7 +173,7 @@ def _orders(pieces: Pieces) -> dict[str, Integers]:
 
 
 def _placements(pieces: Pieces, orders: dict[str, Integers], heights: dict[str, int]) -> Iterator[Attempt]:
-    """One placement after another; ``heights`` gets those of the skyline."""
+    """The layout of one heuristic after another; adds the height of each skyline to ``heights``."""
     size = pieces.size
     if pieces.whole:
         for key in ("lifetime", "size", "area"):
@@ -179,25 +186,25 @@ def _placements(pieces: Pieces, orders: dict[str, Integers], heights: dict[str, 
     for key, order in orders.items():
         for name, smallest_gap in (("first fit", False), ("best fit", True)):
             limit = None if least is None else least - 1
-            found = fit(order, pieces, smallest_gap=smallest_gap, limit=limit)
-            if found is not None:
-                least = int((found + size).max())
-                yield Attempt(f"{name} by {key}", found)
+            lower = place_in_gaps(order, pieces, smallest_gap=smallest_gap, limit=limit)
+            if lower is not None:
+                least = int((lower + size).max())
+                yield Attempt(f"{name} by {key}", lower)
 
 
 def _stacked(pieces: Pieces) -> Integers:
-    """Every buffer that may move above all before it and all that may not."""
-    fixed = pieces.pinned >= 0
-    tops = np.cumsum(np.where(fixed, 0, pieces.size)) + int((pieces.pinned + pieces.size)[fixed].max(initial=0))
-    return np.where(fixed, pieces.pinned, tops - pieces.size)
+    """Buffers of no given offset, each on top of the one before it, and all of them above those of given offsets."""
+    fixed = pieces.fixed_at >= 0
+    tops = np.cumsum(np.where(fixed, 0, pieces.size)) + int((pieces.fixed_at + pieces.size)[fixed].max(initial=0))
+    return np.where(fixed, pieces.fixed_at, tops - pieces.size)
 
 
-def _search(task: Task, height: int) -> Iterator[Attempt]:
-    """The exact search for layouts below ``height``."""
+def _lower_layouts(task: Task, height: int) -> Iterator[Attempt]:
+    """Layouts below ``height``, and bounds, by the exact search."""
     pieces, bound = task.pieces, task.bound
     nodes = _EXACT_VISITS / len(pieces.size) if task.deadline == float("inf") else float("inf")
-    asked = exact_search.CanonicalSearch(pieces, nodes, task.deadline, lambda: task.tick(0, bound))
-    for proven, offsets in exact_search.exact(asked, bound, height, task.capacity):
+    search = exact_search.CanonicalSearch(pieces, nodes, task.deadline, lambda: task.tick(0, bound))
+    for proven, offsets in exact_search.lower_layouts(search, bound, height, task.capacity):
         bound = max(bound, proven)
         yield Attempt("proof" if offsets is None else "canonical search", offsets, bound)
 
@@ -205,7 +212,8 @@ def _search(task: Task, height: int) -> Iterator[Attempt]:
 def _improvements(
     task: Task, orders: dict[str, Integers], heights: dict[str, int], least: int, bound: int
 ) -> Iterator[Attempt]:
-    """Improves the best skyline, and long-lived-first, from which improvement goes furthest on hard sets.
+    """Reinsertion, from the order of the best skyline, and from that of long-lived-first, which goes furthest on hard
+    sets.
 
     ``least``: the lowest layout so far, by any method.
     """
@@ -213,7 +221,10 @@ def _improvements(
     tries = min(_TRIES, _PLACEMENTS // len(size))
     starts = dict.fromkeys((min(heights, key=heights.__getitem__), "lifetime"))
     for key in starts:
-        found = improve(orders[key], begin, end, size, bound=bound, tries=tries // len(starts))
-        while least > task.capacity and time.monotonic() < task.deadline and (better := next(found, None)) is not None:
-            least = min(least, int((better + size).max()))
-            yield Attempt(f"skyline by {key} + reinsertion", better)
+        layouts = reinsert(orders[key], begin, end, size, bound=bound, tries=tries // len(starts))
+        while least > task.capacity and time.monotonic() < task.deadline:
+            offsets = next(layouts, None)
+            if offsets is None:
+                break
+            least = min(least, int((offsets + size).max()))
+            yield Attempt(f"skyline by {key} + reinsertion", offsets)

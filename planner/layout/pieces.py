@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from monet.planner.layout.load import Integers, load_profile
+from monet.planner.layout.load import Integers, load_over_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +16,20 @@ class Pieces:
     """Buffer b is alive in the pieces ``first[b]`` to ``first[b + 1]``: half-open ticks ``begin`` to ``end``, in
     order of time and apart. Without gaps there is one piece a buffer.
 
-    ``size``: a buffer, in any integer unit. ``pinned``: its offset in the same unit, or −1 where it may lie anywhere.
+    ``size``: a buffer, in any integer unit. ``fixed_at``: its given offset in the same unit, or −1 where it may lie
+    anywhere.
     """
 
     first: Integers
     begin: Integers
     end: Integers
     size: Integers
-    pinned: Integers
+    fixed_at: Integers
 
     @property
     def whole(self) -> bool:
-        """No gaps and nothing pinned: plain lifetimes."""
-        return len(self.begin) == len(self.size) and not (self.pinned >= 0).any()
+        """Plain lifetimes: no gaps and no given offsets."""
+        return len(self.begin) == len(self.size) and not (self.fixed_at >= 0).any()
 
     @property
     def owner(self) -> Integers:
@@ -36,39 +37,39 @@ class Pieces:
         return np.repeat(np.arange(len(self.size)), np.diff(self.first))
 
     def reduced(self) -> tuple[Pieces, int]:
-        """The same in the largest unit that divides all sizes and pins, and that unit.
+        """The same in the largest unit that divides all sizes and given offsets, and that unit.
 
-        Nothing is lost: pushed down, each buffer lies at 0, at a pin, or on top of another buffer.
+        Nothing is lost: pushed down, each buffer lies at 0, at its given offset, or on top of another buffer.
         """
-        unit = int(np.gcd.reduce(np.concatenate((self.size, self.pinned[self.pinned >= 0]))))
-        pinned = np.where(self.pinned >= 0, self.pinned // unit, -1)
-        return replace(self, size=self.size // unit, pinned=pinned), unit
+        unit = int(np.gcd.reduce(np.concatenate((self.size, self.fixed_at[self.fixed_at >= 0]))))
+        fixed_at = np.where(self.fixed_at >= 0, self.fixed_at // unit, -1)
+        return replace(self, size=self.size // unit, fixed_at=fixed_at), unit
 
     def per_buffer(self, combine: np.ufunc, of_pieces: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """``combine`` over the pieces of each buffer."""
         return np.asarray(combine.reduceat(of_pieces, self.first[:-1]))
 
     def bound(self) -> int:
-        """No layout is lower: the largest load of a tick, and the top of what is pinned."""
-        load = int(load_profile(self.begin, self.end, self.size[self.owner])[1].max(initial=0))
-        fixed = self.pinned >= 0
-        return max(load, int((self.pinned + self.size)[fixed].max(initial=0)))
+        """No layout is lower: the largest load of a tick, and the highest top of a given offset."""
+        load = int(load_over_time(self.begin, self.end, self.size[self.owner])[1].max(initial=0))
+        fixed = self.fixed_at >= 0
+        return max(load, int((self.fixed_at + self.size)[fixed].max(initial=0)))
 
     def pairs(self) -> Integers:
         """(pairs, 2): buffers that are alive at the same tick, the lower index first. O(buffers · pieces)."""
-        owner, found = self.owner, []
+        owner, pairs = self.owner, []
         for buffer in range(len(self.size)):
             own, rest = slice(self.first[buffer], self.first[buffer + 1]), slice(self.first[buffer + 1], None)
             shares = np.zeros(len(self.begin) - own.stop, np.bool_)
             for opens, closes in zip(self.begin[own], self.end[own], strict=True):
                 shares |= (self.begin[rest] < closes) & (self.end[rest] > opens)
             others = np.unique(owner[rest][shares])
-            found.append(np.stack((np.full_like(others, buffer), others), axis=1))
-        return np.concatenate(found) if found else np.zeros((0, 2), np.int64)
+            pairs.append(np.stack((np.full_like(others, buffer), others), axis=1))
+        return np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64)
 
     def crowd(self) -> Integers:
         """For each buffer, the largest load while it is alive."""
-        ticks, load = load_profile(self.begin, self.end, self.size[self.owner])
+        ticks, load = load_over_time(self.begin, self.end, self.size[self.owner])
         low, high = np.searchsorted(ticks, self.begin), np.searchsorted(ticks, self.end)
         most = np.array([load[a:b].max() for a, b in zip(low, high, strict=True)], np.int64)
         return self.per_buffer(np.maximum, most)

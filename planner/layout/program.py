@@ -1,19 +1,20 @@
 """The integer program for location: Sekiyama, Imamichi, Imai and Raymond (2018), "Profile-guided memory optimization
 for deep neural networks", and MODeL (Steiner, Elhoushi, Kahn and Hegarty, ICML 2023), equations 6 to 8.
 
-Lifetimes are known here, so two buffers are alive at the same tick or they are not: the two binaries of MODeL's
-equation 6 sum to 1 and are one, ``below[i, j]``, and where buffers never live at once, as precedence may say,
-there is none. For each other pair, with H the height of a known layout and rows that are tight for it:
+Lifetimes are known here, so two buffers are alive at the same tick or they are not. Where they are, the two binaries of
+MODeL's equation 6 sum to 1 and become one, ``below[i, j]``; where they are not, there is none. For each pair that is,
+with H the height of a known layout:
 
     offset[i] + size[i] ≤ offset[j] + H · (1 − below[i, j])      equation 7a
     offset[j] + size[j] ≤ offset[i] + H · below[i, j]            equation 7b
     offset[i] + size[i] ≤ height                                 equation 8
 
-The height is minimised, and is at least the largest load of a tick; neither paper has that bound. Offsets are shares
-of the range that each has; a buffer that must lie somewhere has no range and no column.
+In place of H each row has the least number that still allows every layout of height H. The height is minimised, and is
+at least the largest load of a tick; neither paper has that bound. The column of an offset is a share of the range that
+the buffer has; a buffer of given offset has no range and no column.
 
-This is the reference: it needs no idea, and proves what it finds, on some dozens of buffers. The relaxation is weak
-(below = ½ everywhere costs nothing), so beyond that the bound seldom rises above the load.
+This is the reference: it finds the best layout and proves it, on some dozens of buffers. The relaxation is weak (all
+``below`` at ½ cost nothing), so beyond that the bound seldom rises above the load.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from monet.errors import SolverError
-from monet.planner.layout.heuristics import fit
+from monet.planner.layout.heuristics import place_in_gaps
 from monet.planner.layout.load import Integers
 from monet.planner.layout.pieces import Pieces
 from monet.planner.solvers.finder import solver as find_solver
@@ -34,21 +35,22 @@ from monet.planner.solvers.rows import Floats, Rows, Sum
 
 GAP = 1e-6
 MOST_PAIRS = 50_000
-"""Each is a binary and two rows. With 29,000, HiGHS is still cutting at the root after a minute."""
+"""Each pair is a binary and two rows. With 29,000, HiGHS is still cutting at the root after a minute."""
 NODES = 10_000
 """Where there is no time limit, so that the answer does not depend on the clock."""
 LONGEST_S = 1e6
+"""Eleven days, in place of no limit: solvers want a number."""
 TOLERANCE = 1e-9
 """Asked of HiGHS: rows with a large coefficient turn an integer that is off by 1e-6 into many bytes."""
 SLACK = {"HIGHS": 1e-6}
 OTHER_SLACK = 1e-5
-"""How far one row of a chain of buffers may be off, as a share of the height; other solvers are left their defaults."""
+"""How far one row of a chain of buffers may be off, as a share of the height; of HiGHS alone we set the tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """``offsets``: lower than the start, or None. ``bound``: no layout is lower, 0 where that says nothing. Both in the
-    unit of the pieces."""
+    """``offsets``: of a lower layout than the start, or None. ``bound``: no layout is lower; 0 where none is known.
+    Both in the unit of the pieces."""
 
     offsets: Integers | None
     bound: int
@@ -64,7 +66,7 @@ def locate(
     solver: str = "HIGHS",
     tick: Callable[[int, int], None] | None = None,
 ) -> Located:
-    """Offsets by the program, from the layout ``start``; heights below ``least`` are of no use (a bound, or enough).
+    """Offsets by the program, from the layout ``start``. A height of ``least``, a bound or a capacity, is low enough.
 
     ``deadline``: of ``time.monotonic()``; without one, ``NODES`` nodes. ``tick`` gets (best height, bound) meanwhile.
 
@@ -100,13 +102,13 @@ def locate(
 class LocationProgram:
     """Columns and rows; units are those of the pieces.
 
-    ``height``: of a known layout, so that no better one is higher; ``least``: below ``height``, where minimising ends.
+    ``height``: of a known layout; higher ones are left out. ``least``: below ``height``; minimising ends there.
     ``slack``: how far a row may be off, as a share of ``height``.
     """
 
     def __init__(self, pieces: Pieces, height: int, least: int, slack: float = OTHER_SLACK) -> None:
         self.pieces, self.most, self.least, self.slack = pieces, height, least, slack
-        fixed = pieces.pinned >= 0
+        fixed = pieces.fixed_at >= 0
         pairs = pieces.pairs()
         pairs = pairs[~(fixed[pairs[:, 0]] & fixed[pairs[:, 1]])]
         if len(pairs) > MOST_PAIRS:
@@ -115,7 +117,7 @@ class LocationProgram:
                 f"alive at the same tick, more than the {MOST_PAIRS} that it is made for; take the method auto"
             )
         self.rows = Rows()
-        self.low = np.where(fixed, pieces.pinned, 0)
+        self.low = np.where(fixed, pieces.fixed_at, 0)
         self.range = np.where(fixed, 0, height - pieces.size)
         self.top = self.rows.share()
         self.rows.costs[self.top] = float(height - least)
@@ -139,23 +141,23 @@ class LocationProgram:
     def read(self, x: Floats) -> Integers:
         """A layout that is no higher than the point, in whole units.
 
-        First fit in the order of the point's offsets: each buffer's place there is still free when its turn comes,
-        since nothing before it has been raised. So what is rounded in ``x`` can cost height, and never an overlap.
+        First fit in the order of the point's offsets: each buffer's place in the point is still free at its turn, since
+        no buffer before it was raised. So rounding in ``x`` may cost height, but never makes an overlap.
         """
         shares = np.array([0.0 if column is None else x[column] for column in self.offset])
         order = np.argsort(self.low + shares * self.range, kind="stable")
-        found = fit(order, self.pieces, smallest_gap=False)
-        assert found is not None, "there is no limit"
-        return found
+        offsets = place_in_gaps(order, self.pieces, smallest_gap=False)
+        assert offsets is not None, "there is no limit"
+        return offsets
 
     def height(self, x: Floats) -> int:
         """Of a point; ``least`` where it is lower."""
         return self.least + round(float(self.rows.costs[self.top] * x[self.top]))
 
     def bound(self, cost: float | None) -> int:
-        """No layout is lower, where no point costs less than ``cost``; 0 where that says nothing.
+        """The height below which there is no layout if no point costs less than ``cost``; 0 where that says nothing.
 
-        Each buffer of a chain may be off by the slack.
+        Each buffer of a chain may be off by the slack, so all of them together by that many slacks.
         """
         slack = self.slack * self.most * len(self.pieces.size)
         if cost is None or not np.isfinite(cost) or cost <= slack:

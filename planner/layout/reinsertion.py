@@ -1,10 +1,9 @@
 """Local improvement of a layout: change the order of priorities around what sticks out, and place again.
 
-After the hill climb of TVM's unified static memory planner (``usmp/algo/hill_climb.cc``), which swaps buffers
-that conflict, directly or at one remove, with one at the peak. Here such a buffer may also move ahead, any
-buffer above the bound is a candidate, and the order is that of the skyline best fit instead of first fit.
-Measured on minimalloc's hard set, 400 tries of either:
-the skyline ends at 1.05 to 1.19 times the max load, first fit at 1.12 to 1.27.
+After the hill climb of TVM's unified static memory planner (``usmp/algo/hill_climb.cc``), which swaps priorities of
+buffers that conflict with a buffer at the peak, directly or through a third one. Here such a buffer may also move
+ahead, any buffer above the bound is a candidate, and the skyline places instead of first fit. Measured on minimalloc's
+hard set, 400 tries of either: the skyline ends at 1.05 to 1.19 times the largest load, first fit at 1.12 to 1.27.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from monet.planner.layout.heuristics import skyline
 from monet.planner.layout.load import Integers
 
 
-def improve(
+def reinsert(
     priority: Integers,
     begin: Integers,
     end: Integers,
@@ -30,8 +29,8 @@ def improve(
 ) -> Iterator[Integers]:
     """Yield the offsets of one try after another, at most ``tries``; some are worse than what came before.
 
-    Starts from ``priority`` (all buffers, the most urgent first) and keeps a change when neither the
-    height nor, at the same height, the bytes above ``bound`` grow. Units as in ``bestfit``. The same
+    Starts from ``priority`` (all buffers, the most urgent first) and keeps a change unless the
+    height grows, or, at the same height, the bytes above ``bound``. Units as in ``skyline``. The same
     arguments give the same offsets: only ``Random.random`` is used, whose sequence Python guarantees.
     """
     rng = random.Random(seed)
@@ -69,5 +68,5 @@ def improve(
 
 
 def _excess(tops: Integers, bound: int) -> tuple[int, int]:
-    """What is minimised: the height, then the sum of all that is above the bound."""
+    """What is minimised: first the height, then the sum of what all buffers have above the bound."""
     return int(tops.max()), int(np.maximum(tops - bound, 0).sum())

@@ -10,7 +10,7 @@ from monet.planner.order.graph import OrderGraph
 Bits = npt.NDArray[np.uint8]
 
 
-class Closure:
+class Ancestry:
     """Ancestors and descendants of the working nodes, each row including the node itself.
 
     Rows and bits are places in ``graph.working``, in little bit order.

@@ -43,7 +43,7 @@ class _Document(BaseModel):
 
 
 def load_graph(path: Path) -> OrderGraph:
-    """The graph in ``path``. Outputs that are inputs too are no memory of the graph's.
+    """The graph in ``path``. An output that is an input, too, is not counted: it is there from the start.
 
     Raises ``ConfigError``: the file cannot be read, is not such a document, or is not a graph.
     """

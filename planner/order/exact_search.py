@@ -1,232 +1,309 @@
-"""The least peak of a small graph, exactly: minimax shortest path over the sets of nodes that have run.
+"""The least peak of a small graph, exactly: a minimax shortest path over the sets of nodes that have run.
 
-What is in memory after a set of nodes has run does not depend on their order, so an order is a path through sets, and
-its peak the largest need on the way. Sets are taken in the order of the peak that reaches them, which is at least the
-bound that is known already and what is still to come needs at least (``order_ahead``).
+Write m(S) for the bytes in memory after the nodes of S have run. They do not depend on the order of S.
 
-What fits under that peak and leaves no more than was there is taken at once, without an alternative: with more nodes
-run, it could only free more (what is alive is submodular in the set), so taking it later is never better. That goes
-for one node, and for a node with others that wait for it alone, such as a weight's gradient and what updates
-the weight, if no part of them that may run by itself leaves as little: were it run elsewhere, the rest might not free
-what it frees here.
+1. **An order is a path through sets.** Its peak is the largest need on the path, and of all paths to a set only one of
+   least peak matters. Sets are expanded in the order of the least peak that an order through them can have: the largest
+   of what the path needs, the bound that is known already, and what some node still to come needs at least
+   (``lookahead.py``). So when the set of all nodes is expanded, no order has a smaller peak.
+
+2. **A free node is taken at once**, and no alternative to it is tried. Node k is free after S if it fits under the peak
+   of S and m(S+k) ≤ m(S). Whatever order goes on from S, k may be moved to its front::
+
+       k later     S ───a───▶ S+a ───b───▶ S+a+b ═══k═══▶ S+a+b+k ───▶ ...
+                   ║ k        │ k          │ k            ║
+       k first    S+k ──a──▶ S+k+a ──b──▶ S+k+a+b ════════╝
+
+   The more nodes have run, the more k frees (m is submodular): m(T+k) − m(T) ≤ m(S+k) − m(S) ≤ 0 for every T in the
+   upper row. So each set of the lower row has no more in memory than the set above it, and no node needs more there.
+
+3. **A free group is taken at once, too.** A group G is a node that is not free, with nodes that wait for nothing else,
+   such as the gradient of a weight and what updates the weight. It is free if it fits under the peak of S and
+   m(S+G) ≤ m(S), and no smaller group of the same node has that: m(S+P) > m(S) for every part P of G that can run by
+   itself. Where an order has run the part P of G (or nothing of G) by the time of T, the rest of G adds nothing either:
+   m(T+G) − m(T) ≤ m(S+G) − m(S+P) ≤ 0. So the drawing holds with G in the place of k.
 """
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from monet.planner.order.graph import OrderGraph
 from monet.planner.order.heuristics import Order
 from monet.planner.order.lookahead import Ahead
 
-GROUPS = 64
-"""Sets that are gone through to find a group that is free."""
+MOST_GROUPS = 64
+"""Groups of one node that are looked at to find a free one; an update has a handful of nodes."""
 MOST_AHEAD = 2_500
-"""Nodes of a graph that is looked ahead in: a row of as many numbers for each storage."""
+"""Nodes of a graph that is looked ahead in: each storage takes a row of that many numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
-    """``order``: of the working nodes, or None where none was found. ``bound_bytes``: no order has a smaller peak."""
+class SearchResult:
+    """``order``: of the working nodes, or None where there is none. ``bound_bytes``: no order has a smaller peak."""
 
     order: Order | None
     bound_bytes: int
 
 
-def search(
+def search_orders(
     graph: OrderGraph,
     below_bytes: int,
     states: int,
     stop: Callable[[], bool] = lambda: False,
     bound_bytes: int = 0,
-) -> Searched:
+) -> SearchResult:
     """An order of least peak, if that is less than ``below_bytes`` and at most ``states`` sets need to be reached
-    before ``stop()``. ``bound_bytes``: it is known, or enough, that no order has a smaller peak.
+    before ``stop()``. ``bound_bytes``: no order has a smaller peak, or a peak of that much is small enough.
 
-    Without an order, ``bound_bytes`` says why: it is ``below_bytes`` where there is none, less where the states
-    or the time ran out.
+    Without an order, ``bound_bytes`` of the result says why: it is ``below_bytes`` where there is none, less where the
+    states or the time ran out.
     """
     sets = _Sets(graph)
-    roots = [k for k, before in enumerate(sets.before) if not before]
-    begin, first = sets.settle(_Reached(0, 0, bound_bytes, 0, roots))
-    best = {begin.state: begin.peak}
-    came = {begin.state: (-1, first)}
-    # (peak on the way, −nodes run, the node taken last: program order among equals, a number that is never equal)
+    start, taken = sets.take_free(sets.start(bound_bytes))
+    peaks = {start.done: start.peak}
+    steps = {start.done: _Step(-1, taken)}
+    # (peak on the way, −nodes run, the node taken last: captured order among equals, a number that is never equal)
     number = itertools.count()
-    heap = [(begin.peak, 0, 0, next(number), begin)]
+    heap = [(start.peak, 0, 0, next(number), start)]
     while heap:
-        peak, _, _, _, reached = heapq.heappop(heap)
-        state = reached.state
-        if peak > best[state]:
+        peak, _, _, _, state = heapq.heappop(heap)
+        if peak > peaks[state.done]:
             continue
         if peak >= below_bytes:
             break
-        if state == sets.all:
-            return Searched([graph.working[k] for k in _walk(came, state)], peak)
-        if len(best) > states or stop():
-            return Searched(None, peak)
-        for k in reached.ready:
-            if max(peak, reached.live + sets.needs[k]) >= below_bytes:
+        if state.done == sets.all:
+            return SearchResult([graph.working[k] for k in _nodes_taken(steps, state.done)], peak)
+        if len(peaks) > states or stop():
+            return SearchResult(None, peak)
+        for k in state.ready:
+            if max(peak, state.live + sets.nodes[k].needs) >= below_bytes:
                 continue
-            then, taken = sets.settle(sets.after_node(reached, k))
-            if then.peak < best.get(then.state, below_bytes):
-                best[then.state] = then.peak
-                came[then.state] = (state, [k, *taken])
-                heapq.heappush(heap, (then.peak, -state.bit_count(), k, next(number), then))
-    return Searched(None, below_bytes)
+            then, taken = sets.take_free(sets.run(state, k))
+            if then.peak < peaks.get(then.done, below_bytes):
+                peaks[then.done] = then.peak
+                steps[then.done] = _Step(state.done, [k, *taken])
+                heapq.heappush(heap, (then.peak, -state.done.bit_count(), k, next(number), then))
+    return SearchResult(None, below_bytes)
 
 
-def _walk(came: dict[int, tuple[int, list[int]]], state: int) -> list[int]:
-    found: list[int] = []
-    while state != -1:
-        state, taken = came[state]
-        found[:0] = taken
-    return found
+class _Step(NamedTuple):
+    """How a set was reached: from the set ``before`` (−1: from none), by running ``taken``."""
+
+    before: int
+    taken: list[int]
+
+
+def _nodes_taken(steps: Mapping[int, _Step], done: int) -> list[int]:
+    """All nodes on the path to ``done``, in order."""
+    nodes: list[int] = []
+    while done != -1:
+        done, taken = steps[done]
+        nodes[:0] = taken
+    return nodes
+
+
+class Use(NamedTuple):
+    """A storage that a node uses, and that is freed once all its users have run.
+
+    ``users``: a set of nodes. ``early``: its bit in ``Ahead``, 0 where it has none.
+    """
+
+    users: int
+    bytes: int
+    early: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Reached:
-    """A set of nodes that have run, bytes alive, the least peak that an order through it can have, what is alive of the
-    storages that ``Ahead`` knows, and the nodes that may run next."""
+class NodeBits:
+    """What the search knows of one node. Sets of nodes are bits: node k, the k-th of ``graph.working``, is 1 << k.
 
-    state: int
+    ``before``: the nodes that it waits for; ``after``: the nodes that wait for it, among others. ``needs``: bytes that
+    it adds while it runs, ``leaves`` those of them that stay if it frees nothing. ``uses``: what it may free.
+    ``early``: the storages it makes that can be made too early, by their bits in ``Ahead``. ``decides``: the nodes on
+    which it depends whether the node may run and what it frees; the node among them.
+    """
+
+    bit: int
+    before: int
+    after: tuple[int, ...]
+    needs: int
+    leaves: int
+    uses: tuple[Use, ...]
+    early: int
+    decides: int
+
+    def change(self, done: int) -> int:
+        """Bytes that running it after ``done`` adds to what is in memory; negative where it frees more."""
+        missing = ~(done | self.bit)
+        change = self.leaves
+        for users, size, _ in self.uses:
+            if users & missing == 0:
+                change -= size
+        return change
+
+
+def _node_bits(graph: OrderGraph, early: Mapping[int, int]) -> tuple[NodeBits, ...]:
+    """Of each working node. ``early``: ``Ahead.bit``, the number of the bit of each storage that has one."""
+    place = {n: k for k, n in enumerate(graph.working)}
+    users = {name: sum(1 << place[m] for m in nodes) for name, nodes in graph.consumers.items()}
+    bit_of = {name: 1 << number for name, number in early.items()}
+    nodes = []
+    for k, n in enumerate(graph.working):
+        node = graph.nodes[n]
+        before = decides = sum(1 << place[m] for m in graph.predecessors[n] if m in place)
+        uses = []
+        for name in graph.counted[n]:
+            if name not in node.makes and name not in graph.outputs:
+                uses.append(Use(users[name], graph.bytes[name], bit_of.get(name, 0)))
+                decides |= users[name]
+        made = sum(graph.bytes[name] for name in node.makes)
+        unused = sum(graph.bytes[name] for name in node.makes if not users[name] and name not in graph.outputs)
+        nodes.append(
+            NodeBits(
+                bit=1 << k,
+                before=before,
+                after=tuple(place[m] for m in graph.successors[n] if m in place),
+                needs=made + node.workspace_bytes,
+                leaves=made - unused,
+                uses=tuple(uses),
+                early=sum(bit_of.get(name, 0) for name in node.makes),
+                decides=decides | (1 << k),
+            )
+        )
+    return tuple(nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A set of nodes that have run, ``done``, and what follows from it and from the path to it, in bytes.
+
+    ``live``: in memory. ``peak``: the least that an order through here can have. ``early``: the storages in memory that
+    ``Ahead`` has bits for. ``ready``: the nodes that may run next.
+    """
+
+    done: int
     live: int
     peak: int
-    alive: int
+    early: int
     ready: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that run one after the other, as ``order`` says. ``change``: bytes that all of them add to what is in
+    memory, as ``NodeBits.change``; ``needs``: the most of them on the way, as ``NodeBits.needs``."""
+
+    order: list[int]
+    change: int
+    needs: int
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupAt:
+    """The free group of a node, or None, after every set whose nodes of ``decides`` are ``ran``."""
+
+    decides: int
+    ran: int
+    group: Group | None
+
+
 class _Sets:
-    """Sets of nodes as bits; node k is the k-th of ``graph.working``."""
+    """The sets of nodes of one graph, and the ways from one to the next."""
 
     def __init__(self, graph: OrderGraph) -> None:
-        place = {n: k for k, n in enumerate(graph.working)}
-        self.all = (1 << len(place)) - 1
-        self.before = [sum(1 << place[m] for m in graph.predecessors[n] if m in place) for n in graph.working]
-        self.after = [[place[m] for m in graph.successors[n] if m in place] for n in graph.working]
-        self.needs: list[int] = []
-        self._made: list[int] = []
-        self._uses: list[list[tuple[int, int]]] = []
-        self.ahead = Ahead(graph) if len(place) <= MOST_AHEAD else None
-        self._frees: list[list[tuple[int, int]]] = []
-        self._makes: list[int] = []
-        users = {name: sum(1 << place[m] for m in nodes) for name, nodes in graph.consumers.items()}
-        for n in graph.working:
-            node = graph.nodes[n]
-            made = sum(graph.bytes[name] for name in node.makes)
-            unused = sum(graph.bytes[x] for x in node.makes if not users[x] and x not in graph.outputs)
-            self.needs.append(made + node.workspace_bytes)
-            self._made.append(made - unused)
-            freed = [name for name in graph.counted[n] if name not in node.makes and name not in graph.outputs]
-            self._uses.append([(users[name], graph.bytes[name]) for name in freed])
-            bits = [(users[name], 1 << self.ahead.bit[name]) for name in freed if self.ahead and name in self.ahead.bit]
-            self._frees.append(bits)
-            kept = [name for name in node.makes if self.ahead and name in self.ahead.bit]
-            self._makes.append(sum(1 << self.ahead.bit[name] for name in kept) if self.ahead else 0)
-        # Of every node, the nodes on which it depends whether it may run and what it frees; itself among them.
-        self.relevant = [
-            functools.reduce(operator.or_, (mask for mask, _ in uses), before | (1 << k))
-            for k, (before, uses) in enumerate(zip(self.before, self._uses, strict=True))
-        ]
-        self._groups: dict[int, list[tuple[int, int, tuple[int, list[int]]]]] = {}
+        self.ahead = Ahead(graph) if len(graph.working) <= MOST_AHEAD else None
+        self.nodes = _node_bits(graph, self.ahead.bit if self.ahead else {})
+        self.all = (1 << len(self.nodes)) - 1
+        self._groups: dict[int, list[_GroupAt]] = {}
 
-    def released(self, k: int, state: int, ready: list[int]) -> list[int]:
-        """``ready`` once k has run after ``state``."""
-        missing = ~(state | (1 << k))
-        return [m for m in ready if m != k] + [m for m in self.after[k] if self.before[m] & missing == 0]
+    def start(self, bound_bytes: int) -> State:
+        """Before any node has run."""
+        return State(0, 0, bound_bytes, 0, [k for k, node in enumerate(self.nodes) if not node.before])
 
-    def change(self, k: int, state: int) -> int:
-        """Bytes that running k after ``state`` adds to what is alive; negative when it frees more."""
-        then = state | (1 << k)
-        return self._made[k] - sum(size for users, size in self._uses[k] if users & ~then == 0)
+    def run(self, state: State, k: int) -> State:
+        """Once node k has run after ``state``."""
+        node = self.nodes[k]
+        done = state.done | node.bit
+        missing = ~done
+        live, early = state.live + node.leaves, state.early | node.early
+        for users, size, bit in node.uses:
+            if users & missing == 0:
+                live -= size
+                early &= ~bit
+        ready = [m for m in state.ready if m != k] + [m for m in node.after if self.nodes[m].before & missing == 0]
+        return State(done, live, max(state.peak, state.live + node.needs), early, ready)
 
-    def after_node(self, reached: _Reached, k: int) -> _Reached:
-        """Once k has run after ``reached``."""
-        state = reached.state | (1 << k)
-        alive = reached.alive | self._makes[k]
-        for users, bit in self._frees[k]:
-            if users & ~state == 0:
-                alive &= ~bit
-        return _Reached(
-            state,
-            reached.live + self.change(k, reached.state),
-            max(reached.peak, reached.live + self.needs[k]),
-            alive,
-            self.released(k, reached.state, reached.ready),
-        )
-
-    def settle(self, reached: _Reached) -> tuple[_Reached, list[int]]:
-        """Once nothing is left that costs nothing to take, and the nodes taken."""
+    def take_free(self, state: State) -> tuple[State, list[int]]:
+        """Once nothing free is left, and the nodes taken. The peak is raised to what lies ahead needs: more may be free
+        under it."""
         taken: list[int] = []
         while True:
-            free = self._free(reached.state, reached.live, reached.peak, reached.ready)
-            for k in free:
-                reached = self.after_node(reached, k)
-            taken += free
-            if free or self.ahead is None:
-                if not free:
-                    return reached, taken
-                continue
-            least = self.ahead.least(reached.state, reached.alive)
-            if least <= reached.peak:
-                return reached, taken
-            reached = replace(reached, peak=least)
+            while free := self._free_nodes(state):
+                for k in free:
+                    state = self.run(state, k)
+                taken += free
+            least = self.ahead.least(state.done, state.early) if self.ahead else 0
+            if least <= state.peak:
+                return state, taken
+            state = replace(state, peak=least)
 
-    def _free(self, state: int, live: int, peak: int, ready: list[int]) -> list[int]:
-        """Nodes to take now, in order; none where every choice has its price."""
+    def _free_nodes(self, state: State) -> list[int]:
+        """One free node, or a free group in its order; none where every choice has its price."""
+        room = state.peak - state.live
         costly = []
-        for k in ready:
-            if live + self.needs[k] > peak:
+        for k in state.ready:
+            node = self.nodes[k]
+            if node.needs > room:
                 continue
-            if self.change(k, state) <= 0:
+            if node.change(state.done) <= 0:
                 return [k]
             costly.append(k)
         for k in costly:
-            needs, order = self._group(k, state)
-            if order and live + needs <= peak:
-                return order
+            group = self._group(k, state.done)
+            if group is not None and group.needs <= room:
+                return group.order
         return []
 
-    def _group(self, first: int, state: int) -> tuple[int, list[int]]:
-        """What ``_find_group`` says, which for most sets it has said before: it looks at little of a set."""
+    def _group(self, first: int, done: int) -> Group | None:
+        """``_find_group``, cached by the few nodes of ``done`` that decide about it."""
         known = self._groups.setdefault(first, [])
-        for looked_at, seen, found in known:
-            if state & looked_at == seen:
-                return found
-        looked_at, found = self._find_group(first, state)
-        known.append((looked_at, state & looked_at, found))
-        return found
+        for at in known:
+            if done & at.decides == at.ran:
+                return at.group
+        known.append(self._find_group(first, done))
+        return known[-1].group
 
-    def _find_group(self, first: int, state: int) -> tuple[int, tuple[int, list[int]]]:
-        """``first`` and the fewest that wait for it alone, so that all together free what they make: bytes beyond what
-        is alive that they need on the way, and their order, with the least such need. No nodes, where there are none.
+    def _find_group(self, first: int, done: int) -> _GroupAt:
+        """The smallest group of ``first`` and nodes that wait for it alone that adds nothing to what is in memory; of
+        several the one that needs least on the way.
 
-        All sets of that many or fewer are gone through: a smaller one that frees as much would have to be taken by
-        itself. Also returned: the nodes of ``state`` that decided about it.
+        Goes through all groups of two nodes, then of three, and so on, until there is one or ``MOST_GROUPS`` have been
+        looked at. (``first`` alone is costly, else it would have been taken.)
         """
-        looked_at = self.relevant[first]
-        # Set → (bytes beyond what is alive, most of them on the way, its order); sets of one size at a time.
-        level = {state | (1 << first): (self.change(first, state), self.needs[first], [first])}
-        seen = 0
-        while level and seen <= GROUPS:
-            wider: dict[int, tuple[int, int, list[int]]] = {}
-            for run, (more, top, order) in level.items():
-                seen += 1
-                for k in {m for n in order for m in self.after[n]}:
-                    looked_at |= self.relevant[k]
-                    if run >> k & 1 or self.before[k] & ~run:
+        nodes = self.nodes
+        decides = nodes[first].decides
+        # Groups of one size, by the set of all that has run after them.
+        groups = {done | nodes[first].bit: Group([first], nodes[first].change(done), nodes[first].needs)}
+        looked_at = 0
+        while groups and looked_at <= MOST_GROUPS:
+            larger: dict[int, Group] = {}
+            for ran, group in groups.items():
+                looked_at += 1
+                for k in {m for n in group.order for m in nodes[n].after}:
+                    node = nodes[k]
+                    decides |= node.decides
+                    if ran & node.bit or node.before & ~ran:
                         continue
-                    then, highest = run | (1 << k), max(top, more + self.needs[k])
-                    known = wider.get(then)
-                    if known is None or highest < known[1]:
-                        wider[then] = (more + self.change(k, run), highest, [*order, k])
-            enough = [entry[1:] for entry in wider.values() if entry[0] <= 0]
-            if enough:
-                return looked_at, min(enough)
-            level = wider
-        return looked_at, (0, [])
+                    then, needs = ran | node.bit, max(group.needs, group.change + node.needs)
+                    if then not in larger or needs < larger[then].needs:
+                        larger[then] = Group([*group.order, k], group.change + node.change(ran), needs)
+            free = [group for group in larger.values() if group.change <= 0]
+            if free:
+                return _GroupAt(decides, done & decides, min(free, key=lambda group: (group.needs, group.order)))
+            groups = larger
+        return _GroupAt(decides, done & decides, None)

@@ -20,10 +20,10 @@ class InvalidGraph(MonetError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator. ``reads``, ``makes`` and ``overwrites`` are storages; what it overwrites it may read, too.
+    """One operator. ``reads``, ``makes`` and ``overwrites`` are storages; a node may read what it overwrites.
 
-    ``workspace_bytes`` are in use while it runs and at no other time. A node that neither makes nor overwrites
-    anything, and is a ``view``, has no cost and is placed as soon as what it reads is there.
+    ``workspace_bytes`` are in use while it runs and at no other time. A ``view`` that neither makes nor overwrites
+    anything costs nothing, and is placed as soon as what it reads is there.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Node:
 
 @dataclass(frozen=True)
 class OrderGraph:
-    """``nodes`` in program order, which is one valid order. ``bytes``: of every storage that a node makes.
+    """``nodes`` in the captured order, which is one valid order. ``bytes``: of every storage that a node makes.
 
     ``inputs``: storages that are there from the start. ``outputs``: made storages that are still needed at the end.
     """
@@ -63,25 +63,26 @@ class OrderGraph:
 
     @cached_property
     def working(self) -> tuple[int, ...]:
-        """Nodes other than views, in program order."""
+        """Nodes other than views, in the captured order."""
         return tuple(n for n, node in enumerate(self.nodes) if not node.view or node.makes or node.overwrites)
 
     @cached_property
     def counted(self) -> tuple[tuple[int, ...], ...]:
         """For every node, the storages besides the graph's inputs that must be in memory while it runs."""
-        found = []
+        counted = []
         for node in self.nodes:
             names = dict.fromkeys((*node.reads, *node.overwrites, *node.makes))
-            found.append(tuple(name for name in names if name not in self.inputs))
-        return tuple(found)
+            counted.append(tuple(name for name in names if name not in self.inputs))
+        return tuple(counted)
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """Nodes that must run before each node: who made or last overwrote what it uses, and for what it
-        overwrites also who reads the old contents. Nothing is required of views but to come after what they read."""
+        """For every node, the nodes that must run before it: those that made or last overwrote what it uses, and those
+        that read the old contents of what it overwrites. A view must only come after what it reads: nodes that
+        overwrite what a view reads need not wait for the view."""
         writer: dict[int, int] = {}
         readers: dict[int, list[int]] = {}
-        found = []
+        predecessors = []
         for n, node in enumerate(self.nodes):
             before = {writer[name] for name in (*node.reads, *node.overwrites) if name in writer}
             for name in node.overwrites:
@@ -93,8 +94,8 @@ class OrderGraph:
                     if name not in node.overwrites:
                         readers.setdefault(name, []).append(n)
             before.discard(n)
-            found.append(tuple(sorted(before)))
-        return tuple(found)
+            predecessors.append(tuple(sorted(before)))
+        return tuple(predecessors)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -106,16 +107,17 @@ class OrderGraph:
 
     @cached_property
     def consumers(self) -> Mapping[int, tuple[int, ...]]:
-        """Of every counted storage: the working nodes that use it, without the one that makes it."""
-        found: dict[int, list[int]] = {name: [] for n in self.working for name in self.nodes[n].makes}
+        """Of every storage that a node makes: the working nodes that use it, without its maker."""
+        users: dict[int, list[int]] = {name: [] for n in self.working for name in self.nodes[n].makes}
         for n in self.working:
             for name in self.counted[n]:
                 if name not in self.nodes[n].makes:
-                    found[name].append(n)
-        return {name: tuple(nodes) for name, nodes in found.items()}
+                    users[name].append(n)
+        return {name: tuple(nodes) for name, nodes in users.items()}
 
     @cached_property
     def producer(self) -> Mapping[int, int]:
+        """Of every storage that a node makes: its maker."""
         return {name: n for n in self.working for name in self.nodes[n].makes}
 
 
@@ -126,7 +128,7 @@ def memory_along(graph: OrderGraph, order: Iterable[int]) -> list[int]:
     """
     left = {name: len(nodes) for name, nodes in graph.consumers.items()}
     done = [False] * len(graph.nodes)
-    live, found = 0, []
+    live, along = 0, []
     for n in order:
         node = graph.nodes[n]
         if done[n]:
@@ -136,10 +138,10 @@ def memory_along(graph: OrderGraph, order: Iterable[int]) -> list[int]:
                 raise InvalidGraph(f"{node.name} runs before {graph.nodes[m].name}, which it needs")
         done[n] = True
         if node.view and not node.makes and not node.overwrites:
-            found.append(live)
+            along.append(live)
             continue
         live += sum(graph.bytes[name] for name in node.makes)
-        found.append(live + node.workspace_bytes)
+        along.append(live + node.workspace_bytes)
         for name in graph.counted[n]:
             if name not in node.makes:
                 left[name] -= 1
@@ -147,7 +149,7 @@ def memory_along(graph: OrderGraph, order: Iterable[int]) -> list[int]:
                 live -= graph.bytes[name]
     if missing := [graph.nodes[n].name for n in graph.working if not done[n]]:
         raise InvalidGraph(f"{len(missing)} nodes never run, {missing[0]} first")
-    return found
+    return along
 
 
 def peak_bytes(graph: OrderGraph, order: Iterable[int]) -> int:
@@ -156,22 +158,23 @@ def peak_bytes(graph: OrderGraph, order: Iterable[int]) -> int:
 
 
 def with_views(graph: OrderGraph, order: Sequence[int]) -> tuple[int, ...]:
-    """``order`` of the working nodes, with every view as soon as what it reads is there."""
+    """``order``, of the working nodes, with every view as soon as what it reads is there."""
     working = set(graph.working)
     waiting = {n: len(graph.predecessors[n]) for n in range(len(graph.nodes)) if n not in working}
-    found: list[int] = []
+    complete: list[int] = []
 
-    def settle(ready: list[int]) -> None:
+    def append_with_views(ready: list[int]) -> None:
+        """Appends the nodes of ``ready``, and the views that may follow them."""
         while ready:  # a heap: of views of one storage, one may be a view of the other
             n = heapq.heappop(ready)
-            found.append(n)
+            complete.append(n)
             for m in graph.successors[n]:
                 if m in waiting:
                     waiting[m] -= 1
                     if waiting[m] == 0:
                         heapq.heappush(ready, m)
 
-    settle([n for n, count in waiting.items() if count == 0])
+    append_with_views([n for n, count in waiting.items() if count == 0])
     for n in order:
-        settle([n])
-    return tuple(found)
+        append_with_views([n])
+    return tuple(complete)

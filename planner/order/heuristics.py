@@ -1,32 +1,33 @@
 """Orders in linear or almost linear time: one list scheduler, and what it takes next.
 
-Every order is a list of the working nodes (no views). Sources: least peak memory first is the greedy of PyTorch's
-inductor (``torch/_inductor/memory.py``); ``lescea`` takes what leaves the least in memory, after LESCEA as described by
-ROAM (Shu et al., 2023, arXiv:2310.19295), which also describes the delayed update.
+Every order is a list of the working nodes (no views). Sources: ``least_peak_first`` is the greedy of PyTorch's inductor
+(``torch/_inductor/memory.py``); ``lescea`` is LESCEA as ROAM describes it (Shu et al., 2023, arXiv:2310.19295), and
+``updates_delayed`` is ROAM's own.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from monet.planner.order.graph import OrderGraph
 
 Order = list[int]
 
 
-def program_order(graph: OrderGraph) -> Order:
-    """As it was written."""
+def captured_order(graph: OrderGraph) -> Order:
+    """As the graph was captured, or written down."""
     return list(graph.working)
 
 
 def least_peak_first(graph: OrderGraph) -> Order:
-    """Whatever does not raise the peak so far, what frees most first; when all do, what raises it least."""
+    """The node that frees most of those that do not raise the peak so far; where all do, the one that needs least."""
     return _Greedy(graph).run(lambda greedy: greedy.room_then_least())
 
 
 def lescea(graph: OrderGraph) -> Order:
-    """What leaves the least in memory."""
+    """The node that leaves the least in memory."""
     return _Greedy(graph).run(lambda greedy: greedy.least_change())
 
 
@@ -41,35 +42,34 @@ def depth_first(graph: OrderGraph) -> Order:
 
 
 def updates_early(graph: OrderGraph) -> Order:
-    """Program order, but what only serves an update of the graph's inputs runs as soon as it can."""
+    """The captured order, but what only serves an update of the graph's inputs runs as soon as it can."""
     updates = update_nodes(graph)
     return _scheduled(graph, lambda n, done: -1 if n in updates else n)
 
 
 def updates_delayed(graph: OrderGraph) -> Order:
-    """ROAM's delayed update: updates wait until what they need in addition no longer raises the peak.
-
-    The order without them sets the peak; an update runs as soon as it can at that peak, and at the end otherwise.
-    """
+    """ROAM's delayed update: each update waits until it can run without raising the peak so far, or to the end."""
     return delayed(graph, update_nodes(graph), graph.working)
 
 
 def delayed(graph: OrderGraph, side: frozenset[int], order: Sequence[int]) -> Order:
     """``order``, with each node of ``side`` as soon as it does not raise the peak so far, and at the end otherwise.
 
-    No other node needs one of ``side``; ``order`` may leave these out.
+    No other node needs one of ``side``; ``order`` may leave ``side`` out.
     """
     rank = {n: k for k, n in enumerate(order)}
     return _Greedy(graph).run(lambda greedy: greedy.side_or_next(side, rank))
 
 
 def update_nodes(graph: OrderGraph) -> frozenset[int]:
-    """Nodes that only overwrite the graph's inputs, and those that serve such nodes only.
+    """Nodes that only overwrite the graph's inputs, and nodes that serve only such nodes.
 
-    A node that makes something as well is none (batch norm and its running statistics, dropout and the generator).
+    A node that also makes something is no update (batch norm and its running statistics, dropout and the generator).
 
-    What makes a gradient serves an update only, too. It is told by what it reads: something of the forward or the
-    backward pass. So is an update's own node that reads a gradient beside which its maker makes something else.
+    A node that makes a gradient also serves only an update. The two are told apart by their reads: an update's own
+    nodes read the graph's inputs, gradients and each other; a gradient's node reads a value of the forward or backward
+    pass. (Exception: where a gradient's maker makes something else as well, a node of the update that reads the
+    gradient, and overwrites nothing, is taken for one of the backward pass.)
     """
     updates = frozenset(
         n
@@ -89,18 +89,18 @@ def update_nodes(graph: OrderGraph) -> frozenset[int]:
 
 
 def _scheduled(graph: OrderGraph, key: Callable[[int, int], int]) -> Order:
-    """The ready node of the smallest key, program order among equals. ``key``: of a node, and of how many had run
-    when it became ready."""
+    """Always the ready node of the smallest key, of equals the first captured. ``key``: of a node, and of how many
+    nodes had run when it became ready."""
     waiting = _waiting(graph)
     ready = [(key(n, 0), n) for n, count in waiting.items() if count == 0]
     heapq.heapify(ready)
-    found: Order = []
+    order: Order = []
     while ready:
         n = heapq.heappop(ready)[1]
-        found.append(n)
+        order.append(n)
         for m in _released(graph, n, waiting):
-            heapq.heappush(ready, (key(m, len(found)), m))
-    return found
+            heapq.heappush(ready, (key(m, len(order)), m))
+    return order
 
 
 def _waiting(graph: OrderGraph) -> dict[int, int]:
@@ -110,17 +110,21 @@ def _waiting(graph: OrderGraph) -> dict[int, int]:
 
 
 def _released(graph: OrderGraph, n: int, waiting: dict[int, int]) -> list[int]:
-    found = []
+    """Nodes that n is the last to be waited for; counts it in ``waiting``."""
+    ready = []
     for m in graph.successors[n]:
         if m in waiting:
             waiting[m] -= 1
             if waiting[m] == 0:
-                found.append(m)
-    return found
+                ready.append(m)
+    return ready
 
 
 class _Greedy:
-    """Ready nodes by what they need while they run and by what they leave, as counts of uses fall."""
+    """Ready nodes, sorted by the bytes that they need while they run and by those that they add for good.
+
+    What a node adds falls as others run: of what it uses, it becomes the last user.
+    """
 
     def __init__(self, graph: OrderGraph) -> None:
         self.graph = graph
@@ -132,7 +136,7 @@ class _Greedy:
         }
         self.change = {n: self._change_of(n) for n in graph.working}
         self.ready: set[int] = set()
-        # Entries are never removed: one whose node has run, or whose change is no longer so, is skipped.
+        # Heaps from which nothing is removed: an entry whose node has run, or whose change is out of date, is skipped.
         self.by_change: list[tuple[int, int]] = []
         self.by_need: list[tuple[int, int]] = []
         self.live = self.peak = 0
@@ -141,30 +145,31 @@ class _Greedy:
                 self._enter(n)
 
     def run(self, choose: Callable[[_Greedy], int]) -> Order:
-        found = []
+        order = []
         while self.ready:
             n = choose(self)
             self._take(n)
-            found.append(n)
-        return found
+            order.append(n)
+        return order
 
     def room_then_least(self) -> int:
         """The least change among those that fit under the peak so far; else the least need."""
         room = self.peak - self.live
-        skipped, found = [], None
+        popped, fitting = [], None
         while self.by_change:
             entry = heapq.heappop(self.by_change)
             if not self._current(entry):
                 continue
-            skipped.append(entry)
+            popped.append(entry)
             if self.needs[entry[1]] <= room:
-                found = entry[1]
+                fitting = entry[1]
                 break
-        for entry in skipped:
+        for entry in popped:
             heapq.heappush(self.by_change, entry)
-        return found if found is not None else self._least_need()
+        return fitting if fitting is not None else self._least_need()
 
     def least_change(self) -> int:
+        """The node that adds least, or frees most."""
         while not self._current(self.by_change[0]):
             heapq.heappop(self.by_change)
         return self.by_change[0][1]
@@ -178,10 +183,10 @@ class _Greedy:
         return min(self.ready, key=lambda n: (n in side, rank.get(n, n)))
 
     def _least_need(self) -> int:
+        """The node that needs least while it runs, of equals the one that frees most."""
         while True:
             need, n = self.by_need[0]
             if n in self.ready:
-                # Of equal needs, what frees most.
                 ties = []
                 while self.by_need and self.by_need[0][0] == need:
                     entry = heapq.heappop(self.by_need)
@@ -232,13 +237,21 @@ class _Greedy:
             self._enter(m)
 
 
-ORDERS: Mapping[str, Callable[[OrderGraph], Order]] = {
-    "program": program_order,
-    "lpmf": least_peak_first,
-    "depth-first": depth_first,
-    "breadth-first": breadth_first,
-    "lescea": lescea,
-    "early-update": updates_early,
-    "delayed-update": updates_delayed,
+@dataclass(frozen=True, slots=True)
+class Heuristic:
+    """``make``: an order of the working nodes, in linear or almost linear time. ``about``: a line for the help."""
+
+    make: Callable[[OrderGraph], Order]
+    about: str
+
+
+ORDERS: Mapping[str, Heuristic] = {
+    "captured": Heuristic(captured_order, "as captured: the order of the file"),
+    "lpmf": Heuristic(least_peak_first, "least peak memory first, the greedy of PyTorch's inductor"),
+    "depth-first": Heuristic(depth_first, "last ready, first run"),
+    "breadth-first": Heuristic(breadth_first, "first ready, first run"),
+    "lescea": Heuristic(lescea, "what leaves the least in memory, after LESCEA"),
+    "early-update": Heuristic(updates_early, "the order of the file, with weight updates as soon as they can run"),
+    "delayed-update": Heuristic(updates_delayed, "ROAM's: weight updates wait until they no longer raise the peak"),
 }
 """By the names that ``--order`` takes."""

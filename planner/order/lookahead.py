@@ -1,16 +1,16 @@
 """What an operator that is still to come needs at least, given what has been made so far.
 
-Forced-live (``forced_live``) holds before anything has run: while v runs, a storage is alive if v or an ancestor makes
-it and v or a node after v uses it. Once a storage is made that v could do without, it is alive at v, too, if v or a
-node after v uses it. So a storage that is made too early, such as an activation that is computed again long
-before its gradient, shows at once in what all operators in between need.
+The forced-live bound (``forced_live.py``) knows nothing of what has run: it counts a storage at v only if v or an
+ancestor of v makes it, and v or a descendant of v uses it. A storage that has been made is in memory at v without the
+first condition. So a storage that was made too early, such as an activation that is computed again long before its
+gradient, raises the bound of every operator in between at once.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from monet.planner.order.ancestry import Closure
+from monet.planner.order.ancestry import Ancestry
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import OrderGraph
 
@@ -19,8 +19,8 @@ class Ahead:
     """Nodes are places in ``graph.working``; sets of nodes and of storages are bits of integers."""
 
     def __init__(self, graph: OrderGraph) -> None:
-        closure = Closure(graph)
-        self.count = closure.count
+        ancestry = Ancestry(graph)
+        self.count = ancestry.count
         self.width = -(-self.count // 8)
         self._forced = forced_live(graph)
         self.bit: dict[int, int] = {}
@@ -33,11 +33,11 @@ class Ahead:
             if name in graph.outputs:
                 needed = np.ones(self.count, np.bool_)
             else:
-                users = [closure.ancestors[closure.place[m]] for m in graph.consumers[name]]
+                users = [ancestry.ancestors[ancestry.place[m]] for m in graph.consumers[name]]
                 if not users:
                     continue
-                needed = closure.where(np.bitwise_or.reduce(users, axis=0))
-            early = needed & ~closure.where(closure.descendants[closure.place[maker]])
+                needed = ancestry.where(np.bitwise_or.reduce(users, axis=0))
+            early = needed & ~ancestry.where(ancestry.descendants[ancestry.place[maker]])
             if early.any():
                 self.bit[name] = len(rows)
                 rows.append(np.where(early, size, 0))
@@ -45,9 +45,9 @@ class Ahead:
         self._bytes = -(-len(rows) // 8)
 
     def least(self, done: int, alive: int) -> int:
-        """Bytes that some node outside ``done`` needs in every order that continues ``done``; 0 after the last.
+        """Bytes that some node outside ``done`` needs in every order that continues ``done``; 0 after the last node.
 
-        ``alive``: storages that are there after ``done``, by their bits.
+        ``alive``: storages in memory after ``done``, by their bits.
         """
         ran = np.unpackbits(
             np.frombuffer(done.to_bytes(self.width, "little"), np.uint8), count=self.count, bitorder="little"

@@ -1,18 +1,18 @@
 """Min-cut bound: the least bytes that can be in memory while an operator runs, over all sets that may run before it.
 
-What has run before operator v is closed under predecessors, holds v's ancestors and neither v nor its descendants.
-The least bytes alive over all such sets S are a minimum cut, S being the source's side::
+The set S of the nodes that have run before operator v has all predecessors of its nodes and all ancestors of v, but
+neither v nor a descendant of v. The least bytes alive over all such S are a minimum cut, with S on the source's side::
 
     source ──size──▶ storage            made by an ancestor of v
     maker  ──size──▶ storage ──∞──▶ user           cut where the maker has run and some user has not
                      storage ──∞──▶ sink           an output, or used by v or after it
     node   ──∞──▶ each node that must run before it
 
-An order runs v after one such set, so no order needs less than the largest of these cuts. Forced-live (``forced_live``)
-counts the storages that are alive for every S, each on its own, and is never more.
+Every order runs v after one such set, so no order needs less than the largest of these cuts. The forced-live bound
+(``forced_live.py``) counts only the storages that are alive for every S, so it is never more.
 
-Only operators that every known order runs above the bound so far can raise it: the bytes of any order at v are
-those of one of the sets S.
+The bytes that a known order has at v are those of one S. So an operator that some known order runs at no more than the
+bound so far cannot raise the bound, and gets no cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from monet.planner.order.ancestry import Closure
+from monet.planner.order.ancestry import Ancestry
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import OrderGraph, memory_along
 from monet.planner.order.heuristics import Order
@@ -38,9 +38,9 @@ MOST_CAPACITY = 1 << 29
 def min_cut(graph: OrderGraph, orders: Sequence[Order], stop: Callable[[], bool] = lambda: False) -> int:
     """Bytes that no order of ``graph`` can stay below; at least the forced-live bound.
 
-    ``orders``: known ones, whose bytes rule operators out. Operators are tried in falling order of their forced-live
-    bound until ``stop()``. Sizes are divided by what they have in common, and rounded down where their sum still
-    exceeds 2²⁹: the cut is then up to one unit a storage too small, never too large.
+    ``orders``: known ones, whose bytes rule operators out. Operators get their cuts in falling order of their
+    forced-live bound, until ``stop()``. Sizes are divided by their greatest common divisor, and rounded down to a
+    larger unit where their sum still exceeds 2²⁹: the cut is then up to one unit a storage too small, never too large.
     """
     forced = forced_live(graph)
     bound = int(forced.max(initial=0))
@@ -67,8 +67,8 @@ class _Cuts:
 
     def __init__(self, graph: OrderGraph) -> None:
         self.graph = graph
-        self.closure = Closure(graph)
-        self.place = self.closure.place
+        self.ancestry = Ancestry(graph)
+        self.place = self.ancestry.place
         self.before = [[self.place[m] for m in graph.predecessors[n] if m in self.place] for n in graph.working]
         self.storages = [
             (
@@ -83,8 +83,8 @@ class _Cuts:
 
     def more_than_forced(self, k: int) -> int:
         """The cut at the ``k``-th working node, less what is forced to be alive there."""
-        earlier = self.closure.where(self.closure.ancestors[k])
-        free = ~earlier & ~self.closure.where(self.closure.descendants[k])
+        earlier = self.ancestry.where(self.ancestry.ancestors[k])
+        free = ~earlier & ~self.ancestry.where(self.ancestry.descendants[k])
         earlier[k] = False
         if not free.any():
             return 0

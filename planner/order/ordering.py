@@ -8,6 +8,7 @@ order needs less than ``bound_bytes``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from monet.errors import ConfigError
@@ -21,12 +22,21 @@ from monet.planner.order.whole import MANY_STATES, bound, exact, start
 from monet.planner.progress import Progress
 
 PROGRAMS = {"model-ss": False, "model-ms": True}
-METHODS = ("auto", *ORDERS, "exact", "roam", *PROGRAMS)
+"""MODeL's, and whether they are multi-streaming."""
+METHODS: Mapping[str, str] = {
+    "auto": "the best order in linear time, improved by segments and exact search",
+    **{name: heuristic.about for name, heuristic in ORDERS.items()},
+    "exact": "exact search of the whole graph, for small graphs",
+    "roam": "the delayed update, improved by segments and their tree, after ROAM (Shu et al., 2023)",
+    "model-ss": "MODeL's integer program (Steiner et al., ICML 2023), one operator at a time; hundreds of operators",
+    "model-ms": "the same with any number of operators at a time",
+}
+"""By the names that ``--order`` takes, with a line for the help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """``order``: all nodes, views included. ``method``: what found it. Bytes are of what the nodes make and their
+    """``order``: all nodes, views included. ``method``: what made it. Bytes are of what the nodes make and their
     workspaces; what the graph is given comes on top of both. ``interrupted``: by Ctrl-C, before the end."""
 
     order: tuple[int, ...]
@@ -72,7 +82,7 @@ def best_order(
     try:
         interrupted = _run(race, method, solver, workers)
     except KeyboardInterrupt:
-        if race.found is None:
+        if race.leader is None:
             raise
         interrupted = True
     best = race.best
@@ -80,11 +90,11 @@ def best_order(
 
 
 def _run(race: Race, method: str, solver: str, workers: int) -> bool:
-    """True if it ended early by an interrupt that it has handled itself."""
+    """Runs ``method``; True if Ctrl-C ended it, and it has handled that itself."""
     graph = race.graph
     if method in ORDERS:
         race.prove(int(forced_live(graph).max(initial=0)))
-        race.offer(ORDERS[method](graph), method)
+        race.offer(ORDERS[method].make(graph), method)
         return False
     if method == "roam":
         race.offer(updates_delayed(graph), "delayed-update")

@@ -1,7 +1,7 @@
 """Segments ordered independently, in this process or several at once.
 
-The exact search is Python, so threads would take turns. Processes are started anew (``spawn``): a copy of one in
-which a solver's threads run may never end.
+The exact search is Python, so threads would take turns. Processes are started anew (``spawn``): a fork of a process
+in which a solver's threads run may never end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from monet.planner.order.whole import search_whole, start
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+"""Between two looks at the time while processes work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``nodes``: of an order, from place ``begin`` on, as a graph of their own (``order_stretch.stretch``), with the
-    bytes that are in memory besides."""
+    """``nodes`` of an order, from place ``begin`` on, as a ``graph`` of their own (``stretch.stretch``), and the bytes
+    that are in memory besides."""
 
     graph: OrderGraph
     base_bytes: int
@@ -41,8 +42,9 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """An order of a piece, its peak, and bytes that the whole needs there or elsewhere, less those besides."""
+class PieceOrder:
+    """An order of a piece and its peak. ``bound_bytes``, plus the piece's ``base_bytes``: no order of the whole has a
+    smaller peak, in this piece or elsewhere."""
 
     order: Order
     peak_bytes: int
@@ -53,35 +55,34 @@ class Settled:
         return self.peak_bytes <= self.bound_bytes
 
 
-def settle(race: Race, enough_bytes: int, states: int) -> Settled:
-    """Bounds, orders and exact search on ``race``'s graph. A peak of ``enough_bytes`` is no gain to the whole."""
+def order_piece(race: Race, enough_bytes: int, states: int) -> PieceOrder:
+    """Bounds, orders and exact search on ``race``'s graph. The whole gains nothing from less than ``enough_bytes``."""
     race.prove(enough_bytes)
     start(race)
     if race.open:
         search_whole(race, states)
-    return Settled(race.best.order, race.best.peak_bytes, race.bound_bytes)
+    return PieceOrder(race.best.order, race.best.peak_bytes, race.bound_bytes)
 
 
-def settle_all(race: Race, pieces: Sequence[Piece], states: int, workers: int) -> list[Settled | None]:
-    """``settle`` for each; None for those that the time did not suffice for.
+def order_pieces(race: Race, pieces: Sequence[Piece], states: int, workers: int) -> list[PieceOrder | None]:
+    """``order_piece`` for each; None for a piece that the time did not suffice for.
 
-    With several ``workers``, pieces that are hard (why else would they be here) are worth the half second that a
-    process takes to start.
+    ``workers``: processes. Every piece here is hard, so starting a process for it (0.5 s) pays.
     """
     enough = race.bound_bytes
     if min(workers, len(pieces)) < 2:
-        return [settle(race.part(p.graph), enough - p.base_bytes, states) if not race.stop() else None for p in pieces]
+        return [None if race.stop() else order_piece(race.part(p.graph), enough - p.base_bytes, states) for p in pieces]
     context = multiprocessing.get_context("spawn")
     halt = context.Event()
     pool = ProcessPoolExecutor(min(workers, len(pieces)), context, _begin, (halt,))
     try:
-        # Ctrl-C is for this process: those started now never see it, and it arrives here right after.
+        # Ctrl-C is for this process: a process started while it is blocked never sees it, and this one sees it later.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            futures = [pool.submit(_settle, p.graph, race.left_s(), enough - p.base_bytes, states) for p in pieces]
+            futures = [pool.submit(_order_piece, p.graph, race.left_s(), enough - p.base_bytes, states) for p in pieces]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        waiting: set[Future[Settled]] = set(futures)
+        waiting: set[Future[PieceOrder]] = set(futures)
         while waiting and not race.stop():
             waiting = wait(waiting, POLL_S, FIRST_COMPLETED).not_done
         return [_answer(future) for future in futures]
@@ -90,7 +91,7 @@ def settle_all(race: Race, pieces: Sequence[Piece], states: int, workers: int) -
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _answer(future: Future[Settled]) -> Settled | None:
+def _answer(future: Future[PieceOrder]) -> PieceOrder | None:
     if not future.done():
         return None
     try:
@@ -101,12 +102,12 @@ def _answer(future: Future[Settled]) -> Settled | None:
 
 
 _halt: list[Event] = []
-"""Of this process, if it is a worker."""
+"""In a worker process: the event that ends it."""
 
 
 def _begin(halt: Event) -> None:
     _halt.append(halt)
 
 
-def _settle(graph: OrderGraph, left_s: float, enough_bytes: int, states: int) -> Settled:
-    return settle(Race(graph, left_s, halt=_halt[0].is_set), enough_bytes, states)
+def _order_piece(graph: OrderGraph, left_s: float, enough_bytes: int, states: int) -> PieceOrder:
+    return order_piece(Race(graph, left_s, halt=_halt[0].is_set), enough_bytes, states)

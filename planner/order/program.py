@@ -2,15 +2,15 @@
 
 Slots are steps of time. ``run[v, t]``: node v runs in slot t, and creates what it makes (the paper's C, equations
 3 and 4). ``kept[e, t]``: storage e, made before t, is still in memory (P). What a node uses is kept while it runs
-(5); what is kept was kept or made the slot before (1); made and kept exclude each other (2). The peak is a column,
+(5); what is kept was kept or made in the slot before (1); made and kept exclude each other (2). The peak is a column,
 and minimised.
 
-Spans (equations 10 to 12): a node runs neither before its ancestors can have run nor so late that its descendants
-cannot; a storage is not kept after its last user must have run, and is kept from when its maker must have run
-until its first user may not have.
+Spans (equations 10 to 12): a node's slots begin when its ancestors can have run, and end early enough for its
+descendants. A storage has columns ``kept`` from the slot after the first of its maker to the last of its users, an
+output to the end.
 
-Single-streaming runs one node a slot, multi-streaming any number. Nodes in one slot all count at once, so any order of
-them needs no more than the program says.
+Single-streaming runs one node a slot, multi-streaming any number. All nodes of one slot count at once, so no order of
+them needs more than the program says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from monet.errors import SolverError
-from monet.planner.order.ancestry import Closure
+from monet.planner.order.ancestry import Ancestry
 from monet.planner.order.graph import OrderGraph, memory_along, peak_bytes
 from monet.planner.order.heuristics import Order
 from monet.planner.solvers.finder import solver as find_solver
@@ -30,7 +30,7 @@ from monet.planner.solvers.rows import Floats, Rows, Sum
 
 GAP = 1e-6
 MOST_RUNS = 200_000
-"""Of columns ``run``; with those of what is kept, more take minutes to build and are not solved in hours."""
+"""Columns ``run``. With the columns ``kept``, more take minutes to build, and hours do not solve them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class _OrderProgram:
         return x
 
     def read(self, x: Floats) -> Order:
-        """Nodes by slot, and in program order within one."""
+        """Nodes by slot, and in the captured order within one."""
         slot = {n: t for (n, t), column in self.run.items() if x[column] > 0.5}
         return sorted(self.graph.working, key=lambda n: (slot[n], n))
 
@@ -125,10 +125,8 @@ class _OrderProgram:
         last = self.slots - 1 if forever else max((self.spans[m][1] for m in users), default=-1)
         for t in range(self.spans[maker][0] + 1, last + 1):
             column = self.kept[name, t] = self.rows.column()
-            before = [
-                found for found in (self.kept.get((name, t - 1)), self.run.get((maker, t - 1))) if found is not None
-            ]
-            self.rows.implies((column,), tuple(before))
+            before = (self.kept.get((name, t - 1)), self.run.get((maker, t - 1)))
+            self.rows.implies((column,), tuple(one for one in before if one is not None))
             if (maker, t) in self.run:
                 self.rows.excludes((column,), (self.run[maker, t],))
         if forever and (name, self.slots - 1) in self.kept:
@@ -155,6 +153,7 @@ class _OrderProgram:
                     self.rows.implies((self.run[n, t],), tuple(done))
 
     def _memory(self, t: int) -> None:
+        """The peak is at least what is in memory in slot t: what its nodes make and need, and what is kept."""
         graph = self.graph
         total = Sum()
         for n in graph.working:
@@ -169,13 +168,13 @@ class _OrderProgram:
 
 
 def _spans(graph: OrderGraph, multi: bool) -> dict[int, tuple[int, int]]:
-    """First and last slot of each node. One node a slot: all its ancestors have slots before it. Any number: only
-    the longest chain of them has."""
+    """First and last slot of each node. With one node a slot, each of its ancestors takes a slot before it; with any
+    number, only the longest chain of ancestors does."""
     slots = len(graph.working)
     if not multi:
-        closure = Closure(graph)
-        earlier = np.array([closure.where(row).sum() for row in closure.ancestors], np.int64) - 1
-        later = np.array([closure.where(row).sum() for row in closure.descendants], np.int64) - 1
+        ancestry = Ancestry(graph)
+        earlier = np.array([ancestry.where(row).sum() for row in ancestry.ancestors], np.int64) - 1
+        later = np.array([ancestry.where(row).sum() for row in ancestry.descendants], np.int64) - 1
         return {n: (int(earlier[k]), slots - 1 - int(later[k])) for k, n in enumerate(graph.working)}
     first: dict[int, int] = {}
     last: dict[int, int] = {}

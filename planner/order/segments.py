@@ -1,23 +1,24 @@
 """Segments that every order runs one after the other, and the tree of them: the divisions of ROAM.
 
-ROAM (Shu et al., 2023, arXiv:2310.19295) calls an operator memory-insensitive if all others are its ancestors or its
-descendants, and orders the segments between two such operators on their own. Here a segment ends wherever all that
-is left comes after all that has run: next to every such operator, and also where several operators
-join into several others. Every order passes these places with the same storages in memory, so a segment's
-order matters to no other, the least peak of the whole is the largest of the segments', and so are bounds.
+ROAM (Shu et al., 2023, arXiv:2310.19295) calls an operator memory-insensitive if each other one is its ancestor or its
+descendant, and orders the segments between two such operators on their own. Here a segment ends wherever each operator
+that is left is a descendant of each that has run: beside every memory-insensitive operator, and also where several
+operators join into several others. Every order passes these places with the same storages in memory. So the order of
+a segment changes nothing in another one, and the least peak of the whole is the largest of the segments' least peaks;
+the largest of their bounds is a bound on the whole.
 
 A training step as a whole has few such places: updates and gradients of weights may run at any time after what they
-read. ROAM takes updates out, and gives what is large to a tree of subgraphs. The published text leaves open how that
-tree pairs forward with backward operators; pairing decides where tensors lie, not when operators run. So the
-tree here is this construction, which keeps ROAM's two ideas, delay what nothing waits for and divide the rest::
+read. ROAM takes updates out, and divides what is large into a tree of subgraphs. The published text leaves open how
+that tree pairs forward with backward operators. Pairing decides where tensors lie, not when operators run, so the tree
+here is another one. It keeps ROAM's two ideas, to delay what nothing waits for and to divide the rest::
 
     graph ─┬─ side: what nothing else waits for; first the updates, then all that the longest way through
            │  the graph (the ancestors of the node that has most) does not need
            └─ trunk: the rest, divided into segments, and again in the same way
 
-A trunk has its own order and bound. Its bound is one of the graph's, since an order of the graph without the side
-needs no more than with it. The side goes where it does not raise the peak so far, and at the end otherwise; then each
-segment of the trunk is ordered exactly with the side operators that run in it.
+A trunk has its own order and bound. The bound holds for the graph, too, since an order needs no more without the side
+than with it. A side operator runs as soon as it does not raise the peak so far, and at the end otherwise; then each
+segment of the trunk is ordered exactly, together with the side operators that run in it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from monet.planner.order.ancestry import Closure
+from monet.planner.order.ancestry import Ancestry
 from monet.planner.order.graph import OrderGraph, memory_along
 from monet.planner.order.heuristics import Order, delayed, update_nodes
-from monet.planner.order.pool import Piece, settle, settle_all
+from monet.planner.order.pool import Piece, order_piece, order_pieces
 from monet.planner.order.race import Race
 from monet.planner.order.stretch import reordered, stretch
 from monet.planner.order.whole import FEW_STATES, MANY_STATES, search_whole, start
@@ -40,15 +41,15 @@ TREE = "subgraph tree"
 
 
 def cuts(graph: OrderGraph) -> list[int]:
-    """Places in ``graph.working``, and in every other order, after which there are descendants only of all that is
-    before; the first is 0 and the last the number of nodes."""
-    closure = Closure(graph)
-    # Of every node, the first place whose node is none of its ancestors. All orders pass the same sets: one will do.
+    """The ends of segments, as places in ``graph.working`` and in every other order: each node after such a place is a
+    descendant of each node before it. The first is 0, the last the number of nodes."""
+    ancestry = Ancestry(graph)
+    # For each node, the first place whose node is not its ancestor. Every order has the same cuts: one order will do.
     strangers = [
-        min(k, int(np.argmin(np.append(closure.where(row), False)))) for k, row in enumerate(closure.ancestors)
+        min(k, int(np.argmin(np.append(ancestry.where(row), False)))) for k, row in enumerate(ancestry.ancestors)
     ]
     least = np.minimum.accumulate(np.array(strangers, np.int64)[::-1])[::-1]
-    return [0, *(k for k in range(1, closure.count) if least[k] >= k), closure.count]
+    return [0, *(k for k in range(1, ancestry.count) if least[k] >= k), ancestry.count]
 
 
 def climb(race: Race, workers: int = 1) -> None:
@@ -65,7 +66,7 @@ def divide(race: Race, states: int, workers: int = 1) -> None:
     """Orders each segment on its own, where the best order's peak there is above the bound; exactly, unless the
     search of one runs out of ``states`` sets or of time.
 
-    ``workers``: processes. What takes little is done in this one, and the result does not depend on their number.
+    ``workers``: processes for what is hard; the rest is done in this one. The result does not depend on their number.
     """
     places = cuts(race.graph)
     if len(places) == 2:
@@ -73,25 +74,25 @@ def divide(race: Race, states: int, workers: int = 1) -> None:
         return
     order = list(race.best.order)
     hard = []
-    # What has the largest peak raises the bound most, and others may then be left as they are.
+    # The segment of the largest peak first: it raises the bound most, and others may then stay as they are.
     for peak, begin, end in _by_peak(memory_along(race.graph, order), places):
         if peak > race.bound_bytes and end - begin > 1 and race.open:
             part, base = stretch(race.graph, order, begin, end)
             piece = Piece(part, base, begin, tuple(order[begin:end]))
-            found = settle(race.part(part), race.bound_bytes - base, min(states, FEW_STATES))
-            race.prove(base + found.bound_bytes)
-            order[begin:end] = piece.named(found.order)
-            if not found.proven:
-                hard.append((piece, found.peak_bytes))
+            answer = order_piece(race.part(part), race.bound_bytes - base, min(states, FEW_STATES))
+            race.prove(base + answer.bound_bytes)
+            order[begin:end] = piece.named(answer.order)
+            if not answer.proven:
+                hard.append((piece, answer.peak_bytes))
     race.offer(order, SEGMENTS)
     if states > FEW_STATES and race.open:
         hard = [(piece, peak) for piece, peak in hard if piece.base_bytes + peak > race.bound_bytes]
-        answers = settle_all(race, [piece for piece, _ in hard], states, workers)
-        for (piece, peak), answer in zip(hard, answers, strict=True):
-            if answer is not None:
-                race.prove(piece.base_bytes + answer.bound_bytes)
-                if answer.peak_bytes < peak:
-                    order[piece.begin : piece.begin + len(piece.nodes)] = piece.named(answer.order)
+        answers = order_pieces(race, [piece for piece, _ in hard], states, workers)
+        for (piece, peak), better in zip(hard, answers, strict=True):
+            if better is not None:
+                race.prove(piece.base_bytes + better.bound_bytes)
+                if better.peak_bytes < peak:
+                    order[piece.begin : piece.begin + len(piece.nodes)] = piece.named(better.order)
         race.offer(order, SEGMENTS)
 
 
@@ -113,8 +114,8 @@ def grow(race: Race, workers: int = 1) -> None:
 
 
 def side_nodes(graph: OrderGraph) -> frozenset[int]:
-    """Working nodes that nothing else waits for: updates, where there are any, else all but the ancestors of the node
-    that has most. None, where that node needs all the others."""
+    """Working nodes that nothing else waits for: the updates, where there are any; else all nodes but the one with the
+    most ancestors and these ancestors, which are no nodes where that one needs all others."""
     updates = update_nodes(graph)
     side: set[int] = set()
     for n in reversed(graph.working):
@@ -122,23 +123,23 @@ def side_nodes(graph: OrderGraph) -> frozenset[int]:
             side.add(n)
     if side and len(side) < len(graph.working):
         return frozenset(side)
-    closure = Closure(graph)
-    rows = [closure.where(row) for row in closure.ancestors]
+    ancestry = Ancestry(graph)
+    rows = [ancestry.where(row) for row in ancestry.ancestors]
     longest = max(rows, key=lambda row: int(row.sum()), default=np.ones(0, np.bool_))
     return frozenset(n for n, within in zip(graph.working, longest, strict=True) if not within)
 
 
 def without(graph: OrderGraph, side: frozenset[int]) -> OrderGraph:
-    """``graph`` without views and ``side``, of which the rest needs nothing. No order of ``graph`` has a smaller peak
-    than the rest of it has in that order here: what only the side still needs is gone."""
+    """``graph`` without views and without ``side``, from which the rest needs nothing. In every order of ``graph`` the
+    rest needs at least what it needs here, where storages that only ``side`` still reads are gone."""
     nodes = tuple(graph.nodes[n] for n in graph.working if n not in side)
     made = {name for node in nodes for name in node.makes}
     return OrderGraph(nodes, graph.bytes, graph.inputs, graph.outputs & made)
 
 
 def _with_side(race: Race, order: Order, firsts: Sequence[int]) -> None:
-    """Orders each segment of the trunk with the side operators that run in it, from the largest peak on, until one
-    cannot be made smaller. ``firsts``: the first nodes of the segments."""
+    """Orders each segment of the trunk with the side operators that run in it, the largest peak first, until one peak
+    cannot be lowered. ``firsts``: the first nodes of the segments."""
     at = {n: k for k, n in enumerate(order)}
     places = [0, *(at[n] for n in firsts[1:]), len(order)]
     for peak, begin, end in _by_peak(memory_along(race.graph, order), places):

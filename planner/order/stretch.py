@@ -1,23 +1,24 @@
 """Improve an order around its peak: the nodes of a stretch are put in their best order, all others stay.
 
-Around a peak that every order must have there is nothing to gain, so this is only tried while the peak is above the
-bound, and the stretch grows until its search gets too large.
+A peak that every order has cannot be lowered, so this is tried only while the peak is above the bound. The stretch
+grows until its search gets too large.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from monet.planner.order.exact_search import search
+from monet.planner.order.exact_search import search_orders
 from monet.planner.order.graph import Node, OrderGraph, memory_along
 from monet.planner.order.heuristics import Order
 from monet.planner.order.race import Race
 
 FIRST_NODES, MOST_NODES = 8, 256
+"""Of a stretch: its length is doubled whenever none of that length helps."""
 STRETCHES = " + exact stretches"
 
 
-def improve(race: Race, states: int) -> None:
+def reorder_stretches(race: Race, states: int) -> None:
     """Reorders around the peak of ``race``'s best order as long as that helps and the race is open; each search
     reaches at most ``states`` sets."""
     nodes = FIRST_NODES
@@ -38,7 +39,7 @@ def improve(race: Race, states: int) -> None:
         if better is None:
             nodes *= 2
         else:
-            # The same peak may be elsewhere, too: then the order is better, but not yet the race's best.
+            # The order may have the same peak at another place, too: it is better then, but not yet the race's best.
             order = better
             tried.clear()
             race.offer(order, method)
@@ -47,26 +48,26 @@ def improve(race: Race, states: int) -> None:
 def reordered(race: Race, order: Order, begin: int, end: int, states: int) -> Order | None:
     """``order`` with [begin, end) in the order of its own least peak, if that is below the peak of ``race``'s best."""
     part, base = stretch(race.graph, order, begin, end)
-    found = search(part, race.best.peak_bytes - base, states, race.stop, max(0, race.bound_bytes - base))
-    return None if found.order is None else spliced(order, begin, end, found.order)
+    result = search_orders(part, race.best.peak_bytes - base, states, race.stop, max(0, race.bound_bytes - base))
+    return None if result.order is None else spliced(order, begin, end, result.order)
 
 
 def spliced(order: Order, begin: int, end: int, inside: Order) -> Order:
-    """``order`` with [begin, end) as ``inside``, which is an order of what ``stretch`` made of it."""
+    """``order`` with its nodes [begin, end) ordered as ``inside`` orders the graph that ``stretch`` made of them."""
     return [*order[:begin], *(order[begin + k - 1] for k in inside if k > 0), *order[end:]]
 
 
 def stretch(graph: OrderGraph, order: Order, begin: int, end: int) -> tuple[OrderGraph, int]:
-    """The nodes order[begin:end] as a graph of their own, after one node that makes what they find; and the bytes
-    that are alive all through without being used there.
+    """The nodes order[begin:end] as a graph of their own, and the bytes that are in memory all through without being
+    used there.
 
-    Node k of the graph is order[begin + k - 1]. All of them read something of node 0, if only a storage of no bytes:
-    none can run before what is there is there. Any order of the part continues what is before it, so its peak
-    and the bytes are the peak that the whole order has there.
+    Node 0 of the graph makes what earlier nodes have made and these use; node k is order[begin + k - 1], and reads
+    something of node 0, if only the storage ``mark`` of no bytes, so that node 0 comes first. The peak of any order of
+    the graph, plus the bytes, is the peak that the whole order then has in this stretch.
     """
     inside = set(order[begin:end])
     earlier, later = set(order[:begin]), set(order[end:])
-    found: dict[int, None] = {}
+    there: dict[int, None] = {}
     base = 0
     outputs = set()
     for name, maker in graph.producer.items():
@@ -75,14 +76,14 @@ def stretch(graph: OrderGraph, order: Order, begin: int, end: int) -> tuple[Orde
         used_here = maker in inside or any(m in inside for m in users)
         if maker in earlier:
             if used_here:
-                found[name] = None
+                there[name] = None
             elif needed_later:
                 base += graph.bytes[name]
         if used_here and needed_later:
             outputs.add(name)
     mark = max((*graph.bytes, *graph.inputs), default=0) + 1
-    nodes = [Node("what is there", (), (*found, mark))]
+    nodes = [Node("what is there", (), (*there, mark))]
     for n in order[begin:end]:
         node = graph.nodes[n]
-        nodes.append(node if found.keys() & {*node.reads} else replace(node, reads=(*node.reads, mark)))
+        nodes.append(node if there.keys() & {*node.reads} else replace(node, reads=(*node.reads, mark)))
     return OrderGraph(tuple(nodes), {**graph.bytes, mark: 0}, graph.inputs, frozenset(outputs)), base

@@ -52,6 +52,11 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+def test_help_explains_every_method() -> None:
+    text = " ".join(CliRunner().invoke(program, ["layout", "--help"], terminal_width=500).stdout.split())
+    assert all(f"{method} {about}" in text for method, about in METHODS.items())
+
+
 def test_offsets_by_id(path: Path) -> None:
     out = path.with_name("out.json")
     result = run(path, "--json", str(out))

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from monet.planner.layout import Layout, Lifetime
+from monet.planner.layout.load import Integers, load_over_time
 
 
 def check(lifetimes: Sequence[Lifetime], found: Layout, alignment: int = 64) -> None:
@@ -34,6 +35,11 @@ def check(lifetimes: Sequence[Lifetime], found: Layout, alignment: int = 64) -> 
     assert found.arena_bytes == max((low + aligned).tolist(), default=0)
 
 
+def max_load(begin: Integers, end: Integers, size: Integers) -> int:
+    """The largest load of any tick, in the unit of ``size``; 0 without buffers."""
+    return int(load_over_time(begin, end, size)[1].max(initial=0))
+
+
 def alive(life: Lifetime) -> set[int]:
     """The ticks in which its bytes are in use."""
     return set(range(life.begin, life.end)).difference(*(range(*gap) for gap in life.gaps))
@@ -41,10 +47,10 @@ def alive(life: Lifetime) -> set[int]:
 
 def optimum(lifetimes: Sequence[Lifetime]) -> int:
     """The least arena: some order of lowest-offset placement makes it (any layout can be pushed down)."""
-    pinned = [(life, life.offset) for life in lifetimes if life.offset is not None]
+    given = [(life, life.offset) for life in lifetimes if life.offset is not None]
     least = sum(life.bytes + (life.offset or 0) for life in lifetimes)
     for order in itertools.permutations([life for life in lifetimes if life.offset is None]):
-        placed: list[tuple[Lifetime, int]] = list(pinned)
+        placed: list[tuple[Lifetime, int]] = list(given)
         for life in order:
             others = [(x, low) for x, low in placed if alive(x) & alive(life)]
             candidates = [0, *(low + x.bytes for x, low in others)]
@@ -55,8 +61,8 @@ def optimum(lifetimes: Sequence[Lifetime]) -> int:
 
 
 def random_lifetimes(rng: random.Random, count: int) -> list[Lifetime]:
-    """With gaps and pins, the latter where they do not overlap."""
-    found: list[Lifetime] = []
+    """With gaps, and with offsets that are given where they do not overlap."""
+    lifetimes: list[Lifetime] = []
     for n in range(count):
         begin = rng.randint(0, 8)
         end = begin + rng.randint(1, 7)
@@ -69,11 +75,11 @@ def random_lifetimes(rng: random.Random, count: int) -> list[Lifetime]:
                 or x.offset >= at + life.bytes
                 or x.offset + x.bytes <= at
                 or not alive(x) & alive(life)
-                for x in found
+                for x in lifetimes
             )
             life = replace(life, offset=at) if free else life
-        found.append(life)
-    return found
+        lifetimes.append(life)
+    return lifetimes
 
 
 def endless_lifetimes() -> list[Lifetime]:

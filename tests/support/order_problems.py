@@ -1,13 +1,19 @@
-"""Small random graphs to order, and their least peak by trying every order."""
+"""Small random graphs to order, their least peak by trying every order, and a graph as the command reads it."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from monet.planner.order.graph import Node, OrderGraph
+
+options = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+MOST_ORDERS = 2000
+"""Of a graph whose orders are all tried."""
 
 
 def random_graph(rng: random.Random, count: int) -> OrderGraph:
@@ -41,7 +47,7 @@ def graphs(most: int = 7) -> st.SearchStrategy[OrderGraph]:
 def every_order(graph: OrderGraph) -> Iterator[list[int]]:
     """Orders of the working nodes that respect what the program says, found from the nodes themselves.
 
-    Two nodes keep their program order if one uses what the other makes or overwrites; nothing of ``OrderGraph`` but
+    Two nodes keep their captured order if one uses what the other makes or overwrites; nothing of ``OrderGraph`` but
     its nodes is used.
     """
     working = [n for n, node in enumerate(graph.nodes) if not node.view]
@@ -209,3 +215,37 @@ def least_peak_by_sets(graph: OrderGraph) -> int:
                     wider[then] = min(max(top, now + needs), wider.get(then, 1 << 60))
         level = wider
     return level[frozenset(range(len(graph.working)))]
+
+
+def few_orders(graph: OrderGraph) -> bool:
+    return sum(1 for _ in zip(every_order(graph), range(MOST_ORDERS + 1), strict=False)) <= MOST_ORDERS
+
+
+def joined() -> st.SearchStrategy[OrderGraph]:
+    made = st.builds(
+        lambda seed, count: joined_graph(random.Random(seed), count, 3), st.integers(0, 10**9), st.integers(2, 3)
+    )
+    return made.filter(few_orders)
+
+
+def recomputed() -> st.SearchStrategy[OrderGraph]:
+    made = st.builds(
+        lambda seed, n: with_recomputation(random.Random(seed), n), st.integers(0, 10**9), st.integers(2, 4)
+    )
+    return made.filter(few_orders)
+
+
+def worst(graph: OrderGraph) -> list[int]:
+    """The order of the largest peak."""
+    return max(every_order(graph), key=lambda order: peak(graph, order))
+
+
+def document(graph: OrderGraph) -> str:
+    """The JSON that ``monet order`` reads."""
+    ops = [
+        {"name": n.name, "ins": n.reads, "new": n.makes, "mut": n.overwrites, "workspace": n.workspace_bytes}
+        for n in graph.nodes
+    ]
+    return json.dumps(
+        {"ops": ops, "size": graph.bytes, "inputs": sorted(graph.inputs), "outputs": sorted(graph.outputs)}
+    )

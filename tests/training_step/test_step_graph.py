@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from layout_problems import max_load
 from small_models import Awkward, Inverted, Residual, Transformer
 from torch import nn
 from torch._subclasses import FakeTensorMode
@@ -17,7 +18,6 @@ from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import CaptureError
 from monet.graph import Graph, Ref, operator_inputs
 from monet.planner.layout import layout
-from monet.planner.layout.load import max_load
 from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order import best_order
 from monet.planner.order.graph import OrderGraph, memory_along, peak_bytes
@@ -156,8 +156,8 @@ def test_updates_come_after_all_readers_of_the_parameter_in_every_order(name: st
     operators = {op.name: op for op in (*graph.forward, *graph.backward)}
     trained = {graph.storage(s.value): s.target for s in graph.sources if s.value in graph.gradients}
     readers = 0
-    for make in ORDERS.values():
-        order = [step.nodes[n].name for n in make(step)]
+    for heuristic in ORDERS.values():
+        order = [step.nodes[n].name for n in heuristic.make(step)]
         at = {node: place for place, node in enumerate(order)}
         for node, place in at.items():
             for value in operator_inputs(operators[node]) if node in operators else ():
@@ -174,8 +174,8 @@ def test_random_operators_keep_their_order() -> None:
     step = order_graph(graph, torch.optim.Adam)
     (generator,) = {n for node in step.nodes if node.name in random for n in node.overwrites}
     assert generator in step.inputs and generator not in step.bytes
-    for method, make in ORDERS.items():
-        order = [step.nodes[n].name for n in make(step)]
+    for method, heuristic in ORDERS.items():
+        order = [step.nodes[n].name for n in heuristic.make(step)]
         assert [name for name in order if name in random] == random, method
     assert GENERATOR not in graph.values
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from order_problems import graphs
 
 from monet.planner.layout import Lifetime
-from monet.planner.layout.caching_allocator import CachingAllocator, InvalidRequest, Usage, replay
+from monet.planner.layout.caching_allocator import CachingAllocator, InvalidRequest, Usage, replay_lifetimes
 from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order.graph import OrderGraph, peak_bytes
 
@@ -121,8 +121,8 @@ def test_fragmentation_is_that_at_the_peak_of_what_is_reserved() -> None:
 
 def test_what_ends_at_a_tick_is_free_for_what_begins_there() -> None:
     one, other = Lifetime(1, 15 * MIB, 0, 4), Lifetime(2, 15 * MIB, 4, 5)
-    assert replay([other, one]).reserved_bytes == 16 * MIB
-    assert replay([other, Lifetime(1, 15 * MIB, 0, 5)]).reserved_bytes == 32 * MIB
+    assert replay_lifetimes([other, one]).reserved_bytes == 16 * MIB
+    assert replay_lifetimes([other, Lifetime(1, 15 * MIB, 0, 5)]).reserved_bytes == 32 * MIB
 
 
 def test_invalid_requests() -> None:
@@ -178,7 +178,7 @@ def test_blocks_hold_their_requests_and_never_overlap(sequence: list[tuple[int, 
 @given(graph=graphs(most=10))
 def test_an_order_needs_no_more_than_is_reserved(graph: OrderGraph) -> None:
     order = graph.working
-    usage = replay(order_lifetimes(graph, order))
+    usage = replay_lifetimes(order_lifetimes(graph, order))
     assert peak_bytes(graph, order) <= usage.allocated_bytes <= usage.reserved_bytes
 
 

@@ -95,7 +95,7 @@ def test_the_search_alone_takes_nothing_from_heuristics(monkeypatch: pytest.Monk
     def none(*_: object, **__: object) -> None:
         raise AssertionError("a heuristic was asked")
 
-    for name in ("fit", "skyline", "improve"):
+    for name in ("place_in_gaps", "skyline", "reinsert"):
         monkeypatch.setattr(layout_methods, name, none)
     lifetimes = random_lifetimes(random.Random(5), 12)
     found = layout(lifetimes, alignment=1, method="search")
@@ -111,7 +111,7 @@ def test_of_very_many_buffers_only_skylines_are_made(monkeypatch: pytest.MonkeyP
     plain = [Lifetime(one.id, one.bytes, one.begin, one.end) for one in lifetimes]
     monkeypatch.setattr(layout_methods, "_FITTED_BUFFERS", 39)
     with monkeypatch.context() as patched:
-        patched.setattr(layout_methods, "fit", none)
+        patched.setattr(layout_methods, "place_in_gaps", none)
         found = layout(plain, alignment=1, capacity_bytes=0)
     check(plain, found, 1)
     assert found.method.startswith("skyline")

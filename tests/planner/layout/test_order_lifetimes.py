@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layout_problems import max_load
 from order_problems import graphs, peak
 
 from monet.planner.layout import Lifetime
-from monet.planner.layout.load import max_load
 from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order.graph import Node, OrderGraph, memory_along, peak_bytes, with_views
 from monet.planner.order.heuristics import ORDERS
@@ -20,7 +20,7 @@ options = settings(deadline=None, derandomize=True, database=None)
 @settings(options, max_examples=200)
 @given(graph=graphs(most=10), method=st.sampled_from(list(ORDERS)))
 def test_the_load_at_every_tick_is_the_memory_there(graph: OrderGraph, method: str) -> None:
-    order = ORDERS[method](graph)
+    order = ORDERS[method].make(graph)
     lifetimes = order_lifetimes(graph, order)
     alive = [sum(life.bytes for life in lifetimes if life.begin <= tick < life.end) for tick in range(len(order))]
     assert alive == memory_along(graph, order)
@@ -30,7 +30,7 @@ def test_the_load_at_every_tick_is_the_memory_there(graph: OrderGraph, method: s
 @settings(options, max_examples=100)
 @given(graph=graphs(most=10))
 def test_views_in_the_order_change_ticks_but_not_the_peak(graph: OrderGraph) -> None:
-    order = with_views(graph, ORDERS["lpmf"](graph))
+    order = with_views(graph, ORDERS["lpmf"].make(graph))
     lifetimes = order_lifetimes(graph, order)
     begin, end, size = (np.array([getattr(x, name) for x in lifetimes], np.int64) for name in ("begin", "end", "bytes"))
     assert max_load(begin, end, size) == peak_bytes(graph, order) == peak(graph, list(order))
