@@ -87,7 +87,7 @@ def plan_problem(
         built_s = clock.elapsed_s()
         if best.cost is not None and best.cost.objective_s <= enough:
             raise GoodEnough
-        if scope.everywhere:
+        if scope.after_peaks:
             # In the smaller program first: what is easy to find there is hard to find in the larger one.
             plain = Scope(scope.window, frozenset())
             small = build(problem, budget_bytes, plain, needed_besides(problem, best.runs, plain))
