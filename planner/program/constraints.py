@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from monet.planner.problem import ForwardImplementation, Problem, recompute_cost
 from monet.planner.program.program import Program
 from monet.planner.program.relaxation import add_early_columns, resident_early
-from monet.planner.program.windows import windows
+from monet.planner.program.windows import NO_STAGES, windows
 from monet.planner.solvers.rows import ABSENT, ALWAYS, Presence, Sum
 
 
@@ -15,18 +15,18 @@ def build_program(
     problem: Problem,
     budget_bytes: int,
     window: int | None,
-    also: Mapping[str, frozenset[int]] | None = None,
-    everywhere: frozenset[int] = frozenset(),
+    also_at: Mapping[str, frozenset[int]] | None = None,
+    after_peaks: frozenset[int] = NO_STAGES,
     relaxed: bool = False,
 ) -> Program:
-    """The program of ``problem``, without its memory rows; ``also`` and ``everywhere`` as for ``windows``.
+    """The program of ``problem``, without its memory rows; ``also_at`` and ``after_peaks`` as for ``windows``.
 
     With ``window=None`` it is the full program: recomputation of anything at any stage.
 
     ``relaxed``: a relaxation of the full program (see ``relaxation.py``) instead of the windowed one.
     """
-    every_stage = relaxed or window is None
-    program = Program(windows(problem, window, also, everywhere, every_stage), budget_bytes, relaxed)
+    index = windows(problem, window, also_at, after_peaks, offer_idle_stages=relaxed or window is None)
+    program = Program(index, budget_bytes, relaxed)
     _keep_columns(program)
     _forward_choice(program)
     _recompute_columns(program)

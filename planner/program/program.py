@@ -65,7 +65,7 @@ class Program:
         """The name of the program that a bound is about."""
         if self.relaxed or self.windows.window is None:
             return "full"
-        more = f" + {self.windows.everywhere} stages" if self.windows.everywhere else ""
+        more = f" + {len(self.windows.after_peaks)} stages" if self.windows.after_peaks else ""
         return f"window {self.windows.window}{more}"
 
     def kept(self, name: str) -> Presence:

@@ -135,15 +135,15 @@ def _set_local(program: Program, x: Floats) -> None:
 def earlier(index: Windows, runs: Runs) -> dict[str, frozenset[int]]:
     """At which stages, outside the windows of ``index``, the program must offer what to contain ``runs``."""
     operators = {operator.id: i for i, operator in enumerate(index.problem.forward)}
-    also: dict[str, set[int]] = {}
+    also_at: dict[str, set[int]] = {}
     for t, stage in enumerate(runs.stages):
         for run in stage.recompute:
             i = operators[run.operator]
             operator = index.problem.forward[i]
             if t not in index.stages_again[i]:
                 for name in (*operator.outputs, *run.intermediates):
-                    also.setdefault(name, set()).add(t)
+                    also_at.setdefault(name, set()).add(t)
             for q in operator.implementations:
                 if q.name == run.implementation and q.overwrites and t < index.start.get(q.overwrites, -1):
-                    also.setdefault(q.overwrites, set()).add(t)
-    return {name: frozenset(stages) for name, stages in also.items()}
+                    also_at.setdefault(q.overwrites, set()).add(t)
+    return {name: frozenset(stages) for name, stages in also_at.items()}

@@ -78,7 +78,7 @@ def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
     _first_plans(best, start, budget_bytes, solving.time_limit_s)
     hunt.built_s = hunt.clock.elapsed_s()
     hunt.stop_if_enough()
-    if scope.everywhere:
+    if scope.after_peaks:
         # In the smaller program first: what is easy to find there is hard to find in the larger one.
         plain = Scope(scope.window, frozenset())
         small = build(best.problem, budget_bytes, plain, needed_besides(best.problem, best.runs, plain))

@@ -23,10 +23,10 @@ WINDOW = 16
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which program is planned: ``window`` as for ``windows``, and the stages that are offered everywhere."""
+    """Which program is planned: ``window`` and ``after_peaks`` as for ``windows``."""
 
     window: int | None
-    everywhere: frozenset[int]
+    after_peaks: frozenset[int]
 
 
 def scope_of(problem: Problem, window: int | None) -> Scope:
@@ -39,9 +39,9 @@ def scope_of(problem: Problem, window: int | None) -> Scope:
     return Scope(window, after_peaks(windows(problem, None)))
 
 
-def build(problem: Problem, budget_bytes: int, scope: Scope, also: Mapping[str, frozenset[int]]) -> Program:
-    """The program with its memory rows; ``also`` as for ``windows``."""
-    program = build_program(problem, budget_bytes, scope.window, also, scope.everywhere)
+def build(problem: Problem, budget_bytes: int, scope: Scope, also_at: Mapping[str, frozenset[int]]) -> Program:
+    """The program with its memory rows; ``also_at`` as for ``windows``."""
+    program = build_program(problem, budget_bytes, scope.window, also_at, scope.after_peaks)
     add_memory_rows(program)
     return program
 
@@ -50,8 +50,8 @@ def needed_besides(problem: Problem, runs: Runs | None, scope: Scope) -> Mapping
     """Stages outside the windows that a program must offer to contain ``runs``; nothing if that is too much."""
     if runs is None:
         return {}
-    index = windows(problem, scope.window, None, scope.everywhere)
-    also = earlier(index, runs)
+    index = windows(problem, scope.window, None, scope.after_peaks)
+    also_at = earlier(index, runs)
     plain = sum(last + 1 - index.start[name] for name, last in index.last.items())
     # A thrifty plan recomputes everything everywhere: room for it would undo the windows.
-    return also if sum(map(len, also.values())) <= plain else {}
+    return also_at if sum(map(len, also_at.values())) <= plain else {}

@@ -138,7 +138,7 @@ def _build(problem: Problem, best: BestPlan, scope: Scope, most_s: float | None)
     """The program of least peak, in shares of the best plan's peak; without a plan, of everything kept at once."""
     most_bytes = best.cost.peak_bytes if best.cost is not None else keep_everything_bytes(problem)
     program = build_program(
-        problem, most_bytes, scope.window, needed_besides(problem, best.runs, scope), scope.everywhere
+        problem, most_bytes, scope.window, needed_besides(problem, best.runs, scope), scope.after_peaks
     )
     rows = program.rows
     if most_s is not None:

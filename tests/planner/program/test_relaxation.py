@@ -130,7 +130,7 @@ def test_scopes_are_named() -> None:
     problem = chain(60)
     assert build_program(problem, 100, None).scope == "full"
     assert build_program(problem, 100, 4).scope == "window 4"
-    assert build_program(problem, 100, 4, everywhere=frozenset({3, 9})).scope == "window 4 + 2 stages"
+    assert build_program(problem, 100, 4, after_peaks=frozenset({3, 9})).scope == "window 4 + 2 stages"
     assert build_program(problem, 100, 4, relaxed=True).scope == "full"
     assert scope_of(problem, 60).window is None and scope_of(problem, 59).window == 59
     assert scope_of(chain(40), None).window is None and scope_of(chain(41), None).window == 16
@@ -182,7 +182,7 @@ def test_a_stage_after_a_peak_makes_a_plan_possible_that_the_window_forbids() ->
     problem = with_a_peak()
     # Nothing survives stage 0. At stage 1 there is room for all, at stage 2 again only for what is then needed.
     narrow = optimum(build_program(problem, BUDGET, 1))
-    wide = optimum(build_program(problem, BUDGET, 1, everywhere=frozenset({1})))
+    wide = optimum(build_program(problem, BUDGET, 1, after_peaks=frozenset({1})))
     assert wide < narrow
     assert (
         wide
@@ -215,13 +215,13 @@ def with_a_peak() -> Problem:
 
 
 @pytest.mark.parametrize("window", [1, 2])
-@pytest.mark.parametrize(("also", "stages"), [(True, ()), (False, (1,)), (False, (0, 1, 2))])
-def test_everywhere_and_also_add_their_stages_only(window: int, also: bool, stages: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("also_at", "stages"), [(True, ()), (False, (1,)), (False, (0, 1, 2))])
+def test_after_peaks_and_also_at_add_their_stages_only(window: int, also_at: bool, stages: tuple[int, ...]) -> None:
     problem = chain(6)
-    added = {"t0": frozenset({2})} if also else {}
+    added = {"t0": frozenset({2})} if also_at else {}
     plain = windows(problem, window)
     more = windows(problem, window, added, frozenset(stages))
-    assert more.everywhere == len(stages)
+    assert more.after_peaks == frozenset(stages)
     for i, (before, after) in enumerate(zip(plain.stages_again, more.stages_again, strict=True)):
         name = problem.forward[i].outputs[0]
         if not plain.runs_again[i]:
@@ -279,9 +279,9 @@ def test_a_start_that_recomputes_at_odd_stages_is_kept() -> None:
     runs = Runs(odd.forward, odd.stages)
     # The window of one stage, and the one that covers the stage without offering it.
     for window in (1, 3):
-        also = earlier(windows(problem, window), runs)
-        assert 2 in also["b"]
-        program = build_program(problem, 20, window, also)
+        also_at = earlier(windows(problem, window), runs)
+        assert 2 in also_at["b"]
+        program = build_program(problem, 20, window, also_at)
         add_memory_rows(program)
         x = write_point(program, runs)
         assert x is not None
