@@ -12,7 +12,7 @@ from monet.capture import Captured, autocast
 from monet.errors import PlanMismatch
 from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
-from monet.graph import TOTAL, Graph, Source
+from monet.graph import CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Source
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.compressed.sparse import DENSITY
 from monet.ops.measuring.signature import environment
@@ -49,7 +49,7 @@ class PlannedStep:
         """
         self.model, self.plan, self.captured = model, plan, captured
         self.graph = captured.graph
-        self._device = next(iter(self.graph.values.values())).device.type
+        self._device = self.graph.device.type
         self._autocast = plan.model.get("autocast")
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan))
@@ -65,8 +65,7 @@ class PlannedStep:
                 "the plan was made for another model: the captured operators, shapes or dtypes differ "
                 f"(plan {str(expected)[:12]}, model {self.graph.fingerprint()[:12]}); plan again for this model"
             )
-        device = next(iter(self.graph.values.values())).device
-        here, there = environment(device), self.plan.environment.get("profile")
+        here, there = environment(self.graph.device), self.plan.environment.get("profile")
         if here != there:
             raise PlanMismatch(f"the plan was made for [{there}], and this is [{here}]; plan again here")
 
@@ -103,18 +102,18 @@ class PlannedStep:
         self, source: Source, state: Callable[[Source], Locate] | None
     ) -> tuple[dict[str, Any], str] | torch.Tensor | int | Locate:
         """Where a source is found at a call: in a module's dictionary, a constant, a flat input, or by asking."""
-        if source.kind == "input":
+        if source.kind == INPUT:
             return int(source.target)
-        if source.kind == "constant":
+        if source.kind == CONSTANT:
             return self.captured.constants[source.target]
         if source.kind == TOTAL:
             return lambda: None  # there when the backward pass begins
-        if source.kind == "state":
+        if source.kind == STATE:
             if state is None:
                 raise PlanMismatch("the plan updates weights; use it with monet.optimize, not with MonetModule")
             return state(source)
         owner, name = owner_of(self.model, source.target)
-        return (owner._parameters if source.kind == "parameter" else owner._buffers, name)
+        return (owner._parameters if source.kind == PARAMETER else owner._buffers, name)
 
     def sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that the step is run on. Raises ``PlanMismatch`` where the call is not as planned."""

@@ -39,8 +39,7 @@ class Runner:
         self._leave: Callable[[], None] = lambda: None
         self._handle = 0
         self._with_crew = False
-        device = next(iter(self.graph.values.values())).device
-        library = allocator.library() if device.type == "cpu" else None
+        library = allocator.library() if self.graph.device.type == "cpu" else None
         if library is not None:
             offset = {buffer.id: buffer.offset for buffer in plan.buffers}
             requests = [

@@ -11,7 +11,7 @@ import torch
 
 from monet.capture.export_errors import where
 from monet.errors import CaptureError
-from monet.graph import Graph, Operator, Ref, Source, Value
+from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Graph, Operator, Ref, Source, Value
 
 aten = torch.ops.aten
 # Their schemas say they make new tensors; in memory these are views.
@@ -125,13 +125,13 @@ class JointReader:
         if kind == "ParamAOTInput":
             parameter = self.model.get_parameter(description.target)
             self._tie(node.name, parameter)
-            return Source(node.name, "parameter", description.target, parameter.requires_grad)
+            return Source(node.name, PARAMETER, description.target, parameter.requires_grad)
         if kind == "BufferAOTInput":
             constant = self.constants.get(description.target)
             self._tie(node.name, self.model.get_buffer(description.target) if constant is None else constant)
-            return Source(node.name, "buffer" if constant is None else "constant", description.target, False)
+            return Source(node.name, BUFFER if constant is None else CONSTANT, description.target, False)
         if kind == "PlainAOTInput":
-            return Source(node.name, "input", str(description.idx), self.leaves[description.idx].requires_grad)
+            return Source(node.name, INPUT, str(description.idx), self.leaves[description.idx].requires_grad)
         if kind in ("ForwardTokenAOTInput", "BackwardTokenAOTInput"):
             raise CaptureError(
                 "an operator of the model may raise an error by its values, as those of torch.linalg do; use the form "

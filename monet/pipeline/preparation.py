@@ -127,7 +127,7 @@ def _described(
     density: float,
 ) -> dict[str, Any]:
     """What a plan says of its model."""
-    cast = autocast.state(next(iter(lowered.catalogue.graph.values.values())).device.type)
+    cast = autocast.state(lowered.catalogue.graph.device.type)
     return {
         "name": lowered.problem.name,
         "fingerprint": lowered.catalogue.graph.fingerprint(),
@@ -156,7 +156,7 @@ def _environment(lowered: Lowered) -> dict[str, Any]:
         "torch": torch.__version__,
         "profile": lowered.profile.environment,
         "threads": torch.get_num_threads(),
-        "device": str(next(iter(lowered.catalogue.graph.values.values())).device),
+        "device": str(lowered.catalogue.graph.device),
     }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from monet.capture import Captured
-from monet.graph import TOTAL, Graph, Operator, Ref, Source, Value
+from monet.graph import PARAMETER, TOTAL, Graph, Operator, Ref, Source, Value
 
 
 @dataclass(eq=False)
@@ -66,7 +66,7 @@ def with_accumulation(captured: Captured) -> Accumulated:
     gradient_of: dict[str, str] = {}
     after: dict[int, list[Operator]] = {}
     for source in graph.sources:
-        if source.kind != "parameter" or source.value not in graph.gradients:
+        if source.kind != PARAMETER or source.value not in graph.gradients:
             continue
         name, gradient = f"total {source.target}", graph.gradients[source.value]
         values[name] = _like(name, graph, source)
@@ -80,7 +80,7 @@ def with_accumulation(captured: Captured) -> Accumulated:
         backward += [op, *after.get(i, ())]
     backward += after.get(len(graph.backward), ())
     kept = {
-        s.value: graph.gradients[s.value] for s in graph.sources if s.kind != "parameter" and s.value in graph.gradients
+        s.value: graph.gradients[s.value] for s in graph.sources if s.kind != PARAMETER and s.value in graph.gradients
     }
     changed = replace(graph, values=values, sources=tuple(sources), backward=tuple(backward), gradients=kept)
     return Accumulated(replace(captured, graph=changed), totals, gradient_of)

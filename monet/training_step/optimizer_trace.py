@@ -14,14 +14,14 @@ from monet.errors import CaptureError
 from monet.graph import Value
 
 OptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-PARAMETER, GRADIENT = 0, 1
+PARAMETER_STORAGE, GRADIENT_STORAGE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One operator of an update, by the storages that it reads, makes and overwrites.
 
-    Storages are numbered: ``PARAMETER``, ``GRADIENT``, then state and temporaries as they occur.
+    Storages are numbered: ``PARAMETER_STORAGE``, ``GRADIENT_STORAGE``, then state and temporaries as they occur.
     """
 
     operator: str
@@ -73,7 +73,7 @@ class _Recorder(TorchDispatchMode):
         self._calls: list[Call] = []
         self._numbers: dict[int, int] = {}
         self._bytes: dict[int, int] = {}
-        self._made: set[int] = {PARAMETER, GRADIENT}
+        self._made: set[int] = {PARAMETER_STORAGE, GRADIENT_STORAGE}
         self._alive: list[torch.Tensor] = []  # a freed storage's address would be given to another
         self._storages([parameter, gradient])
 

@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from monet.graph import Graph, Operator, Source, Value, operator_inputs, overwritten
+from monet.graph import PARAMETER, Graph, Operator, Source, Value, operator_inputs, overwritten
 from monet.planner.order.graph import Node, OrderGraph
 from monet.plans.plan import aligned
-from monet.training_step.optimizer_trace import GRADIENT, PARAMETER, OptimizerFactory, Update, trace_update
+from monet.training_step.optimizer_trace import (
+    GRADIENT_STORAGE,
+    PARAMETER_STORAGE,
+    OptimizerFactory,
+    Update,
+    trace_update,
+)
 
 GENERATOR = "random generator"
 
@@ -49,7 +55,7 @@ class _Step:
             self._add(op)
         trained: set[str] = set()
         if optimizer is not None:
-            parameters = [s for s in graph.sources if s.kind == "parameter" and s.value in graph.gradients]
+            parameters = [s for s in graph.sources if s.kind == PARAMETER and s.value in graph.gradients]
             trained.update(s.value for s in parameters)
             self._update(parameters, optimizer)
         outputs.update(self._storages([g for value, g in graph.gradients.items() if value not in trained]))
@@ -91,7 +97,7 @@ class _Step:
 
     def _append(self, name: str, parameter: Value, gradient: Value, update: Update) -> None:
         """The update's calls with the parameter's storages in place of the trace's numbers."""
-        number = {PARAMETER: self._number(parameter.storage), GRADIENT: self._number(gradient.storage)}
+        number = {PARAMETER_STORAGE: self._number(parameter.storage), GRADIENT_STORAGE: self._number(gradient.storage)}
         for n in update.bytes:
             if n not in number:
                 number[n] = self._number(f"storage {n} of the update of {name}")

@@ -12,7 +12,7 @@ import torch
 
 from monet.capture import Captured
 from monet.errors import ConfigError
-from monet.graph import Graph, Operator, Ref, Source, Value, operator_inputs
+from monet.graph import CONSTANT, PARAMETER, STATE, Graph, Operator, Ref, Source, Value, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.weight_update import LiveUpdate, ParameterUpdate
 
@@ -49,7 +49,7 @@ def parameter_slots(
         )
     found = []
     rank = {name: n for n, name in enumerate(names.values())}
-    sources = [source for source in captured.graph.sources if source.kind == "parameter"]
+    sources = [source for source in captured.graph.sources if source.kind == PARAMETER]
     for source in sorted(sources, key=lambda source: rank.get(names[id(module.get_parameter(source.target))], 0)):
         if source.value not in captured.graph.gradients:
             continue
@@ -76,7 +76,7 @@ def with_unit_tangent(captured: Captured) -> Captured:
     value = graph.values[tangent]
     if value.shape != ():
         raise ConfigError(f"the loss has shape {value.shape}; loss_fn must return a scalar (its mean or sum)")
-    source = Source(tangent, "constant", _LOSS_GRADIENT, False)
+    source = Source(tangent, CONSTANT, _LOSS_GRADIENT, False)
     constants = {**captured.constants, _LOSS_GRADIENT: torch.ones((), dtype=value.dtype, device=value.device)}
     changed = replace(graph, sources=(*graph.sources, source), tangents=tuple(None for _ in graph.tangents))
     return replace(captured, graph=changed, constants=constants)
@@ -160,7 +160,7 @@ class _Writer:
             target = f"{slot.target}.{key}"
             name = f"state {target}"
             self._value(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, slot.live.state_device(key))
-            self.sources.append(Source(name, "state", target, False))
+            self.sources.append(Source(name, STATE, target, False))
             state.append(Ref(name))
         args = (slot.live, Ref(slot.value), Ref(gradient), *state)
         return _operator(f"{UPDATE}{slot.target}", slot.live.update, args, None)

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from monet.capture import capture
 from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import CaptureError
-from monet.graph import Graph, Ref, operator_inputs
+from monet.graph import BUFFER, PARAMETER, Graph, Ref, operator_inputs
 from monet.planner.layout import layout
 from monet.planner.layout.load import max_load
 from monet.planner.layout.order_lifetimes import order_lifetimes
@@ -114,7 +114,7 @@ def test_memory_along_the_updates_of_adam(graph: Graph) -> None:
     along = memory_along(step, step.working)
     head, tail = along[: len(before.working)], along[len(before.working) :]
     assert head == executed(graph)
-    parameters = [s.value for s in graph.sources if s.kind == "parameter" and s.value in graph.gradients]
+    parameters = [s.value for s in graph.sources if s.kind == PARAMETER and s.value in graph.gradients]
     gradient_bytes = [aligned(graph.values[graph.gradients[name]].storage_bytes) for name in parameters]
     temporary_bytes = [aligned(graph.values[name].storage_bytes) for name in parameters]
     storages = {graph.storage(name) for name in graph.outputs if name is not None}
@@ -144,7 +144,7 @@ def test_operators_of_an_update() -> None:
 def test_tied_weights_are_updated_once() -> None:
     graph = captured("awkward")
     step = order_graph(graph, torch.optim.Adam)
-    named = [s for s in graph.sources if s.kind == "parameter"]
+    named = [s for s in graph.sources if s.kind == PARAMETER]
     assert len({graph.storage(s.value) for s in named}) == len(named) - 1
     assert sum(node.name.endswith(".addcdiv_") for node in step.nodes) == len(named) - 1
 
@@ -183,7 +183,7 @@ def test_random_operators_keep_their_order() -> None:
 def test_what_changes_buffers_is_a_node_that_overwrites_them() -> None:
     graph = captured("residual")
     step = order_graph(graph, torch.optim.Adam)
-    buffers = [s for s in graph.sources if s.kind == "buffer"]
+    buffers = [s for s in graph.sources if s.kind == BUFFER]
     changed = [n for op, n in zip((*graph.forward, *graph.backward), step.nodes, strict=False) if n.overwrites]
     norms = sum("native_batch_norm" in node.name or "batch_norm" in node.name for node in changed)
     assert norms == sum(s.target.endswith("running_mean") for s in buffers) == 3
