@@ -23,7 +23,7 @@ from monet.training_step.optimizer_trace import (
 GENERATOR = "random generator"
 
 
-def order_graph(graph: Graph, optimizer: OptimizerFactory | None = None) -> OrderGraph:
+def step_graph(graph: Graph, optimizer: OptimizerFactory | None = None) -> OrderGraph:
     """The nodes and storages of a training step, in program order: a gradient dies when its update has read it.
 
     The graph is given its sources (parameters, buffers, constants, inputs), the gradients of its outputs and the
@@ -39,10 +39,12 @@ def order_graph(graph: Graph, optimizer: OptimizerFactory | None = None) -> Orde
 
     Raises ``CaptureError``: the optimiser's update cannot be traced.
     """
-    return _Step(graph, optimizer).order_graph()
+    return _Assembly(graph, optimizer).order_graph()
 
 
-class _Step:
+class _Assembly:
+    """Numbers the storages of a step and lists its nodes: the graph's operators, then the updates' calls."""
+
     def __init__(self, graph: Graph, optimizer: OptimizerFactory | None) -> None:
         self.graph = graph
         self.numbers: dict[str, int] = {}
@@ -68,8 +70,8 @@ class _Step:
         return self.numbers.setdefault(storage, len(self.numbers))
 
     def _storages(self, names: Iterable[str | None]) -> tuple[int, ...]:
-        found = (self._number(self.graph.storage(name)) for name in names if name is not None)
-        return tuple(dict.fromkeys(found))
+        numbers = (self._number(self.graph.storage(name)) for name in names if name is not None)
+        return tuple(dict.fromkeys(numbers))
 
     def _add(self, op: Operator) -> None:
         changed = self._storages(overwritten(op))
