@@ -37,7 +37,7 @@ class InputCheck:
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
         self._graph = captured.graph
-        self._said = False
+        self._warned = False
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened inputs. Raises ``PlanMismatch`` where their structure or a literal differs."""
@@ -87,8 +87,8 @@ class InputCheck:
                     raise PlanMismatch(
                         f"{name} has strides {tensor.stride()}, and the plan was made for {value.stride}"
                     )
-                if not self._said:
-                    self._said = True
+                if not self._warned:
+                    self._warned = True
                     logger.warning(
                         "%s has strides %s, not %s: it is copied at each step", name, tensor.stride(), value.stride
                     )

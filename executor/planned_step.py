@@ -1,4 +1,4 @@
-"""What a plan needs to run a model: its runner, where its sources are, and the checks of a call."""
+"""A captured model and its plan, ready to be called: the runner, where its sources are, and the checks of a call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def owner_of(model: torch.nn.Module, target: str) -> tuple[torch.nn.Module, str]
 
 
 class PlannedStep:
-    """A captured model, its runner, and what a call must look like."""
+    """A captured model with its runner: checks a call, finds the tensors that the step is run on, and gives its results
+    the model's structure."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class PlannedStep:
             raise PlanMismatch(f"the plan was made for [{there}], and this is [{here}]; plan again here")
 
     def check_autocast(self) -> None:
-        """The precision that the caller is in must be the planned one: a loss outside the plan follows it."""
+        """Raises ``PlanMismatch`` where autocast is not as planned: a loss outside the plan runs in the caller's."""
         now = autocast.state(self._device)
         if now != self._autocast:
             raise PlanMismatch(
@@ -101,7 +102,8 @@ class PlannedStep:
     def _locate(
         self, source: Source, state: Callable[[Source], Locate] | None
     ) -> tuple[dict[str, Any], str] | torch.Tensor | int | Locate:
-        """Where a source is found at a call: in a module's dictionary, a constant, a flat input, or by asking."""
+        """Where a call finds a source: a module's dictionary and the name in it, a constant itself, the position of an
+        input, or a function that returns the tensor."""
         if source.kind == INPUT:
             return int(source.target)
         if source.kind == CONSTANT:
@@ -126,18 +128,18 @@ class PlannedStep:
         self._check_modules()
         self._check_modes()
         leaves = self._inputs.leaves(args, kwargs)
-        found: list[Any] = []  # None for a .grad
+        tensors: list[Any] = []  # None for a .grad
         for where in self._owners:
             if isinstance(where, int):
-                found.append(leaves[where])
+                tensors.append(leaves[where])
             elif isinstance(where, torch.Tensor):
-                found.append(where)
+                tensors.append(where)
             elif isinstance(where, tuple):
-                found.append(where[0][where[1]])
+                tensors.append(where[0][where[1]])
             else:
-                found.append(where())
-        self._inputs.check_sources(found)
-        return found
+                tensors.append(where())
+        self._inputs.check_sources(tensors)
+        return tensors
 
     def results(self, outputs: Sequence[torch.Tensor]) -> Any:
         """What the model returns, from the runner's outputs."""
