@@ -57,7 +57,7 @@ from monet.planner.order.graph import OrderGraph, peak_bytes
 from monet.planner.order.heuristics import Order, captured_order, lescea
 from monet.planner.order.program import solve_order
 from monet.plans.plan import ALIGNMENT
-from monet.training_step.order_graph import order_graph
+from monet.training_step.order_graph import step_graph
 
 BATCHES = (1, 32)
 COLUMNS = {
@@ -188,7 +188,7 @@ def _row(
     begun = time.perf_counter()
     graph = _captured(MODELS[name], batch)
     captured = time.perf_counter()
-    step = order_graph(graph, torch.optim.Adam)
+    step = step_graph(graph, torch.optim.Adam)
     row: dict[str, Any] = {
         "model": name,
         "batch": batch,

@@ -1,1 +1,8 @@
-"""The arena, generated code, the module that runs a plan, and meters."""
+"""Runs a plan: its steps as generated code over one arena, behind a module or a trainer.
+
+``step_writer.py`` writes a step as lines of Python, ``codegen.py`` makes a forward and a backward function of these,
+and ``runner.py`` runs the two over the arena, which is in ``monet/native``. ``planned_step.py`` joins a captured model
+with its runner and finds the tensors of a call; ``input_check.py`` refuses a call that is not as planned. On top:
+``module.py`` has ``MonetModule``, which autograd sees as one function, with ``accumulator.py`` for gradients that add
+up in the step; ``trainer.py`` has ``Trainer``, for whole steps with their weight updates.
+"""

@@ -15,15 +15,15 @@ from monet.training_step.accumulation import Accumulated
 class Accumulator:
     """Hands a step the gradients that exist, makes those that do not, and puts them where they belong."""
 
-    def __init__(self, model: torch.nn.Module, made: Accumulated) -> None:
-        self._totals = made.totals
-        self._owners = {name: owner_of(model, live.target) for name, live in made.totals.items()}
-        self._graph: Graph = made.captured.graph
+    def __init__(self, model: torch.nn.Module, accumulated: Accumulated) -> None:
+        self._totals = accumulated.totals
+        self._owners = {name: owner_of(model, live.target) for name, live in accumulated.totals.items()}
+        self._graph: Graph = accumulated.captured.graph
         behind = tangents_behind(self._graph)
-        self._behind = {name: behind.get(gradient, frozenset()) for name, gradient in made.gradient_of.items()}
+        self._behind = {name: behind.get(gradient, frozenset()) for name, gradient in accumulated.gradient_of.items()}
 
     def check(self) -> None:
-        """Raises ``ExecutionError`` where somebody waits for a gradient that will not pass by."""
+        """Raises ``ExecutionError`` where a parameter has hooks on its gradient, which nothing would call."""
         for name in self._totals:
             parameter = self._parameter(name)
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
@@ -33,19 +33,23 @@ class Accumulator:
                 )
 
     def begin(self, reached: Set[str]) -> dict[str, torch.Tensor]:
-        """Source value → the tensor to add to. What there is no ``.grad`` for is empty, and the step knows; it adds
-        only what comes from one of the tangents ``reached``."""
-        found = {}
+        """Source value → the tensor that the step adds its gradient to: the parameter's ``.grad``, or an empty tensor
+        where there is none, which the step then overwrites.
+
+        ``reached``: the tangents of the outputs that the loss depends on. The step adds only gradients that come from
+        these.
+        """
+        tensors = {}
         for name, live in self._totals.items():
             total, value = self._parameter(name).grad, self._graph.values[name]
             live.fresh, live.reached = total is None, is_reached(self._graph, self._behind[name], reached)
             if total is None:
                 total = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
-            found[name] = total
-        return found
+            tensors[name] = total
+        return tensors
 
     def end(self, totals: Mapping[str, torch.Tensor]) -> None:
-        """Give parameters their first gradients."""
+        """Give the parameters that had no ``.grad`` their first gradients."""
         for name, live in self._totals.items():
             if live.fresh and live.reached:
                 self._parameter(name).grad = totals[name]

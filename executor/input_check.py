@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 
 from monet.capture import Captured
 from monet.errors import PlanMismatch
-from monet.graph import TOTAL
+from monet.graph import INPUT, TOTAL
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class InputCheck:
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
         self._graph = captured.graph
-        self._said = False
+        self._warned = False
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened inputs. Raises ``PlanMismatch`` where their structure or a literal differs."""
@@ -65,7 +65,7 @@ class InputCheck:
             if source.kind == TOTAL:
                 continue
             tensor, value = sources[position], self._graph.values[source.value]
-            name = f"input {source.target}" if source.kind == "input" else f"{source.kind} {source.target}"
+            name = f"{source.kind} {source.target}"
             if not isinstance(tensor, torch.Tensor):
                 raise PlanMismatch(f"{name} is {tensor!r}, and the plan was made for a tensor of shape {value.shape}")
             if tuple(tensor.shape) != value.shape:
@@ -78,17 +78,17 @@ class InputCheck:
                     f"{name} is {tensor.dtype} on {tensor.device}, and the plan was made for "
                     f"{value.dtype} on {value.device}"
                 )
-            if tensor.requires_grad != source.requires_grad and (source.kind != "input" or tensor.requires_grad):
+            if tensor.requires_grad != source.requires_grad and (source.kind != INPUT or tensor.requires_grad):
                 raise PlanMismatch(
                     f"{name} has requires_grad={tensor.requires_grad}, and the plan was made for {source.requires_grad}"
                 )
             if tensor.stride() != value.stride:
-                if source.kind != "input":
+                if source.kind != INPUT:
                     raise PlanMismatch(
                         f"{name} has strides {tensor.stride()}, and the plan was made for {value.stride}"
                     )
-                if not self._said:
-                    self._said = True
+                if not self._warned:
+                    self._warned = True
                     logger.warning(
                         "%s has strides %s, not %s: it is copied at each step", name, tensor.stride(), value.stride
                     )

@@ -46,10 +46,10 @@ class MonetModule(torch.nn.Module):
         captured = _capture_as_planned(model, plan)
         self._accumulator: Accumulator | None = None
         if plan.model.get("accumulate"):
-            made = with_accumulation(captured)
-            captured, self._accumulator = made.captured, Accumulator(model, made)
+            accumulated = with_accumulation(captured)
+            captured, self._accumulator = accumulated.captured, Accumulator(model, accumulated)
         self._step = PlannedStep(model, plan, captured)
-        self._said = False
+        self._warned = False
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -78,15 +78,16 @@ class MonetModule(torch.nn.Module):
             self._accumulator.check()
         else:
             self._check_gradients()
-        return step.results(_Step.apply(step.runner, self._accumulator, *sources))  # type: ignore[no-untyped-call]
+        outputs = _PlannedFunction.apply(step.runner, self._accumulator, *sources)  # type: ignore[no-untyped-call]
+        return step.results(outputs)
 
     def _check_gradients(self) -> None:
-        """Say once that gradients of an earlier batch are memory that the plan does not count."""
-        if self._said:
+        """Warn once where gradients of an earlier batch exist: the plan does not count their memory."""
+        if self._warned:
             return
         held = sum(p.grad.untyped_storage().nbytes() for p in self._model.parameters() if p.grad is not None)
         if held:
-            self._said = True
+            self._warned = True
             logger.warning(
                 "parameters have gradients already, %d bytes that the plan does not count: the peak is that much above "
                 "the promise. To accumulate gradients, plan with accumulate=True; else call "
@@ -120,7 +121,7 @@ def _capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
             module.training = training
 
 
-class _Step(torch.autograd.Function):
+class _PlannedFunction(torch.autograd.Function):
     """The whole step as one node of autograd's graph."""
 
     @staticmethod
@@ -148,8 +149,8 @@ class _Step(torch.autograd.Function):
         runner: Runner = ctx.runner
         tangent_of = {o: t for o, t in zip(runner.graph.outputs, runner.graph.tangents, strict=True) if o is not None}
         given = dict(zip((tangent_of[o] for o in runner.code.outputs), gradients, strict=True))
-        # As in eager: what only leads to outputs that the loss leaves out has no gradient, not one of zeros, which an
-        # optimiser would use (weight decay, momentum).
+        # As in eager: a parameter that leads only to outputs that the loss leaves out has no gradient. A gradient of
+        # zeros would be another thing: an optimiser uses it (weight decay, momentum).
         reached = {name for name, tangent in given.items() if name is not None and tangent is not None}
         tangents = []
         for name in runner.graph.tangents:
@@ -165,9 +166,9 @@ class _Step(torch.autograd.Function):
             tangents.append(tangent)
         totals = {} if ctx.accumulator is None else ctx.accumulator.begin(reached)
         kept = [totals.get(name, saved) for name, saved in zip(runner.code.kept, ctx.saved_tensors, strict=True)]
-        made = runner.backward(ctx.generation, kept, ctx.activations, tangents)
+        gradient_of = runner.backward(ctx.generation, kept, ctx.activations, tangents)
         if ctx.accumulator is not None:
             ctx.accumulator.end(totals)
         graph, behind = runner.graph, runner.tangents_behind
-        used = {name: gradient for name, gradient in made.items() if is_reached(graph, behind[name], reached)}
+        used = {name: gradient for name, gradient in gradient_of.items() if is_reached(graph, behind[name], reached)}
         return (None, None, *(used.get(name) for name in runner.code.forward_sources))

@@ -1,4 +1,4 @@
-"""What a plan needs to run a model: its runner, where its sources are, and the checks of a call."""
+"""A captured model and its plan, ready to be called: the runner, where its sources are, and the checks of a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monet.capture import Captured, autocast
 from monet.errors import PlanMismatch
 from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
-from monet.graph import TOTAL, Graph, Source
+from monet.graph import CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Source
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.compressed.sparse import DENSITY
 from monet.ops.measuring.signature import environment
@@ -34,7 +34,8 @@ def owner_of(model: torch.nn.Module, target: str) -> tuple[torch.nn.Module, str]
 
 
 class PlannedStep:
-    """A captured model, its runner, and what a call must look like."""
+    """A captured model with its runner: checks a call, finds the tensors that the step is run on, and gives its results
+    the model's structure."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class PlannedStep:
         """
         self.model, self.plan, self.captured = model, plan, captured
         self.graph = captured.graph
-        self._device = next(iter(self.graph.values.values())).device.type
+        self._device = self.graph.device.type
         self._autocast = plan.model.get("autocast")
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan))
@@ -65,13 +66,12 @@ class PlannedStep:
                 "the plan was made for another model: the captured operators, shapes or dtypes differ "
                 f"(plan {str(expected)[:12]}, model {self.graph.fingerprint()[:12]}); plan again for this model"
             )
-        device = next(iter(self.graph.values.values())).device
-        here, there = environment(device), self.plan.environment.get("profile")
+        here, there = environment(self.graph.device), self.plan.environment.get("profile")
         if here != there:
             raise PlanMismatch(f"the plan was made for [{there}], and this is [{here}]; plan again here")
 
     def check_autocast(self) -> None:
-        """The precision that the caller is in must be the planned one: a loss outside the plan follows it."""
+        """Raises ``PlanMismatch`` where autocast is not as planned: a loss outside the plan runs in the caller's."""
         now = autocast.state(self._device)
         if now != self._autocast:
             raise PlanMismatch(
@@ -102,19 +102,20 @@ class PlannedStep:
     def _locate(
         self, source: Source, state: Callable[[Source], Locate] | None
     ) -> tuple[dict[str, Any], str] | torch.Tensor | int | Locate:
-        """Where a source is found at a call: in a module's dictionary, a constant, a flat input, or by asking."""
-        if source.kind == "input":
+        """Where a call finds a source: a module's dictionary and the name in it, a constant itself, the position of an
+        input, or a function that returns the tensor."""
+        if source.kind == INPUT:
             return int(source.target)
-        if source.kind == "constant":
+        if source.kind == CONSTANT:
             return self.captured.constants[source.target]
         if source.kind == TOTAL:
             return lambda: None  # there when the backward pass begins
-        if source.kind == "state":
+        if source.kind == STATE:
             if state is None:
                 raise PlanMismatch("the plan updates weights; use it with monet.optimize, not with MonetModule")
             return state(source)
         owner, name = owner_of(self.model, source.target)
-        return (owner._parameters if source.kind == "parameter" else owner._buffers, name)
+        return (owner._parameters if source.kind == PARAMETER else owner._buffers, name)
 
     def sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that the step is run on. Raises ``PlanMismatch`` where the call is not as planned."""
@@ -127,18 +128,18 @@ class PlannedStep:
         self._check_modules()
         self._check_modes()
         leaves = self._inputs.leaves(args, kwargs)
-        found: list[Any] = []  # None for a .grad
+        tensors: list[Any] = []  # None for a .grad
         for where in self._owners:
             if isinstance(where, int):
-                found.append(leaves[where])
+                tensors.append(leaves[where])
             elif isinstance(where, torch.Tensor):
-                found.append(where)
+                tensors.append(where)
             elif isinstance(where, tuple):
-                found.append(where[0][where[1]])
+                tensors.append(where[0][where[1]])
             else:
-                found.append(where())
-        self._inputs.check_sources(found)
-        return found
+                tensors.append(where())
+        self._inputs.check_sources(tensors)
+        return tensors
 
     def results(self, outputs: Sequence[torch.Tensor]) -> Any:
         """What the model returns, from the runner's outputs."""

@@ -39,8 +39,7 @@ class Runner:
         self._leave: Callable[[], None] = lambda: None
         self._handle = 0
         self._with_crew = False
-        device = next(iter(self.graph.values.values())).device
-        library = allocator.library() if device.type == "cpu" else None
+        library = allocator.library() if self.graph.device.type == "cpu" else None
         if library is not None:
             offset = {buffer.id: buffer.offset for buffer in plan.buffers}
             requests = [
@@ -128,8 +127,8 @@ class Runner:
         return dict(zip(self.code.gradient_of, gradients, strict=True))
 
     def _refuse(self, error: BaseException) -> None:
-        """Clean up after an exception inside a step. Raises an operator's own error, which knows shapes only, anew with
-        the step and the model's line that it belongs to."""
+        """Clean up after an exception inside a step. An operator's own error knows shapes only: it is raised anew with
+        the step, and with the line of the model that the step belongs to."""
         step = self.code.step_of(error) if isinstance(error, ExecutionError) else None
         # The frames' variables lie in the arena, and whoever keeps the traceback may keep it longer than the arena.
         traceback.clear_frames(error.__traceback__)

@@ -8,11 +8,21 @@ value that made it. Planning is about storages; execution is about values.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+aten = torch.ops.aten
+
+# Kinds of a ``Source``. They are part of a graph's fingerprint.
+PARAMETER = "parameter"
+BUFFER = "buffer"
+CONSTANT = "constant"  # a tensor that is neither a parameter nor a buffer of the module
+INPUT = "input"
+STATE = "state"  # of a parameter in the optimiser
+TOTAL = "gradient"  # a parameter's ``.grad``, which the backward pass adds to
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +89,13 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A value that exists before the step: ``kind`` is parameter, buffer or input.
+    """A value that exists before the step.
 
-    ``target`` is the parameter's or buffer's dotted name, or the position of the input.
-    ``aliases``: other names of the same tensor (tied weights).
+    ``kind``: ``PARAMETER``, ``BUFFER``, ``CONSTANT``, ``INPUT``, ``STATE`` or ``TOTAL``.
+    ``target``: the dotted name of a parameter, buffer or constant; the position of an input in the flattened call; of a
+    state, the parameter's name and the state's key (``head.weight.exp_avg``); of a total, the parameter's name.
+    ``requires_grad``: of the parameter or input; False for the other kinds.
+    Tied weights are sources of one storage.
     """
 
     value: str
@@ -101,14 +114,19 @@ class Graph:
     ``mutations``: source value → the value it is set to when the forward pass ends.
     """
 
-    values: dict[str, Value]
+    values: Mapping[str, Value]
     sources: tuple[Source, ...]
     forward: tuple[Operator, ...]
     backward: tuple[Operator, ...]
     outputs: tuple[str | None, ...]
     tangents: tuple[str | None, ...]
-    gradients: dict[str, str]
-    mutations: dict[str, str]
+    gradients: Mapping[str, str]
+    mutations: Mapping[str, str]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first value; a step is planned for one device."""
+        return next(iter(self.values.values())).device
 
     def storage(self, value: str) -> str:
         return self.values[value].storage
@@ -148,26 +166,28 @@ def operator_inputs(operator: Operator) -> tuple[str, ...]:
 
 
 def tangents_behind(graph: Graph) -> dict[str, frozenset[str]]:
-    """Value of the backward pass → the tangents that it is computed from; those that come from none are left out."""
+    """Value of the backward pass → the tangents that it is computed from. A value that comes from none is left out."""
     tangents = [name for name in graph.tangents if name is not None]
     behind = {name: frozenset({name}) for name in tangents}
     nothing: frozenset[str] = frozenset()
     for op in graph.backward:
-        found = nothing.union(*(behind.get(name, nothing) for name in operator_inputs(op)))
-        if found:
-            behind.update({name: found for name in op.outputs if name is not None})
+        of_inputs = nothing.union(*(behind.get(name, nothing) for name in operator_inputs(op)))
+        if of_inputs:
+            behind.update({name: of_inputs for name in op.outputs if name is not None})
     return behind
 
 
 def is_reached(graph: Graph, behind: Set[str], reached: Set[str]) -> bool:
-    """Whether autograd has a gradient that is computed from the tangents ``behind`` where the loss reaches the outputs
-    of ``reached``. One that comes from none is zero by derivation, as that of ``round`` is; the trace does not tell to
-    which output it belongs, and it is there where the loss reaches all of them.
+    """Whether autograd makes a gradient that is computed from the tangents ``behind``. ``reached``: the tangents of the
+    outputs that the loss depends on.
+
+    A gradient that comes from no tangent is zero by derivation, as that of ``round`` is. The trace does not tell which
+    output such a gradient belongs to; it counts as made where the loss depends on every output.
     """
     return bool(behind & reached) if behind else reached >= {name for name in graph.tangents if name is not None}
 
 
-def substitute(argument: Any, names: dict[str, str]) -> Any:
+def substitute(argument: Any, names: Mapping[str, str]) -> Any:
     """The argument tree with values renamed."""
     if isinstance(argument, Ref):
         return Ref(names.get(argument.name, argument.name))
@@ -176,26 +196,19 @@ def substitute(argument: Any, names: dict[str, str]) -> Any:
     return argument
 
 
-aten = torch.ops.aten
-
-
 def overwritten(op: Operator) -> tuple[str, ...]:
     """Values whose contents the operator of a canonical graph changes, in order."""
     if op.target is aten.native_batch_norm.default:  # its schema does not say so
         return tuple(ref.name for ref in op.args[3:5] if isinstance(ref, Ref)) if op.args[5] else ()
     schema: Any = getattr(op.target, "_schema", None)
-    found: list[str] = []
+    names: list[str] = []
     for argument, value in zip(schema.arguments, op.args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found.extend(references(value))
-    return tuple(found)
+            names.extend(references(value))
+    return tuple(names)
 
 
 def written_sources(graph: Graph) -> set[str]:
     """Sources that some operator of the forward pass writes to."""
     sources = {source.value for source in graph.sources}
     return {name for op in graph.forward for name in overwritten(op)} & sources
-
-
-TOTAL = "gradient"
-"""The kind of source that ``.grad`` is: outside of the step, and changed by its backward pass."""

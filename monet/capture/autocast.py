@@ -1,4 +1,4 @@
-"""The state of ``torch.autocast``: read as plain data, entered again, and left out."""
+"""The state of ``torch.autocast``: read as plain data, entered again, or ignored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = Mapping[str, Any]
 
 
 def state(device: str) -> State | None:
-    """Autocast for this kind of device as it is now."""
+    """Autocast as it is now, for this kind of device."""
     if not torch.is_autocast_enabled(device):
         return None
     return {
@@ -35,8 +35,8 @@ def ignored() -> AbstractContextManager[Any]:
     return torch._C._DisableAutocast()
 
 
-def describe(found: State | None) -> str:
+def describe(described: State | None) -> str:
     """For a sentence: ``off``, or ``on with bfloat16``."""
-    if found is None:
+    if described is None:
         return "off"
-    return f"on with {found['dtype']}" + ("" if found["cache"] else " and without a cache of weights")
+    return f"on with {described['dtype']}" + ("" if described["cache"] else " and without a cache of weights")

@@ -18,7 +18,10 @@ aten = torch.ops.aten
 
 
 def canonical(graph: Graph) -> Graph:
-    """``graph`` after all rewrites; buffers are then updated by operators and ``mutations`` is empty."""
+    """``graph`` after all rewrites: operators update the buffers, and ``mutations`` is empty.
+
+    Raises ``CaptureError`` where the backward pass reads what the forward pass has changed in place.
+    """
     for rewrite in (
         _drop_clones,
         _batch_norm_in_place,
@@ -77,9 +80,9 @@ def _without_running(op: Operator) -> Operator:
 
 
 def _drop_clones(graph: Graph) -> Graph:
-    """A copy with the geometry of its original is the original: nothing in a functional graph changes it.
+    """Read the original in place of a copy of its geometry: nothing in a functional graph changes either of them.
 
-    Autograd keeps one of an in-place hardtanh's input.
+    Autograd keeps such a copy of an in-place hardtanh's input.
     """
     kept = {*graph.outputs, *graph.gradients.values(), *graph.mutations.values()}
     renamed: dict[str, str] = {}
@@ -109,6 +112,8 @@ def _drop_clones(graph: Graph) -> Graph:
 
 
 def _split_convolution_gradients(graph: Graph) -> Graph:
+    """The gradients of a convolution's parameters and of its input, as two operators."""
+
     def change(op: Operator) -> tuple[Operator, ...]:
         if op.target is not aten.convolution_backward.default:
             return (op,)
@@ -127,7 +132,7 @@ def _split_convolution_gradients(graph: Graph) -> Graph:
 
 
 def _mutations_as_operators(graph: Graph) -> Graph:
-    """What is left of ``mutations`` becomes in-place operators at the end of the forward pass."""
+    """The remaining ``mutations`` as in-place operators at the end of the forward pass."""
     forward = list(graph.forward)
     readers: dict[str, int] = {}
     for op in (*graph.forward, *graph.backward):
@@ -154,7 +159,7 @@ def _mutations_as_operators(graph: Graph) -> Graph:
 
 
 def _check_old_contents(graph: Graph) -> Graph:
-    """The backward pass must not read a source that the forward pass has changed; eager refuses that too."""
+    """Raises ``CaptureError`` where the backward pass reads a source that the forward pass changes, as eager does."""
     written = {graph.storage(name) for name in written_sources(graph)}
     for op in graph.backward:
         for name in operator_inputs(op):
@@ -167,7 +172,7 @@ def _check_old_contents(graph: Graph) -> Graph:
 
 
 def _prune(graph: Graph) -> Graph:
-    """Values that nothing makes any more."""
+    """The graph without the values that nothing makes any more."""
     made = {name for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None}
     made |= {source.value for source in graph.sources} | {name for name in graph.tangents if name is not None}
     return replace(graph, values={name: value for name, value in graph.values.items() if name in made})

@@ -1,4 +1,4 @@
-"""What capturing a module gives."""
+"""The result of a capture, and the kind of device that a capture is for."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch.utils._pytree as pytree
 
 from monet.graph import Graph
 
-aten = torch.ops.aten
-
 
 @dataclass(frozen=True)
 class Captured:
     """A graph with what is needed to call it like the module.
 
+    ``graph``: the step, in canonical form.
     ``constants``: tensors that are neither parameters nor buffers of the module, by source target.
-    ``literals``: the flattened inputs that are no tensors, by position; the graph has them inside.
-    ``output_literals``: likewise for the outputs.
+    ``in_spec``, ``out_spec``: the structure of inputs (``(args, kwargs)``) and outputs, as pytrees.
+    ``literals``: the flattened inputs that are no tensors, by position; their values are part of the graph.
+    ``output_literals``: the flattened outputs that are no tensors, by position.
     """
 
     graph: Graph
@@ -32,6 +32,6 @@ class Captured:
 
 
 def device_type(model: torch.nn.Module, inputs: Any) -> str:
-    """Of the first parameter, buffer or input: the kind of device whose autocast matters."""
+    """The kind of device of the first parameter, buffer or input (``"cpu"``, ``"cuda"``), whose autocast matters."""
     tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs))
     return next((t.device.type for t in tensors if isinstance(t, torch.Tensor)), "cpu")

@@ -1,5 +1,5 @@
-"""Finds ``torch.autograd.Function`` in a model: its ``backward`` is the user's, and tracing takes the derivative of its
-``forward`` instead, without a word."""
+"""Finds ``torch.autograd.Function`` in a model. Its ``backward`` is the user's; tracing would silently take the
+derivative of its ``forward`` instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class CustomFunctionFound(Exception):
 
 @contextmanager
 def refusing_custom_functions() -> Iterator[None]:
-    """Raises ``CustomFunctionFound`` where the code inside applies one to a tensor that requires a gradient."""
+    """A context that raises ``CustomFunctionFound`` where the code inside applies a function of the user's to a tensor
+    that requires a gradient."""
     real = torch.autograd.Function.__dict__["apply"]  # the class method itself, not bound to a class
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:

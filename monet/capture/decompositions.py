@@ -4,12 +4,12 @@ While torch traces, it replaces interpolation by indexing and arithmetic where e
 in another way, indices and every weighted neighbour become tensors of the step, and the gradient of a nearest neighbour
 is an accumulating scatter.
 
-A GRU's gates are in eager's memory next to each other, and its kernel of sigmoid takes them row by row: what is left of
-a row after the last full vector is computed with another exp. A trace has each gate in memory of its own, and vectors
+A GRU's gates lie next to each other in eager's memory, and the kernel of sigmoid takes them row by row: the rest of a
+row after its last full vector is computed with another exp. A trace has each gate in memory of its own, so that vectors
 begin at other elements.
 
-Torch's traced recurrent layers leave the dropout between them out: whether there is any is asked of
-``num_layers < i - 1``, which never holds (2.13).
+Torch's traced recurrent layers leave out the dropout between them: torch 2.13 asks whether ``num_layers < i - 1``,
+which never holds.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _PACKETS = (
 
 
 def _overloads() -> list[torch._ops.OpOverload]:
-    found = [getattr(aten, packet) for packet in _PACKETS]
-    return [getattr(packet, name) for packet in found for name in ("default", "vec") if name in packet.overloads()]
+    packets = [getattr(aten, packet) for packet in _PACKETS]
+    return [getattr(packet, name) for packet in packets for name in ("default", "vec") if name in packet.overloads()]
 
 
 def _gru_step(
     i: Tensor, hidden: Tensor, ih_weight: Tensor, ih_bias: Tensor | None, hh_weight: Tensor, hh_bias: Tensor | None
 ) -> Tensor:
-    """One step of a GRU whose product with the input, ``i``, is there; gates last, as PyTorch orders them: r, z, n."""
+    """One step of a GRU. ``i``: the product with the input. The last dimension has the gates in the order r, z, n."""
     h = linear(hidden, hh_weight, hh_bias)
     width = hidden.shape[-1]
     reset, update = (h[..., : 2 * width] + i[..., : 2 * width]).chunk(2, -1)
@@ -114,8 +114,8 @@ def _recurrent_as_eager() -> Iterator[None]:
 
 @contextmanager
 def without_decompositions() -> Iterator[None]:
-    """While this lasts, traced interpolation is the operator that eager dispatches to, and the gates of a GRU are next
-    to each other. Not for several threads."""
+    """A context in which traced interpolation is the operator that eager dispatches to, and the gates of a GRU lie next
+    to each other. Only for one thread at a time: it changes torch's tables."""
     removed = []
     try:
         for overload in _overloads():

@@ -1,4 +1,4 @@
-"""What torch.export says of a model that it cannot trace, as one error."""
+"""Why a model cannot be traced, and at which line of the user's code, as text for one error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOURCE = re.compile(r'\s*(File "(?P<file>.+)", line (?P<line>\d+), in .+)')
 
 @contextlib.contextmanager
 def without_reports() -> Iterator[None]:
-    """Keep from stderr what torch writes there beside an error: a warning, and the graph up to where it got."""
+    """A context that keeps off stderr what torch writes beside an error: a warning, and the graph that it got to."""
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level, written, report = logger.level, io.StringIO(), ""
     logger.setLevel(logging.ERROR)
@@ -36,7 +36,7 @@ def without_reports() -> Iterator[None]:
 
 
 def reason(what: str, error: BaseException) -> str:
-    """``what`` happened, and why, and at which line of the model, in so far as ``error`` tells."""
+    """A sentence: ``what`` happened, why, and at which line of the model, as far as ``error`` says so."""
     unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
     if unknown is not None:
         advice = (
@@ -60,15 +60,12 @@ def reason(what: str, error: BaseException) -> str:
 
 
 def with_code(place: str) -> str:
-    """A line for a place in the user's code (``File "model.py", line 3, in forward``) and what is written there."""
-    found = _SOURCE.search(place)
-    if found is None:
+    """A line of text: the place in the user's code (``File "model.py", line 3, in forward``), and the code there."""
+    match = _SOURCE.search(place)
+    if match is None:
         return ""
-    code = linecache.getline(found["file"], int(found["line"])).strip()
-    return f"\n  at {found[1]}" + (f": {code}" if code else "")
-
-
-aten = torch.ops.aten
+    code = linecache.getline(match["file"], int(match["line"])).strip()
+    return f"\n  at {match[1]}" + (f": {code}" if code else "")
 
 
 def where(node: torch.fx.Node) -> str:

@@ -1,4 +1,4 @@
-"""The inputs of a plan, described and made up again."""
+"""A step's inputs as plain data for a plan, and inputs of that geometry made from a plan."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from monet.plans.plan import Plan
 
 
 def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Inputs as plain data: where in the call they stand, and their geometry.
+    """Inputs as plain data, one entry a leaf: its path in the call, and a tensor's geometry or another leaf's value.
 
     Only nests of tuples, lists and dicts of tensors, numbers, strings, booleans and None can be
     written into a plan.
     """
-    found = []
+    leaves = []
     for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
         where = [_key(part) for part in path]
         if isinstance(leaf, torch.Tensor):
-            found.append(
+            leaves.append(
                 {
                     "path": where,
                     "shape": list(leaf.shape),
@@ -33,16 +33,20 @@ def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict
                 }
             )
         else:
-            found.append({"path": where, "value": leaf})
-    return found
+            leaves.append({"path": where, "value": leaf})
+    return leaves
 
 
 def _key(part: Any) -> Any:
+    """The position or the name that one part of a pytree's path is."""
     return getattr(part, "idx", getattr(part, "key", None))
 
 
 def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of the plan's geometry whose memory is never touched."""
+    """Inputs of the plan's geometry, positional and by keyword; their memory is never touched.
+
+    Raises ``PlanMismatch`` where the inputs are nested: a plan does not have their structure.
+    """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for spec in plan.model["inputs"]:

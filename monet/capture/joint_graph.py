@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import operator as python_operator
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from monet.capture.export_errors import where
 from monet.errors import CaptureError
-from monet.graph import Graph, Operator, Ref, Source, Value
+from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Graph, Operator, Ref, Source, Value
 
 aten = torch.ops.aten
 # Their schemas say they make new tensors; in memory these are views.
@@ -31,8 +31,22 @@ def output_of(graph: torch.fx.Graph) -> torch.fx.Node:
     return output
 
 
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """What the joint graph returns. ``outputs``: by position, None for one that is no tensor; ``gradients`` and
+    ``mutations`` as in ``Graph``."""
+
+    outputs: tuple[str | None, ...]
+    gradients: Mapping[str, str]
+    mutations: Mapping[str, str]
+
+
 class JointReader:
-    """Turns the traced joint graph into a ``Graph``."""
+    """Turns the traced joint graph into a ``Graph``.
+
+    ``model``, ``constants``, ``leaves``: where the tensors of parameters and buffers, of constants (by target) and of
+    inputs (by position) are. ``output_literals``: after ``graph``, the outputs that are no tensors, by position.
+    """
 
     def __init__(
         self,
@@ -50,70 +64,96 @@ class JointReader:
         self._memory: dict[int, str] = {}  # real storage → first source that has it (tied weights)
 
     def graph(self) -> Graph:
+        """The joint graph's placeholders, operators and results as one ``Graph``, not yet in canonical form.
+
+        Raises ``CaptureError`` where the trace has what cannot be planned.
+        """
+        sources, tangents = self._placeholders()
+        forward, backward = self._operators(tangents.values())
+        results = self._results()
+        tangent_of = {position: node.name for position, node in tangents.items()}
+        return Graph(
+            values=self.values,
+            sources=sources,
+            forward=forward,
+            backward=backward,
+            outputs=results.outputs,
+            tangents=tuple(tangent_of.get(position) for position in range(len(results.outputs))),
+            gradients=results.gradients,
+            mutations=results.mutations,
+        )
+
+    def _placeholders(self) -> tuple[tuple[Source, ...], dict[int, torch.fx.Node]]:
+        """The sources in order, and the tangents by the position of their output."""
         sources: list[Source] = []
-        tangents: dict[int, str] = {}
-        dependent: set[torch.fx.Node] = set()  # on a tangent
-        late: set[torch.fx.Node] = set()  # in the backward pass
+        tangents: dict[int, torch.fx.Node] = {}
+        for node in self.fx.nodes:
+            if node.op != "placeholder":
+                continue
+            description = node.meta["desc"]
+            if self._is_literal(description):
+                continue
+            self._add(node, node.name)
+            if type(description).__name__ != "TangentAOTInput":
+                sources.append(self._source(node, description))
+                continue
+            if type(description.output).__name__ != "PlainAOTOutput":
+                raise CaptureError(
+                    "the forward pass changes a parameter or an input in place, and its gradient goes on "
+                    "through that (an embedding with max_norm does); do it outside the model, under no_grad"
+                )
+            tangents[description.output.idx] = node
+        return tuple(sources), tangents
+
+    def _operators(self, tangents: Iterable[torch.fx.Node]) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+        """The calls of the forward and of the backward pass, in order.
+
+        The backward pass has every call that depends on a tangent. A call that is traced after the first of these
+        belongs to it too, even if it depends on no tangent: made earlier, its result would only live longer. Views of
+        forward values stay in the forward pass.
+        """
+        late = set(tangents)  # these, and what is made in the backward pass
         forward: list[Operator] = []
         backward: list[Operator] = []
         for node in self.fx.nodes:
-            if node.op == "placeholder":
-                description = node.meta["desc"]
-                if self._is_literal(description):
-                    continue
-                self._add(node, node.name)
-                if type(description).__name__ == "TangentAOTInput":
-                    if type(description.output).__name__ != "PlainAOTOutput":
-                        raise CaptureError(
-                            "the forward pass changes a parameter or an input in place, and its gradient goes on "
-                            "through that (an embedding with max_norm does); do it outside the model, under no_grad"
-                        )
-                    tangents[description.output.idx] = node.name
-                    dependent.add(node)
-                else:
-                    sources.append(self._source(node, description))
-            elif node.op == "call_function":
-                if any(parent in dependent for parent in node.all_input_nodes):
-                    dependent.add(node)
-                if node.target is python_operator.getitem:
-                    late |= {node} if node.args[0] in late else set()
-                    continue
-                # What is traced after the first gradient belongs to the backward pass even when it
-                # needs no gradient: made earlier, it would only live longer. Views of forward values go with these.
-                made = self._operator(node)
-                if node in dependent or (backward and not made.view) or late & {*node.all_input_nodes}:
-                    late.add(node)
-                (backward if node in late else forward).append(made)
-            elif node.op != "output":
+            if node.op in ("placeholder", "output"):
+                continue
+            if node.op != "call_function":
                 raise CaptureError(f"the joint graph has a {node.op} node {node.name}, which monet does not know")
+            depends = not late.isdisjoint(node.all_input_nodes)
+            if node.target is python_operator.getitem:  # read with the call that it is a result of
+                late |= {node} if depends else set()
+                continue
+            operator = self._operator(node)
+            if depends or (backward and not operator.view):
+                late.add(node)
+                backward.append(operator)
+            else:
+                forward.append(operator)
+        return tuple(forward), tuple(backward)
+
+    def _results(self) -> _Results:
+        """Outputs, gradients and mutations; notes the outputs that are no tensors in ``output_literals``."""
         outputs: dict[int, str | None] = {}
         gradients: dict[str, str] = {}
         mutations: dict[str, str] = {}
-        by_description = {n.meta["desc"]: n.name for n in self.fx.nodes if n.op == "placeholder"}
+        placeholder_of = {node.meta["desc"]: node.name for node in self.fx.nodes if node.op == "placeholder"}
         results = output_of(self.fx)
         for result, description in zip(results.args[0], results.meta["desc"], strict=True):  # type: ignore[arg-type]
             kind = type(description).__name__
+            name = result.name if isinstance(result, torch.fx.Node) else None
             if kind == "PlainAOTOutput":
-                outputs[description.idx] = result.name if isinstance(result, torch.fx.Node) else None
-                if not isinstance(result, torch.fx.Node):
+                outputs[description.idx] = name
+                if name is None:
                     self.output_literals[description.idx] = result
             elif kind == "GradAOTOutput":
-                if isinstance(result, torch.fx.Node):
-                    gradients[by_description[description.grad_of]] = result.name
+                if name is not None:
+                    gradients[placeholder_of[description.grad_of]] = name
             elif kind == "InputMutationAOTOutput":
-                mutations[by_description[description.mutated_input]] = result.name
+                mutations[placeholder_of[description.mutated_input]] = result.name
             elif result is not None:
                 raise CaptureError(f"the joint graph returns a {kind}, which monet does not know")
-        return Graph(
-            values=self.values,
-            sources=tuple(sources),
-            forward=tuple(forward),
-            backward=tuple(backward),
-            outputs=tuple(outputs[i] for i in range(len(outputs))),
-            tangents=tuple(tangents.get(i) for i in range(len(outputs))),
-            gradients=gradients,
-            mutations=mutations,
-        )
+        return _Results(tuple(outputs[position] for position in range(len(outputs))), gradients, mutations)
 
     def _is_literal(self, description: Any) -> bool:
         """An input that is no tensor: its value is in the graph already."""
@@ -121,17 +161,18 @@ class JointReader:
         return plain and not isinstance(self.leaves[description.idx], torch.Tensor)
 
     def _source(self, node: torch.fx.Node, description: Any) -> Source:
+        """The source that a placeholder is. Raises ``CaptureError`` for a kind that cannot be planned."""
         kind = type(description).__name__
         if kind == "ParamAOTInput":
             parameter = self.model.get_parameter(description.target)
             self._tie(node.name, parameter)
-            return Source(node.name, "parameter", description.target, parameter.requires_grad)
+            return Source(node.name, PARAMETER, description.target, parameter.requires_grad)
         if kind == "BufferAOTInput":
             constant = self.constants.get(description.target)
             self._tie(node.name, self.model.get_buffer(description.target) if constant is None else constant)
-            return Source(node.name, "buffer" if constant is None else "constant", description.target, False)
+            return Source(node.name, BUFFER if constant is None else CONSTANT, description.target, False)
         if kind == "PlainAOTInput":
-            return Source(node.name, "input", str(description.idx), self.leaves[description.idx].requires_grad)
+            return Source(node.name, INPUT, str(description.idx), self.leaves[description.idx].requires_grad)
         if kind in ("ForwardTokenAOTInput", "BackwardTokenAOTInput"):
             raise CaptureError(
                 "an operator of the model may raise an error by its values, as those of torch.linalg do; use the form "
@@ -140,10 +181,12 @@ class JointReader:
         raise CaptureError(f"the joint graph takes a {kind}, which monet does not know")
 
     def _tie(self, name: str, tensor: torch.Tensor) -> None:
+        """Give a source the storage of the first source whose tensor has the same memory."""
         first = self._memory.setdefault(tensor.untyped_storage()._cdata, name)
         self.values[name] = replace(self.values[name], storage=first)
 
     def _add(self, node: torch.fx.Node, storage: str) -> None:
+        """Add the node's tensor to the values. Raises ``CaptureError`` where it is no tensor, or not of fixed size."""
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             raise CaptureError(
@@ -167,6 +210,7 @@ class JointReader:
         )
 
     def _operator(self, node: torch.fx.Node) -> Operator:
+        """The call of a node; adds its results to the values. Raises ``CaptureError`` where it cannot be planned."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(f"{node.name} calls {target}, which is no aten operator" + where(node))
@@ -227,6 +271,7 @@ def _viewed(target: torch._ops.OpOverload, node: torch.fx.Node) -> torch.fx.Node
 
 
 def _argument(argument: Any) -> Any:
+    """The argument tree with a ``Ref`` for each node."""
     if isinstance(argument, torch.fx.Node):
         return Ref(argument.name)
     if isinstance(argument, tuple | list):

@@ -244,7 +244,7 @@ def _described(mode: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def kernels_own_geometry() -> Iterator[None]:
-    """While it is open, fake tensors of the CPU look as these kernels make them."""
+    """A context in which fake tensors of the CPU look as these kernels make them."""
     FakeTensorMode.cache_clear()  # answers that torch keeps across modes, given before and in here
     # Being in the one table keeps torch from decomposing the operator, so that it asks the other.
     before = [(table, {t: table[t] for t in _RULES if t in table}) for table in (op_implementations_dict, meta_table)]

@@ -43,6 +43,8 @@ def share_casts(module: torch.fx.GraphModule, device: str) -> None:
 
 
 class _Pass:
+    """One rewrite of the traced module ``root``, under the autocast ``ambient`` that is on around the whole step."""
+
     def __init__(self, root: torch.fx.GraphModule, ambient: _Mode) -> None:
         self.root = root
         self.ambient = ambient
@@ -72,16 +74,16 @@ class _Pass:
         self, module: torch.fx.GraphModule, mode: _Mode, weights: dict[torch.fx.Node, torch.fx.Node]
     ) -> list[_Use]:
         """Where weights are cast in ``module``; ``weights``: its nodes that hold one → the root's node."""
-        found: list[_Use] = []
+        uses: list[_Use] = []
         for node in module.graph.nodes:
             inner = _context(module, node)
             if inner is not None:
-                found += [use.below(node) for use in self._uses_inside(*inner, node, weights)]
+                uses += [use.below(node) for use in self._uses_inside(*inner, node, weights)]
             elif node.op == "call_function" and mode.enabled and mode.cache:
                 for weight in node.all_input_nodes:
                     if weight in weights and _casts(node, weight, mode):
-                        found.append(_Use(weights[weight], mode.dtype, node, weight, ()))
-        return found
+                        uses.append(_Use(weights[weight], mode.dtype, node, weight, ()))
+        return uses
 
     def _uses_inside(
         self,
@@ -116,8 +118,8 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Use:
-    """``node`` casts the root's ``weight``, which is ``local`` in its graph; ``calls``: of the graphs that it lies in,
-    from the outside."""
+    """``node`` casts the root's ``weight``, which is ``local`` in the graph of ``node``. ``calls``: the calls of the
+    graphs that ``node`` lies in, the outermost first."""
 
     weight: torch.fx.Node
     dtype: torch.dtype
@@ -134,7 +136,7 @@ class _Use:
         return _Use(self.weight, self.dtype, self.node, self.local, (call, *self.calls))
 
     def replace(self, cast: torch.fx.Node) -> None:
-        """Read the shared copy, handed through as one more argument of each graph on the way."""
+        """Read the shared copy, which is passed on as one more argument of each graph on the way."""
         for call in self.calls:
             body = _body(call)
             if cast in call.args[5:]:
@@ -170,17 +172,17 @@ def _context(module: torch.fx.GraphModule, node: torch.fx.Node) -> tuple[torch.f
 
 
 class _Casts(TorchDispatchMode):
-    """Notes which tensors are cast."""
+    """Notes which tensors are cast to ``dtype``."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dtype = dtype
-        self.found: list[Any] = []
+        self.cast: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is aten._to_copy.default and kwargs.get("dtype") is self.dtype:
-            self.found.append(args[0])
+            self.cast.append(args[0])
         return func(*args, **kwargs)
 
 
@@ -197,4 +199,4 @@ def _casts(node: torch.fx.Node, weight: torch.fx.Node, mode: _Mode) -> bool:
             node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # tracing itself will say what is wrong with it
             return False
-    return any(tensor is probe for tensor in casts.found)
+    return any(tensor is probe for tensor in casts.cast)

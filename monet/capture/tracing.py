@@ -1,14 +1,17 @@
 """From a module and sample inputs to a ``Graph``: one joint graph of forward and backward aten operators.
 
-``torch.export`` traces the module, ``aot_export_joint_with_descriptors`` appends its derivatives and
-removes mutation; both work on fake tensors, so no memory of the step is touched.
+check → export (``torch.export``) → join (``aot_export_joint_with_descriptors``) → read (``JointReader``)
+
+Exporting traces the module, joining appends its derivatives and removes mutation. Both work on fake tensors, so no
+memory of the step is touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 import torch._functorch.config as functorch_config
@@ -29,9 +32,22 @@ from monet.capture.shared_casts import share_casts
 from monet.errors import CaptureError
 
 aten = torch.ops.aten
+Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of one call."""
 # torch.export puts the first before every cast; shapes, strides and dtypes of a plan are fixed anyway. The others look
 # at data (classes of a one-hot encoding) and make nothing.
 _CHECKS = {aten._assert_tensor_metadata.default, aten._assert_async.default, aten._assert_async.msg}
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """The forward pass as torch.export traced it. ``constants``: as in ``Captured``; they are buffers of ``module``.
+    ``in_spec``, ``out_spec``: the structure of inputs and outputs."""
+
+    module: torch.fx.GraphModule
+    constants: Mapping[str, torch.Tensor]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
 
 
 @kernels_own_geometry()
@@ -53,20 +69,36 @@ def capture(
     captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of the model where torch
     knows it.
     """
+    given: Inputs = (tuple(args), dict(kwargs or {}))
+    _check(model, given)
+    inputs = _with_own_memory(model, given)
+    exported = _export(model, inputs)
+    joint = _join(exported.module, inputs)
+    return _read(joint, exported, model, inputs, gradients_leave=gradients_leave)
+
+
+def _check(model: torch.nn.Module, inputs: Inputs) -> None:
+    """Raises ``CaptureError`` where a tensor has no memory that can be planned, or none requires a gradient."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        _check(name, tensor)
+        _check_tensor(name, tensor)
         if tensor.device.type == "meta":
             raise CaptureError(
                 f"{name} is on the meta device, where torch leaves gradients of some operators out; make the model and "
                 "its inputs under torch._subclasses.FakeTensorMode(), which takes no memory either"
             )
-    for position, leaf in enumerate(pytree.tree_leaves((tuple(args), dict(kwargs or {})))):
-        _check(f"input {position}", leaf)
-    args, kwargs = _with_own_memory(model, tuple(args), dict(kwargs or {}))
-    if not any(p.requires_grad for p in model.parameters()) and not any(
-        isinstance(x, torch.Tensor) and x.requires_grad for x in pytree.tree_leaves((args, kwargs))
-    ):
+    leaves = pytree.tree_leaves(inputs)
+    for position, leaf in enumerate(leaves):
+        _check_tensor(f"input {position}", leaf)
+    if not any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*model.parameters(), *leaves)):
         raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
+
+
+def _export(model: torch.nn.Module, inputs: Inputs) -> _Exported:
+    """The forward pass as torch.export traces it, with the casts of eager's autocast.
+
+    Raises ``CaptureError`` with torch's reason, or where the values of tensors decide about a shape.
+    """
+    args, kwargs = inputs
     try:
         with _autocast_as_written(), without_decompositions(), refusing_custom_functions(), without_reports():
             program = torch.export.export(model, args, kwargs, strict=False)
@@ -75,39 +107,50 @@ def capture(
         raise CaptureError(str(error)) from error
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(reason("torch.export cannot trace the model", error)) from error
+    in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     if not isinstance(module, torch.fx.GraphModule):
         raise CaptureError("torch.export returned no graph")
-    for node in module.graph.nodes:
-        _check(node.name, node.meta.get("val"), node)
-    constants = _promote_constants(module, model)
-    share_casts(module, device_type(model, (args, kwargs)))
-    _separate_outputs(module)
-    leaves = pytree.tree_leaves((args, kwargs))
-    literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-    joint = _joint(module, args, kwargs)
-    if joint is None:
-        _separate_outputs(module, everything=True)
-        joint = _joint(module, args, kwargs)
-        if joint is None:
-            raise CaptureError("an output of the model is a view that torch cannot separate; return a clone of it")
-    in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     if in_spec is None or out_spec is None:
         raise CaptureError("torch.export recorded no structure of inputs and outputs")
-    reader = JointReader(joint, model, constants, leaves)
-    graph = reader.graph()
-    graph = canonical(graph)
+    for node in module.graph.nodes:
+        _check_tensor(node.name, node.meta.get("val"), node)
+    constants = _promote_constants(module, model)
+    share_casts(module, device_type(model, inputs))
+    return _Exported(module, constants, in_spec, out_spec)
+
+
+def _join(module: torch.fx.GraphModule, inputs: Inputs) -> torch.fx.Graph:
+    """The joint graph of the forward pass and its derivatives.
+
+    Outputs that share memory are cloned first; every output is, where torch would else rebuild one from an intermediate
+    outside the graph.
+    """
+    for everything in (False, True):
+        _separate_outputs(module, everything=everything)
+        joint = _joint_graph(module, inputs)
+        if joint is not None:
+            return joint
+    raise CaptureError("an output of the model is a view that torch cannot separate; return a clone of it")
+
+
+def _read(
+    joint: torch.fx.Graph, exported: _Exported, model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool
+) -> Captured:
+    """The joint graph in canonical form, and what is needed to call it."""
+    leaves = pytree.tree_leaves(inputs)
+    literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+    reader = JointReader(joint, model, exported.constants, leaves)
+    graph = canonical(reader.graph())
     if gradients_leave:
         graph = sum_gradients_in_place(graph)
-    return Captured(graph, constants, in_spec, out_spec, literals, reader.output_literals)
+    return Captured(graph, exported.constants, exported.in_spec, exported.out_spec, literals, reader.output_literals)
 
 
-def _with_own_memory(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs; one that shares memory with another (a text and its labels), or is a part of a larger tensor, is
-    replaced by one of its geometry.
+def _with_own_memory(model: torch.nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs, each in memory of its own: an input that shares memory with another (a text and its labels), or that
+    is a part of a larger tensor, is replaced by an empty one of the same geometry.
 
-    Tracing would take two that are one tensor for one input. A plan is for a geometry, not for what shares memory.
+    Tracing would take two inputs that are one tensor for one input. A plan is for a geometry, not for shared memory.
     """
     taken = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
 
@@ -121,17 +164,20 @@ def _with_own_memory(
             return leaf
         mode = leaf.fake_mode if isinstance(leaf, torch._subclasses.FakeTensor) else nullcontext()
         with mode:
-            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
-        return made.requires_grad_(leaf.requires_grad)
+            empty = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        return empty.requires_grad_(leaf.requires_grad)
 
-    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(own, (args, kwargs))
-    return found
+    own_inputs: Inputs = pytree.tree_map(own, inputs)
+    return own_inputs
 
 
 @contextmanager
 def _autocast_as_written() -> Iterator[None]:
-    """Tracing turns autocast's cache off, and then writes down for each ``with torch.autocast`` in the model that it is
-    off. Here it is left as it is; ``share_casts`` does what the cache does."""
+    """A context in which tracing leaves autocast's cache as the model has it.
+
+    Tracing would turn the cache off, and write down for each ``with torch.autocast`` in the model that it is off.
+    ``share_casts`` then does what the cache does.
+    """
     real = proxy_tensor.disable_autocast_cache
     proxy_tensor.disable_autocast_cache = nullcontext  # type: ignore[assignment]
     try:
@@ -141,9 +187,9 @@ def _autocast_as_written() -> Iterator[None]:
         torch.clear_autocast_cache()  # of fake tensors
 
 
-def _check(name: str, tensor: Any, node: torch.fx.Node | None = None) -> None:
-    """A plan needs to know the memory of every tensor. Raises ``CaptureError`` where values decide about it: of a
-    sparse tensor, which is several blocks, or a part whose size is computed. ``node``: what makes it."""
+def _check_tensor(name: str, tensor: Any, node: torch.fx.Node | None = None) -> None:
+    """Raises ``CaptureError`` where values decide how much memory a tensor takes, as they do for a sparse tensor or for
+    a shape that is computed: a plan needs to know every tensor's memory. ``node``: what makes the tensor."""
     if not isinstance(tensor, torch.Tensor):
         return
     strided = tensor.layout is torch.strided
@@ -162,7 +208,8 @@ def _check(name: str, tensor: Any, node: torch.fx.Node | None = None) -> None:
 
 
 def _promote_constants(module: torch.fx.GraphModule, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors held as plain attributes become buffers of the traced module, so that they enter as inputs."""
+    """The tensors that are plain attributes of the traced module, by target. They become buffers of it, so that they
+    enter as inputs."""
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     constants: dict[str, torch.Tensor] = {}
@@ -188,6 +235,7 @@ def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False)
 
     Autograd would give outputs that share memory one common gradient outside the graph; a copy has
     its own. A view of a part would keep the whole in memory for as long as the user keeps the output.
+    ``everything``: clone every floating-point output.
     """
     graph = module.graph
     (output,) = [node for node in graph.nodes if node.op == "output"]
@@ -219,8 +267,9 @@ def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False)
     module.recompile()
 
 
-def _joint(module: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Graph | None:
+def _joint_graph(module: torch.fx.GraphModule, inputs: Inputs) -> torch.fx.Graph | None:
     """The joint graph; None where torch wants to rebuild an output from an intermediate outside the graph."""
+    args, kwargs = inputs
     try:
         with without_decompositions(), ExitStack() as stack:  # closes the fake-tensor mode before anything real runs
             stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))

@@ -7,6 +7,9 @@
 // that is not planned carries a 64-byte header with its size, because a
 // deleter only gets a pointer, and raw_allocate demands that pointer and context be the same.
 //
+// arena.h has what is served, recorder.h what is recorded, workers.h the other threads; here are the
+// allocator that asks all three, and the functions that Python calls. It is one library, built from this file.
+//
 //   base               base + 64 (what PyTorch sees, 64-byte aligned)
 //   | Header .......... | n bytes ............... |
 #include <c10/core/Allocator.h>
@@ -16,18 +19,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
-#include <vector>
+
+#include "arena.h"
+#include "recorder.h"
+#include "workers.h"
 
 namespace {
 
 constexpr size_t kHeader = 64;
-constexpr size_t kAlignment = 64;
-constexpr size_t kPage = size_t{2} << 20;
-constexpr int kMaxArenas = 1024;
-
-struct Crew;
 
 struct Header {
   Crew* crew;          // whose worker asked while recording, or nullptr
@@ -36,159 +36,6 @@ struct Header {
   int64_t index;       // number of the request in that recording
 };
 static_assert(sizeof(Header) <= kHeader);
-
-std::atomic<int64_t> live_bytes{0};
-std::atomic<int64_t> peak_bytes{0};
-
-void raise(std::atomic<int64_t>& most, int64_t value) {
-  int64_t seen = most.load();
-  while (value > seen && !most.compare_exchange_weak(seen, value)) {
-  }
-}
-
-void count(int64_t delta) { raise(peak_bytes, live_bytes.fetch_add(delta) + delta); }
-
-// Ranges of address space that belong to arenas. A block inside one is only counted when it is freed. Tensors may
-// outlive their arena's owner (what autograd keeps for a backward pass that never comes): the last one unmaps it.
-struct Range {
-  std::atomic<uintptr_t> begin{0};
-  std::atomic<uintptr_t> end{0};
-  std::atomic<int64_t> blocks{0};     // that tensors hold
-  std::atomic<bool> orphaned{false};  // its owner is gone
-  int64_t arena_bytes = 0;
-};
-Range ranges[kMaxArenas];
-std::atomic<int> range_count{0};
-std::mutex ranges_mutex;
-
-Range* range_of(const void* pointer) {
-  const auto p = reinterpret_cast<uintptr_t>(pointer);
-  const int n = range_count.load(std::memory_order_acquire);
-  for (int i = 0; i < n; ++i)
-    if (p >= ranges[i].begin.load(std::memory_order_relaxed) && p < ranges[i].end.load(std::memory_order_relaxed))
-      return &ranges[i];
-  return nullptr;
-}
-
-// Of an orphan that no tensor holds. Whoever finds it so first does it.
-void unmap_orphan(Range& range) {
-  bool orphaned = true;
-  if (range.blocks.load() != 0 || !range.orphaned.compare_exchange_strong(orphaned, false)) return;
-  std::lock_guard<std::mutex> lock(ranges_mutex);
-  const uintptr_t begin = range.begin.load(), end = range.end.load();
-  const int64_t bytes = range.arena_bytes;
-  range.end.store(0);
-  range.begin.store(0);  // from here on the range is another arena's to take
-  munmap(reinterpret_cast<void*>(begin), end - begin);
-  count(-bytes);
-}
-
-struct Program {
-  std::vector<int64_t> step_begin;  // requests of step s: [step_begin[s], step_begin[s + 1])
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> offsets;  // -1: PyTorch's own allocator
-  std::vector<int64_t> crew_offset;  // of step s: where the other threads' region begins
-  std::vector<int64_t> crew_bytes;   // and its size, for `crew` threads; 0: there is none
-  int crew = 0;
-  char* base = nullptr;
-  int64_t arena_bytes = 0;
-  int64_t misses = 0;
-  int64_t first_miss[4] = {-1, -1, -1, -1};  // step, request number, bytes asked, bytes planned
-  int64_t served = 0;
-  Range* range = nullptr;  // that it serves from
-  bool owner = false;      // of that range
-};
-
-struct Event {
-  int64_t index;
-  int64_t bytes;  // -1: the request was freed
-  int64_t pointer;
-};
-
-struct Recorder {
-  uint64_t number;
-  int64_t requests = 0;
-  std::vector<Event> events;
-};
-
-struct Session {
-  Program* program = nullptr;
-  int64_t step = 0;
-  int64_t cursor = 0;
-  int64_t end = 0;
-};
-
-thread_local Session session;
-thread_local Recorder* recorder = nullptr;
-std::atomic<uint64_t> recordings{0};
-
-// What a thread's parallel loops do about memory. Its workers read it inside a loop only, and the thread
-// itself writes it outside of loops only; it lives as long as the process, since workers hold it.
-struct Crew {
-  enum Mode { kFree, kRecording, kServing } mode = kFree;
-  uint64_t turn = 0;              // number of the step or recording
-  Range* range = nullptr;         // serving: where the workers' memory of this step is
-  char* slices = nullptr;
-  size_t slice_bytes = 0;         // of each of them
-  int slice_count = 0;
-  std::atomic<int> slices_taken{0};
-  std::atomic<int64_t> most{0};   // recording: the most bytes that one worker's stack reached
-  std::atomic<int64_t> alive{0};  // recording: blocks that workers asked for and nobody released
-  std::atomic<int64_t> misses{0};
-};
-thread_local Crew* own_crew = nullptr;
-
-struct Block {
-  const void* at;
-  size_t begin;  // offset in the stack
-  bool released;
-};
-
-// A worker's requests of one turn. Space is used again once everything above it was released by this
-// worker, so a run's stack is as high as the recorded one's.
-struct Worker {
-  Crew* crew = nullptr;
-  uint64_t turn = 0;
-  char* slice = nullptr;
-  size_t top = 0;
-  std::vector<Block> blocks;
-
-  void begin_turn() {
-    turn = crew->turn;
-    top = 0;
-    blocks.clear();
-    slice = nullptr;
-    if (crew->mode == Crew::kServing) {
-      const int taken = crew->slices_taken.fetch_add(1);
-      if (taken < crew->slice_count) slice = crew->slices + taken * crew->slice_bytes;
-    }
-  }
-  void push(const void* at, size_t n) {
-    blocks.push_back({at, top, false});
-    top += (n + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  void release(const void* at) {
-    const auto found = std::find_if(blocks.rbegin(), blocks.rend(), [&](const Block& b) { return b.at == at; });
-    if (found == blocks.rend()) return;
-    found->released = true;
-    while (!blocks.empty() && blocks.back().released) {
-      top = blocks.back().begin;
-      blocks.pop_back();
-    }
-  }
-};
-thread_local Worker worker;
-
-bool works_for(Crew::Mode mode) {
-  if (worker.crew == nullptr || worker.crew->mode != mode) return false;
-  if (worker.turn != worker.crew->turn) worker.begin_turn();
-  return true;
-}
-
-Crew& crew_of_this_thread() {
-  if (own_crew == nullptr) own_crew = new Crew;
-  return *own_crew;
-}
 
 c10::Allocator* previous = nullptr;
 

@@ -72,8 +72,9 @@ def _crew_library() -> ctypes.PyDLL | None:
 
 
 def gather_crew() -> None:
-    """Makes the threads of this thread's parallel loops known: what a kernel asks for on them is recorded, and served
-    from the arena, with what it asks for on this thread. Threads end when there are to be fewer: call it again."""
+    """Make known the threads of this thread's parallel loops: a kernel's requests on them are then recorded, or served
+    from the arena, with its requests on this thread. Call it before each recording and each pass: threads end when
+    their number is lowered."""
     lib, crew = _library(), _crew_library()
     if crew is not None and torch.get_num_threads() > 1:
         join = ctypes.cast(lib.monet_join_crew, ctypes.c_void_p)
@@ -92,10 +93,10 @@ def _library() -> ctypes.PyDLL:
 
 
 class Recording:
-    """Context manager: ``events`` holds, after it, what this thread requested and released inside.
+    """A context; after it, ``events`` has what this thread requested and released inside.
 
-    The other threads of its parallel loops: ``worker_bytes`` is the most that one of them held at once, in blocks of 64
-    bytes that are used again from the last one back, and ``worker_leaks`` how many blocks are still held.
+    Of the other threads of its parallel loops, ``worker_bytes`` is the most that one held at once, as a stack of
+    multiples of 64 bytes, and ``worker_leaks`` the number of blocks that are still held.
     """
 
     def __init__(self) -> None:
@@ -133,9 +134,9 @@ class Statistics:
 class Arena:
     """Planned requests of a list of steps, and the memory that serves them.
 
-    ``requests[s]`` lists (bytes, offset) for step s; offset None goes to PyTorch's own allocator. ``crew[s]`` is
-    (bytes, offset) of what the other threads of its parallel loops share evenly; (0, 0): they ask for nothing.
-    The memory is mapped by ``map`` and given back by ``close``.
+    ``requests[s]`` lists (bytes, offset) for step s; PyTorch's own allocator serves a request whose offset is None.
+    ``crew[s]`` is (bytes, offset) of the region that the other threads of its parallel loops share evenly; (0, 0): they
+    ask for nothing. ``map`` makes the memory, ``close`` gives it back.
     """
 
     _open = False  # Ctrl-C may come before the constructor ends

@@ -1,4 +1,4 @@
-"""The project's C++ files that run inside a step: built against, or beside, the installed torch."""
+"""The libraries of C++ that run inside a step: built against, or beside, the installed torch, and loaded."""
 
 from __future__ import annotations
 

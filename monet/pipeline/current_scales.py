@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from monet.capture import Captured
+from monet.graph import BUFFER, CONSTANT, PARAMETER
 from monet.ops.kernels.norms import smallest_scale
 from monet.ops.offers.implementation import Guard
 
@@ -20,11 +21,11 @@ def present_scales(model: torch.nn.Module, captured: Captured) -> Callable[[Guar
 
     def tensor(name: str) -> torch.Tensor | None:
         source = sources[name]
-        if source.kind == "parameter":
+        if source.kind == PARAMETER:
             return model.get_parameter(source.target)
-        if source.kind == "buffer":
+        if source.kind == BUFFER:
             return model.get_buffer(source.target)
-        return captured.constants.get(source.target) if source.kind == "constant" else None
+        return captured.constants.get(source.target) if source.kind == CONSTANT else None
 
     @cache
     def smallest(guard: Guard) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monet.graph import TOTAL, Graph, Operator, operator_inputs
+from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Operator, operator_inputs
 from monet.measurement import Measurement
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.profiling import Profile, implementations
@@ -93,18 +93,18 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] |
 
     of_kind = {
         kind: total([s.value for s in graph.sources if s.kind == kind])
-        for kind in ("parameter", "buffer", "constant", "input", "state")
+        for kind in (PARAMETER, BUFFER, CONSTANT, INPUT, STATE)
     }
     tangents = {n for n in graph.tangents if n is not None}
     gradients = [n for n in graph.gradients.values() if graph.storage(n) not in tangents]
     return {
-        "parameters": of_kind["parameter"],
-        "buffers": of_kind["buffer"] + of_kind["constant"],
-        "inputs": of_kind["input"],
+        "parameters": of_kind[PARAMETER],
+        "buffers": of_kind[BUFFER] + of_kind[CONSTANT],
+        "inputs": of_kind[INPUT],
         "outputs": total(graph.outputs),
         "output_gradients": total(graph.tangents),
         "gradients": total([*gradients, *(s.value for s in graph.sources if s.kind == TOTAL)]),
-        **({"optimizer_state": of_kind["state"]} if of_kind["state"] else {}),
+        **({"optimizer_state": of_kind[STATE]} if of_kind[STATE] else {}),
         "reserve": reserve_bytes,
     }
 

@@ -155,7 +155,7 @@ def _measured(offers: Catalogue, name: str, preparing: Preparing, progress: bool
 
 def _described(step: _Step, lowered: Lowered, preparing: Preparing, offering: Offering) -> dict[str, Any]:
     """What a plan says of its model."""
-    cast = autocast.state(_device(lowered).type)
+    cast = autocast.state(lowered.catalogue.graph.device.type)
     return {
         "name": lowered.problem.name,
         "fingerprint": lowered.catalogue.graph.fingerprint(),
@@ -174,9 +174,5 @@ def _environment(lowered: Lowered) -> dict[str, Any]:
         "torch": torch.__version__,
         "profile": lowered.profile.environment,
         "threads": torch.get_num_threads(),
-        "device": str(_device(lowered)),
+        "device": str(lowered.catalogue.graph.device),
     }
-
-
-def _device(lowered: Lowered) -> torch.device:
-    return next(iter(lowered.catalogue.graph.values.values())).device

@@ -1,8 +1,8 @@
 """A schedule as a graph to order: every run a node, every making of a storage a storage of its own.
 
-Recomputed copies, saved intermediates, workspaces and in-place runs are ordinary nodes here. What must stay in order
-besides data: runs that draw random numbers, whatever changes a parameter, a buffer or an optimiser's state, and a
-storage is made again only after the last reader of what it held before, so that each name means one block at a time.
+Recomputed copies, saved intermediates, workspaces and in-place runs are ordinary nodes here. Besides data, this must
+stay in order: runs that draw random numbers; runs that change a parameter, a buffer or an optimiser's state; and a
+storage is made again only after the last reader of its former content, so that each name means one block at a time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _BARRIER = "the forward pass returns"
 
 
 def reorder(schedule: Sequence[Call], lowered: Lowered, *, time_limit_s: float) -> tuple[tuple[Call, ...], Ordered]:
-    """The schedule in the order of least peak that was found, and that order's certificate.
+    """The schedule in the best order that was found, and that order's certificate.
 
-    The certificate counts whole runs: what a run reads and makes, beside its workspace. Orders are those that the
-    graph of ``order_graph`` allows.
+    The certificate counts whole runs: what a run reads and makes, beside its workspace. It is about the orders that the
+    graph of ``run_graph`` allows.
     """
-    graph, called = order_graph(schedule, lowered)
-    found = best_order(graph, time_limit_s=time_limit_s)
-    ordered = (called[n] for n in found.order)
-    return tuple(call for call in ordered if call is not None), found
+    graph, called = run_graph(schedule, lowered)
+    ordered = best_order(graph, time_limit_s=time_limit_s)
+    calls = (called[n] for n in ordered.order)
+    return tuple(call for call in calls if call is not None), ordered
 
 
-def order_graph(schedule: Sequence[Call], lowered: Lowered) -> tuple[OrderGraph, tuple[Call | None, ...]]:
-    """The graph, and which run each node is: None for the one that parts the forward pass from what follows, where
-    autograd calls the two apart."""
+def run_graph(schedule: Sequence[Call], lowered: Lowered) -> tuple[OrderGraph, tuple[Call | None, ...]]:
+    """The graph, and the run that each node is. A node without a run (None) parts the forward pass from what follows,
+    where autograd calls the two apart."""
     writer = _Writer(schedule, lowered)
     apart = any(lowered.catalogue.graph.tangents)
     border = next((n for n, call in enumerate(schedule) if call.kind != "forward"), len(schedule))
@@ -49,7 +49,8 @@ def order_graph(schedule: Sequence[Call], lowered: Lowered) -> tuple[OrderGraph,
 
 
 class _Writer:
-    """Numbers storages: each making is one of its own, with its bytes; what is for the order alone is an input."""
+    """Numbers the storages: each making is a storage of its own, with its bytes. A storage that is there for the order
+    alone is an input, and has none."""
 
     def __init__(self, schedule: Sequence[Call], lowered: Lowered) -> None:
         self.catalogue = lowered.catalogue
@@ -68,7 +69,7 @@ class _Writer:
         self.count = 0
 
     def part(self) -> None:
-        """Everything before it runs before it, and everything after it after it."""
+        """Add a node that every run so far comes before, and every later run after."""
         self.nodes.append(Node(_BARRIER, (), (), (self._order(_BARRIER),)))
         self.called.append(None)
 
@@ -113,16 +114,19 @@ class _Writer:
         self.called.append(call)
 
     def _number(self) -> int:
+        """The next storage's."""
         self.count += 1
         return self.count
 
     def _order(self, name: str) -> int:
+        """The storage by which whatever overwrites ``name`` stays in order with its readers."""
         if name not in self.ordering:
             self.ordering[name] = self._number()
             self.inputs.add(self.ordering[name])
         return self.ordering[name]
 
     def _read(self, call: Call) -> list[str]:
+        """Storages that the run is given, without repetition."""
         return list(dict.fromkeys(self.catalogue.storage(name) for name in call.implementation.inputs()))
 
     def _made(self, call: Call) -> list[str]:
@@ -138,12 +142,12 @@ class _Writer:
 
     def _requested(self, call: Call) -> dict[str, int]:
         """Bytes of the results that the run asks for in the arena, by storage."""
-        found = {}
+        sizes = {}
         for request in call.measured.requests:
             name = call.implementation.outputs[request.output] if request.output is not None else None
             if name is not None and (storage := self.catalogue.storage(name)) in self.placed:
-                found[storage] = aligned(request.bytes)
-        return found
+                sizes[storage] = aligned(request.bytes)
+        return sizes
 
     def _peak(self, call: Call) -> int:
         """The most bytes of the arena that the run itself asks for at once."""
@@ -157,5 +161,6 @@ class _Writer:
         )
 
     def _outside(self, call: Call, request: Request) -> bool:
+        """Whether the request is for a result that PyTorch's allocator serves, since it outlives the step."""
         name = call.implementation.outputs[request.output] if request.output is not None else None
         return name is not None and self.catalogue.storage(name) not in self.placed

@@ -26,10 +26,10 @@ def calls(runs: Runs, lowered: Lowered) -> tuple[Call, ...]:
     """The runs in program order: forward, then stage by stage recomputation and backward."""
     catalogue, profile = lowered.catalogue, lowered.profile
     graph = catalogue.graph
-    found: list[Call] = []
+    schedule: list[Call] = []
 
     def add(kind: str, node: str, implementation: Implementation) -> None:
-        found.append(Call(kind, node, implementation, profile.of(implementation, catalogue)))
+        schedule.append(Call(kind, node, implementation, profile.of(implementation, catalogue)))
 
     def run(kind: str, chosen: Run, named: Mapping[str, Implementation], name: str) -> None:
         add(kind, chosen.operator, named[name])
@@ -48,12 +48,12 @@ def calls(runs: Runs, lowered: Lowered) -> tuple[Call, ...]:
             run("recompute", again, catalogue.recompute[again.operator], name)
         kind = "update" if stage.backward in updates else "backward"
         add(kind, stage.backward, catalogue.backward[stage.backward][stage.implementation])
-    return tuple(found)
+    return tuple(schedule)
 
 
 def placed_storages(lowered: Lowered) -> frozenset[str]:
-    """Storages that live in the arena: those that the step makes, that neither enter nor leave it, and have bytes (what
-    batch norm saves for its gradient has none in evaluation mode)."""
+    """Storages that live in the arena: the step makes them, they neither enter nor leave it, and they have bytes (what
+    batch norm saves for its gradient in evaluation mode has none)."""
     problem, graph = lowered.problem, lowered.catalogue.graph
     placed = {t.id for t in problem.tensors} | {i.id for i in problem.intermediates}
     outside = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values(), *graph.tangents) if n is not None}

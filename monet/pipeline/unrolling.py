@@ -1,4 +1,4 @@
-"""From a solution to a straight list of steps, and the lifetime of every buffer they use.
+"""From a schedule to a straight list of steps, and the lifetime of every buffer that they use.
 
 A *buffer* is one block of memory from the request that makes it to its last use. A storage that is
 run again gets a new buffer; an in-place step hands its input's buffer on to its output.
@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from monet.errors import SolverError
-from monet.measurement import Measurement
+from monet.measurement import Request
 from monet.ops.catalogue import Catalogue
-from monet.ops.offers.implementation import Implementation
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, placed_storages
 from monet.plans.plan import Buffer, PlanStep
@@ -28,6 +27,8 @@ class Unrolled:
 
 @dataclass(slots=True)
 class _Buffer:
+    """A buffer whose last use is not known yet. ``end`` is None where the buffer outlives the run that makes it."""
+
     id: int
     value: str
     bytes: int
@@ -39,6 +40,8 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Builder:
+    """Steps and buffers so far, and which buffer holds each storage after the last of the steps."""
+
     catalogue: Catalogue
     placed: frozenset[str]  # storages that live in the arena
     steps: list[PlanStep] = field(default_factory=list)
@@ -47,64 +50,91 @@ class _Builder:
     updated: set[str] = field(default_factory=set)  # parameters and states that have their new contents
     tick: int = 0
 
-    def add(self, kind: str, node: str, implementation: Implementation, measured: Measurement) -> None:
+    def add(self, call: Call) -> None:
         """Append one step. Raises ``SolverError`` where a read storage is nowhere: a planner's mistake."""
+        reads = self._read(call)
+        if call.kind == "update":
+            self._note_update(call)
+        requests, made = self._make(call)
+        kept = self._keep_in_place(call)
+        self.steps.append(
+            PlanStep(
+                kind=call.kind,
+                node=call.node,
+                implementation=call.implementation.name,
+                reads=reads,
+                writes={**made, **kept},
+                requests=requests,
+                request_bytes=tuple(request.bytes for request in call.measured.requests),
+                begin=self.tick,
+                workers=any(request.workers for request in call.measured.requests),
+            )
+        )
+        self.tick += call.measured.ticks
+
+    def _read(self, call: Call) -> dict[str, int]:
+        """Storage → the buffer that the call reads it from, which is in use until this step at least."""
         position = len(self.steps)
         reads: dict[str, int] = {}
-        for name in implementation.inputs():
+        for name in call.implementation.inputs():
             storage = self.catalogue.storage(name)
             if storage in self.updated:
-                raise SolverError(f"internal: step {position} ({kind} {node}) reads {storage} after its update")
+                raise SolverError(
+                    f"internal: step {position} ({call.kind} {call.node}) reads {storage} after its update"
+                )
             if storage not in self.placed:
                 continue
             if storage not in self.holder:
-                raise SolverError(f"internal: step {position} ({kind} {node}) reads {storage}, which is not in memory")
+                raise SolverError(
+                    f"internal: step {position} ({call.kind} {call.node}) reads {storage}, which is not in memory"
+                )
             self.holder[storage].last = position
             reads[storage] = self.holder[storage].id
-        if kind == "update":
-            inputs = {self.catalogue.storage(name) for name in implementation.inputs()}
-            self.updated |= inputs - self.placed
-        writes: dict[str, int] = {}
+        return reads
+
+    def _note_update(self, call: Call) -> None:
+        """From here on the parameter and its state have their new contents."""
+        self.updated |= {self.catalogue.storage(name) for name in call.implementation.inputs()} - self.placed
+
+    def _make(self, call: Call) -> tuple[tuple[int | None, ...], dict[str, int]]:
+        """The buffer of each request, or None where PyTorch's allocator serves it; and the results' storages, each with
+        its buffer."""
         requests: list[int | None] = []
-        results = implementation.outputs
-        for request in measured.requests:
-            held = results[request.output] if request.output is not None else None
-            made_for = self.catalogue.storage(held) if held is not None else None
-            if made_for is not None and made_for not in self.placed:
+        writes: dict[str, int] = {}
+        for request in call.measured.requests:
+            result = None if request.output is None else call.implementation.outputs[request.output]
+            storage = None if result is None else self.catalogue.storage(result)
+            if storage is not None and storage not in self.placed:
                 requests.append(None)
                 continue
-            end = None if request.end is None else self.tick + request.end
-            value = made_for if made_for is not None else f"{node}.temporary"
-            made = _Buffer(len(self.buffers), value, request.bytes, self.tick + request.begin, position, position, end)
-            self.buffers.append(made)
-            requests.append(made.id)
-            if made_for is not None:
-                self.holder[made_for] = made
-                writes[made_for] = made.id
-        overwritten = implementation.overwrites
+            buffer = self._new_buffer(request, f"{call.node}.temporary" if storage is None else storage)
+            requests.append(buffer.id)
+            if storage is not None:
+                self.holder[storage] = buffer
+                writes[storage] = buffer.id
+        return tuple(requests), writes
+
+    def _new_buffer(self, request: Request, value: str) -> _Buffer:
+        """The buffer of one request of the step that is being added."""
+        position = len(self.steps)
+        end = None if request.end is None else self.tick + request.end
+        buffer = _Buffer(len(self.buffers), value, request.bytes, self.tick + request.begin, position, position, end)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _keep_in_place(self, call: Call) -> dict[str, int]:
+        """Where the call works in place: its result's storage → the buffer that the overwritten storage hands on."""
+        overwritten = call.implementation.overwrites
         old = None if overwritten is None else self.catalogue.storage(overwritten)
-        if old is not None and old in self.placed:
-            buffer = self.holder.pop(old)
-            result = implementation.outputs[0]
-            if result is None:
-                raise SolverError(f"internal: in-place step {position} ({node}) has no result")
-            new = self.catalogue.storage(result)
-            self.holder[new] = buffer
-            writes[new] = buffer.id
-        self.steps.append(
-            PlanStep(
-                kind,
-                node,
-                implementation.name,
-                reads,
-                writes,
-                tuple(requests),
-                tuple(r.bytes for r in measured.requests),
-                self.tick,
-                any(r.workers for r in measured.requests),
-            )
-        )
-        self.tick += measured.ticks
+        if old is None or old not in self.placed:
+            return {}
+        buffer = self.holder.pop(old)
+        result = call.implementation.outputs[0]
+        if result is None:
+            raise SolverError(f"internal: in-place step {len(self.steps)} ({call.node}) has no result")
+        new = self.catalogue.storage(result)
+        self.holder[new] = buffer
+        return {new: buffer.id}
 
     def finish(self) -> Unrolled:
         """Buffers that outlive their step end with the last step that uses them."""
@@ -122,7 +152,7 @@ def unroll(schedule: Sequence[Call], lowered: Lowered) -> Unrolled:
     """The steps of a schedule in its order, and the lifetimes of the buffers that they need."""
     builder = _Builder(lowered.catalogue, placed_storages(lowered))
     for call in schedule:
-        builder.add(call.kind, call.node, call.implementation, call.measured)
+        builder.add(call)
     return builder.finish()
 
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from monet.capture import Captured
-from monet.graph import TOTAL, Graph, Operator, Ref, Source, Value
+from monet.graph import PARAMETER, TOTAL, Graph, Operator, Ref, Source, Value
 
 
 @dataclass(eq=False)
 class LiveGradient:
-    """Where a parameter's gradient is told at the time of a step. ``fresh``: nothing has been added up so far.
-    ``reached``: the loss depends on the parameter; else nothing is added, not even zeros.
+    """What the operator must know of a parameter's gradient when a step runs.
+
+    ``fresh``: no gradient is there yet. ``reached``: the loss depends on the parameter; else nothing is added, not even
+    zeros.
     """
 
     target: str
@@ -31,7 +33,8 @@ class LiveGradient:
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """The operator. What autograd does with a leaf's gradient, into memory that is there: the first one is a copy."""
+    """The operator: does what autograd does with a leaf's gradient, into memory that is there. The first gradient is
+    copied, later ones are added."""
 
     def __str__(self) -> str:
         return "autograd.accumulate"
@@ -49,8 +52,8 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Accumulated:
-    """``captured``: a step that leaves the gradients of parameters in ``.grad``. ``totals``: by source value.
-    ``gradient_of``: source value → the value that is added to it."""
+    """``captured``: a step that leaves the gradients of parameters in ``.grad``. ``totals``: source value of a
+    ``.grad`` → what its operator must know of it. ``gradient_of``: the same → the value that is added to it."""
 
     captured: Captured
     totals: dict[str, LiveGradient]
@@ -58,7 +61,7 @@ class Accumulated:
 
 
 def with_accumulation(captured: Captured) -> Accumulated:
-    """The step with a source for each parameter's ``.grad`` and an operator, as early as may be, that adds to it."""
+    """The step with a source for each parameter's ``.grad``, and an operator that adds to it as early as possible."""
     graph = captured.graph
     made_at = {name: i for i, op in enumerate(graph.backward) for name in op.outputs if name is not None}
     values, sources = dict(graph.values), list(graph.sources)
@@ -66,7 +69,7 @@ def with_accumulation(captured: Captured) -> Accumulated:
     gradient_of: dict[str, str] = {}
     after: dict[int, list[Operator]] = {}
     for source in graph.sources:
-        if source.kind != "parameter" or source.value not in graph.gradients:
+        if source.kind != PARAMETER or source.value not in graph.gradients:
             continue
         name, gradient = f"total {source.target}", graph.gradients[source.value]
         values[name] = _like(name, graph, source)
@@ -80,14 +83,14 @@ def with_accumulation(captured: Captured) -> Accumulated:
         backward += [op, *after.get(i, ())]
     backward += after.get(len(graph.backward), ())
     kept = {
-        s.value: graph.gradients[s.value] for s in graph.sources if s.kind != "parameter" and s.value in graph.gradients
+        s.value: graph.gradients[s.value] for s in graph.sources if s.kind != PARAMETER and s.value in graph.gradients
     }
     changed = replace(graph, values=values, sources=tuple(sources), backward=tuple(backward), gradients=kept)
     return Accumulated(replace(captured, graph=changed), totals, gradient_of)
 
 
 def _like(name: str, graph: Graph, source: Source) -> Value:
-    """Autograd lays a leaf's gradient out as the leaf, where that has no gaps; else row by row."""
+    """The value of a ``.grad``. Autograd lays a leaf's gradient out like the leaf if that has no gaps, else by rows."""
     value = graph.values[source.value]
     meta = torch.empty_strided(value.shape, value.stride, device="meta")
     stride = torch.empty_like(meta).stride()

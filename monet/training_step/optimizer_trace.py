@@ -14,14 +14,14 @@ from monet.errors import CaptureError
 from monet.graph import Value
 
 OptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-PARAMETER, GRADIENT = 0, 1
+PARAMETER_STORAGE, GRADIENT_STORAGE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operator of an update, by the storages that it reads, makes and overwrites.
+    """One operator of an update: the storages that it reads, makes and overwrites.
 
-    Storages are numbered: ``PARAMETER``, ``GRADIENT``, then state and temporaries as they occur.
+    Storages are numbered: ``PARAMETER_STORAGE``, ``GRADIENT_STORAGE``, then state and temporaries as they occur.
     """
 
     operator: str
@@ -33,7 +33,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Update:
-    """``state``: storages that are there before and after. ``bytes``: of these, and of all that a call makes."""
+    """The operators of one parameter's update. ``state``: storages that exist before and after it. ``bytes``: of each
+    storage, which are the parameter's, the gradient's, the state's and what calls make."""
 
     calls: tuple[Call, ...]
     state: tuple[int, ...]
@@ -41,19 +42,19 @@ class Update:
 
 
 def trace_update(optimizer: OptimizerFactory, parameter: Value, gradient: Value) -> Update:
-    """The update of one parameter, in a step that is not the first: its state is there.
+    """The update of one parameter, in a step that is not the first, so that its state exists.
 
-    What only counts steps, on the host, is left out. Raises ``CaptureError``: the optimiser cannot be run without
-    contents, or takes many parameters at a time.
+    Counters of steps, which are on the host, are left out. Raises ``CaptureError`` where the optimiser cannot be run
+    without contents, or takes many parameters at a time.
     """
     weight = torch.nn.Parameter(_empty(parameter))
     weight.grad = _empty(gradient)
     try:
-        made = optimizer([weight])
-        made.step()  # makes the state
+        stepper = optimizer([weight])
+        stepper.step()  # makes the state
         recorder = _Recorder(weight, weight.grad)
         with recorder:
-            made.step()
+            stepper.step()
     except CaptureError:
         raise
     except Exception as error:  # whatever the optimiser does without contents
@@ -73,7 +74,7 @@ class _Recorder(TorchDispatchMode):
         self._calls: list[Call] = []
         self._numbers: dict[int, int] = {}
         self._bytes: dict[int, int] = {}
-        self._made: set[int] = {PARAMETER, GRADIENT}
+        self._made: set[int] = {PARAMETER_STORAGE, GRADIENT_STORAGE}
         self._alive: list[torch.Tensor] = []  # a freed storage's address would be given to another
         self._storages([parameter, gradient])
 
@@ -100,20 +101,21 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _storages(self, tree: Any) -> tuple[int, ...]:
-        """Those of the tree's tensors on the meta device, without repetition; new ones get the next numbers."""
-        found = []
+        """Numbers of the storages of the tree's tensors on the meta device, without repetition; new storages get the
+        next numbers."""
+        numbers = []
         for tensor in pytree.tree_leaves(tree):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                 storage = tensor.untyped_storage()
                 number = self._numbers.setdefault(storage._cdata, len(self._numbers))
                 self._bytes[number] = storage.nbytes()
                 self._alive.append(tensor)
-                found.append(number)
-        return tuple(dict.fromkeys(found))
+                numbers.append(number)
+        return tuple(dict.fromkeys(numbers))
 
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The operator's schema arguments with what they are given."""
+    """The operator's schema arguments, each with its value in this call."""
     by_position = list(zip(func._schema.arguments, args, strict=False))
     return by_position + [(a, kwargs[a.name]) for a in func._schema.arguments[len(args) :] if a.name in kwargs]
 

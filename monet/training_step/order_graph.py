@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from monet.graph import Graph, Operator, Source, Value, operator_inputs, overwritten
+from monet.graph import PARAMETER, Graph, Operator, Source, Value, operator_inputs, overwritten
 from monet.planner.order.graph import Node, OrderGraph
 from monet.plans.plan import aligned
-from monet.training_step.optimizer_trace import GRADIENT, PARAMETER, OptimizerFactory, Update, trace_update
+from monet.training_step.optimizer_trace import (
+    GRADIENT_STORAGE,
+    PARAMETER_STORAGE,
+    OptimizerFactory,
+    Update,
+    trace_update,
+)
 
 GENERATOR = "random generator"
 
 
-def order_graph(graph: Graph, optimizer: OptimizerFactory | None = None) -> OrderGraph:
+def step_graph(graph: Graph, optimizer: OptimizerFactory | None = None) -> OrderGraph:
     """The nodes and storages of a training step, in program order: a gradient dies when its update has read it.
 
     The graph is given its sources (parameters, buffers, constants, inputs), the gradients of its outputs and the
@@ -33,10 +39,12 @@ def order_graph(graph: Graph, optimizer: OptimizerFactory | None = None) -> Orde
 
     Raises ``CaptureError``: the optimiser's update cannot be traced.
     """
-    return _Step(graph, optimizer).order_graph()
+    return _Assembly(graph, optimizer).order_graph()
 
 
-class _Step:
+class _Assembly:
+    """Numbers the storages of a step and lists its nodes: the graph's operators, then the updates' calls."""
+
     def __init__(self, graph: Graph, optimizer: OptimizerFactory | None) -> None:
         self.graph = graph
         self.numbers: dict[str, int] = {}
@@ -49,7 +57,7 @@ class _Step:
             self._add(op)
         trained: set[str] = set()
         if optimizer is not None:
-            parameters = [s for s in graph.sources if s.kind == "parameter" and s.value in graph.gradients]
+            parameters = [s for s in graph.sources if s.kind == PARAMETER and s.value in graph.gradients]
             trained.update(s.value for s in parameters)
             self._update(parameters, optimizer)
         outputs.update(self._storages([g for value, g in graph.gradients.items() if value not in trained]))
@@ -62,8 +70,8 @@ class _Step:
         return self.numbers.setdefault(storage, len(self.numbers))
 
     def _storages(self, names: Iterable[str | None]) -> tuple[int, ...]:
-        found = (self._number(self.graph.storage(name)) for name in names if name is not None)
-        return tuple(dict.fromkeys(found))
+        numbers = (self._number(self.graph.storage(name)) for name in names if name is not None)
+        return tuple(dict.fromkeys(numbers))
 
     def _add(self, op: Operator) -> None:
         changed = self._storages(overwritten(op))
@@ -91,7 +99,7 @@ class _Step:
 
     def _append(self, name: str, parameter: Value, gradient: Value, update: Update) -> None:
         """The update's calls with the parameter's storages in place of the trace's numbers."""
-        number = {PARAMETER: self._number(parameter.storage), GRADIENT: self._number(gradient.storage)}
+        number = {PARAMETER_STORAGE: self._number(parameter.storage), GRADIENT_STORAGE: self._number(gradient.storage)}
         for n in update.bytes:
             if n not in number:
                 number[n] = self._number(f"storage {n} of the update of {name}")

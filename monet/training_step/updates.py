@@ -12,7 +12,7 @@ import torch
 
 from monet.capture import Captured
 from monet.errors import ConfigError
-from monet.graph import Graph, Operator, Ref, Source, Value, operator_inputs
+from monet.graph import CONSTANT, PARAMETER, STATE, Graph, Operator, Ref, Source, Value, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.weight_update import LiveUpdate, ParameterUpdate
 
@@ -25,7 +25,7 @@ _LOSS_GRADIENT = "gradient of the loss"
 
 @dataclass(frozen=True)
 class ParameterSlot:
-    """A parameter that the step updates: the value it is in the graph, its name, and where its update is told."""
+    """A parameter that the step updates: its value in the graph, its name, and its place in the optimiser."""
 
     value: str
     target: str
@@ -35,7 +35,7 @@ class ParameterSlot:
 def parameter_slots(
     captured: Captured, module: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[ParameterSlot]:
-    """The parameters that get a gradient, in the order of ``module.parameters()``, in which norms are summed up.
+    """The parameters that get a gradient, in the order of ``module.parameters()``, in which norms are added up.
 
     Raises ``ConfigError`` where one of them is not the optimiser's, or the optimiser has one that is not the module's.
     """
@@ -47,9 +47,9 @@ def parameter_slots(
             f"the optimizer has {len(strangers)} parameters that are neither the model's nor the loss's, the first of "
             f"shape {tuple(strangers[0].shape)}; was the optimizer made for another copy of the model?"
         )
-    found = []
+    slots = []
     rank = {name: n for n, name in enumerate(names.values())}
-    sources = [source for source in captured.graph.sources if source.kind == "parameter"]
+    sources = [source for source in captured.graph.sources if source.kind == PARAMETER]
     for source in sorted(sources, key=lambda source: rank.get(names[id(module.get_parameter(source.target))], 0)):
         if source.value not in captured.graph.gradients:
             continue
@@ -60,8 +60,8 @@ def parameter_slots(
                 f"parameter {source.target} requires a gradient, and the optimizer does not have it; "
                 "add it to the optimizer, or set requires_grad_(False)"
             )
-        found.append(ParameterSlot(source.value, source.target, LiveUpdate(optimizer, index, parameter)))
-    return found
+        slots.append(ParameterSlot(source.value, source.target, LiveUpdate(optimizer, index, parameter)))
+    return slots
 
 
 def with_unit_tangent(captured: Captured) -> Captured:
@@ -76,7 +76,7 @@ def with_unit_tangent(captured: Captured) -> Captured:
     value = graph.values[tangent]
     if value.shape != ():
         raise ConfigError(f"the loss has shape {value.shape}; loss_fn must return a scalar (its mean or sum)")
-    source = Source(tangent, "constant", _LOSS_GRADIENT, False)
+    source = Source(tangent, CONSTANT, _LOSS_GRADIENT, False)
     constants = {**captured.constants, _LOSS_GRADIENT: torch.ones((), dtype=value.dtype, device=value.device)}
     changed = replace(graph, sources=(*graph.sources, source), tangents=tuple(None for _ in graph.tangents))
     return replace(captured, graph=changed, constants=constants)
@@ -85,11 +85,12 @@ def with_unit_tangent(captured: Captured) -> Captured:
 def with_updates(
     graph: Graph, slots: Sequence[ParameterSlot], offered: Catalogue, *, clip_grad_norm: float | None
 ) -> Graph:
-    """The graph with an update for every gradient, each as early as it may be.
+    """The graph with an update for every gradient, each as early as possible.
 
-    ``offered``: the graph's implementations: no parameter changes before the last operator that may read it, or that
-    may read what would have to be made again from it. ``clip_grad_norm``: gradients are scaled so that their
-    total 2-norm is at most this, as by ``torch.nn.utils.clip_grad_norm_``; all updates then wait for all gradients.
+    ``offered``: the graph's implementations. A parameter is updated after the last operator that may read it, and after
+    the last that may read a value which would have to be computed from it again. ``clip_grad_norm``: gradients are
+    scaled so that their total 2-norm is at most this, as by ``torch.nn.utils.clip_grad_norm_``; every update then waits
+    for all gradients.
     """
     writer = _Writer(graph)
     free_after = _last_uses(graph, offered)
@@ -160,7 +161,7 @@ class _Writer:
             target = f"{slot.target}.{key}"
             name = f"state {target}"
             self._value(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, slot.live.state_device(key))
-            self.sources.append(Source(name, "state", target, False))
+            self.sources.append(Source(name, STATE, target, False))
             state.append(Ref(name))
         args = (slot.live, Ref(slot.value), Ref(gradient), *state)
         return _operator(f"{UPDATE}{slot.target}", slot.live.update, args, None)

@@ -50,8 +50,8 @@ class LossModule(torch.nn.Module):
 
 @dataclass(frozen=True)
 class WholeStep:
-    """``captured``: the step with its updates; its gradients do not leave it. ``args``: sample inputs and targets, as
-    ``module`` takes them. ``updates``: by parameter name in ``module``."""
+    """``captured``: the step with its updates, which no gradient leaves. ``args``: sample inputs and targets, as
+    ``module`` takes them. ``updates``: by the parameter's name in ``module``."""
 
     module: LossModule
     captured: Captured

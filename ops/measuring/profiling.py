@@ -41,7 +41,7 @@ def implementations(catalogue: Catalogue) -> Iterator[Implementation]:
 def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress: bool = False) -> Profile:
     """Measure every implementation that the cache does not know; each result is stored at once, so an
     interrupted run goes on where it stopped. ``measured`` counts what was run."""
-    device = next(iter(catalogue.graph.values.values())).device
+    device = catalogue.graph.device
     where = environment(device)
     wanted = {signature(i, catalogue.values): i for i in implementations(catalogue)}
     known: dict[str, Measurement] = {}

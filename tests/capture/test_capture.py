@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 
 from monet.capture import capture
 from monet.errors import CaptureError
-from monet.graph import operator_inputs
+from monet.graph import BUFFER, INPUT, operator_inputs
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ def test_buffers_are_updated_in_place_once() -> None:
     assert sum(op.target is aten.native_batch_norm.default for op in graph.forward) == norms
     assert sum(op.target is aten.add_.Tensor for op in graph.forward) == norms
     assert not any(op.target is aten.copy_.default for op in graph.forward)
-    buffers = {s.value for s in graph.sources if s.kind == "buffer"}
+    buffers = {s.value for s in graph.sources if s.kind == BUFFER}
     assert not any(buffers & set(operator_inputs(op)) for op in graph.backward)
 
 
@@ -165,7 +165,7 @@ def test_two_inputs_that_share_memory() -> None:
 
     x = torch.randn(4, 3)
     graph = capture(Sum(), (x, x)).graph
-    assert len([s for s in graph.sources if s.kind == "input"]) == 2
+    assert len([s for s in graph.sources if s.kind == INPUT]) == 2
 
 
 def test_reading_a_changed_buffer_in_backward_is_refused() -> None:

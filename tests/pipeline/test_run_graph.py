@@ -20,7 +20,7 @@ from monet.ops.offers.offering import Offering
 from monet.pipeline.placement import Placement
 from monet.pipeline.planning import _result, plan_prepared
 from monet.pipeline.preparation import Prepared, prepare, prepare_whole
-from monet.pipeline.run_graph import order_graph, reorder
+from monet.pipeline.run_graph import reorder, run_graph
 from monet.pipeline.schedule import Call, calls
 from monet.pipeline.unrolling import unroll
 from monet.planner.baselines.pytorch import keep_all
@@ -65,7 +65,7 @@ def _plan(prepared: Prepared, solution: Solution, schedule: list[Call]) -> Plan:
 
 def _shuffled(prepared: Prepared, solution: Solution, seed: int, *, differs: bool = True) -> Plan:
     """``differs``: the graph is large enough that no order is the captured one by chance."""
-    graph, called = order_graph(calls(solution.runs, prepared.lowered), prepared.lowered)
+    graph, called = run_graph(calls(solution.runs, prepared.lowered), prepared.lowered)
     order = _random_order(graph, random.Random(seed))
     assert not differs or order != sorted(order)
     return _plan(prepared, solution, [call for n in order if (call := called[n]) is not None])
@@ -143,7 +143,7 @@ def test_bytes_along_a_schedule_are_those_of_its_buffers() -> None:
     prepared = prepare(model, args, kwargs)
     for solution in (prepared.eager, _tight(prepared)):
         schedule = calls(solution.runs, prepared.lowered)
-        graph, called = order_graph(schedule, prepared.lowered)
+        graph, called = run_graph(schedule, prepared.lowered)
         unrolled = unroll(schedule, prepared.lowered)
         along = [b for b, call in zip(memory_along(graph, range(len(graph.nodes))), called, strict=True) if call]
         ends = [*(step.begin for step in unrolled.steps[1:]), max(b.end for b in unrolled.buffers)]
@@ -166,10 +166,10 @@ def test_reordering_lowers_the_peak_to_what_it_proves() -> None:
     step = capture_whole_step(model, inputs, targets, loss_fn=case_loss, optimizer=optimizer)
     prepared = prepare_whole(step)
     schedule = calls(keep_all(prepared.problem, sys.maxsize).runs, prepared.lowered)
-    graph, _ = order_graph(schedule, prepared.lowered)
+    graph, _ = run_graph(schedule, prepared.lowered)
     ordered, found = reorder(schedule, prepared.lowered, time_limit_s=10)
     assert sorted(map(id, ordered)) == sorted(map(id, schedule))
     assert int(forced_live(graph).max()) <= found.bound_bytes == found.peak_bytes
     assert found.peak_bytes < peak_bytes(graph, range(len(graph.nodes)))
-    again, _ = order_graph(ordered, prepared.lowered)
+    again, _ = run_graph(ordered, prepared.lowered)
     assert peak_bytes(again, range(len(again.nodes))) == found.peak_bytes

@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from monet.capture import Captured
-from monet.graph import Operator, Ref
+from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Operator, Ref
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Implementation
 
@@ -59,12 +59,12 @@ def evaluate(offers: Catalogue, captured: Captured, model: nn.Module, inputs: li
     env: dict[str, Any] = {}
     graph = captured.graph
     for source in graph.sources:
-        if source.kind == "input":
+        if source.kind == INPUT:
             env[source.value] = inputs[int(source.target)].detach()
-        elif source.kind == "constant":
+        elif source.kind == CONSTANT:
             env[source.value] = captured.constants[source.target]
         else:
-            find = model.get_parameter if source.kind == "parameter" else model.get_buffer
+            find = model.get_parameter if source.kind == PARAMETER else model.get_buffer
             env[source.value] = find(source.target).detach().clone()
     generator = torch.Generator().manual_seed(1001)
     for name in graph.tangents:
@@ -111,7 +111,7 @@ def compare_with_eager(
     torch.autograd.backward([o for o, _ in graded], [t for _, t in graded])
     for source in graph.sources:
         if source.value in graph.gradients:
-            leaf = leaves[int(source.target)] if source.kind == "input" else module.get_parameter(source.target)
+            leaf = leaves[int(source.target)] if source.kind == INPUT else module.get_parameter(source.target)
             found = env[graph.gradients[source.value]]
             assert leaf.grad is not None and torch.equal(found, leaf.grad), f"gradient of {source.value}"
 
@@ -122,7 +122,7 @@ def try_every_implementation(
 ) -> int:
     """Asserts that every implementation makes what is in ``env``; how many results were compared."""
     sources = captured.graph.sources
-    old = {s.value: model.get_buffer(s.target) for s in sources if s.kind == "buffer"}
+    old = {s.value: model.get_buffer(s.target) for s in sources if s.kind == BUFFER}
     # A view of a buffer made before it changed shows the new content by now: read it anew.
     old |= {
         op.outputs[0]: call(_view(op), {**env, **old}, set())[0]
@@ -171,4 +171,4 @@ def _scale(implementation: Implementation, env: Mapping[str, Any], name: str, ex
 
 
 def _running(captured: Captured) -> set[str]:
-    return {source.value for source in captured.graph.sources if source.kind == "buffer"}
+    return {source.value for source in captured.graph.sources if source.kind == BUFFER}

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from monet.capture import capture
 from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import CaptureError
-from monet.graph import Graph, Ref, operator_inputs
+from monet.graph import BUFFER, PARAMETER, Graph, Ref, operator_inputs
 from monet.planner.layout import layout
 from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order import best_order
@@ -24,7 +24,7 @@ from monet.planner.order.graph import OrderGraph, memory_along, peak_bytes
 from monet.planner.order.heuristics import ORDERS, update_nodes
 from monet.plans.plan import aligned
 from monet.training_step.optimizer_trace import OptimizerFactory, trace_update
-from monet.training_step.order_graph import GENERATOR, order_graph
+from monet.training_step.order_graph import GENERATOR, step_graph
 
 aten = torch.ops.aten
 
@@ -104,17 +104,17 @@ def executed(graph: Graph) -> list[int]:
 
 
 def test_program_order_needs_what_running_it_does(graph: Graph) -> None:
-    step = order_graph(graph)
+    step = step_graph(graph)
     assert memory_along(step, step.working) == executed(graph)
 
 
 def test_memory_along_the_updates_of_adam(graph: Graph) -> None:
     """Adam as torch writes it: gradients are read by ``lerp_`` and ``addcmul_``, then two temporaries."""
-    step, before = order_graph(graph, torch.optim.Adam), order_graph(graph)
+    step, before = step_graph(graph, torch.optim.Adam), step_graph(graph)
     along = memory_along(step, step.working)
     head, tail = along[: len(before.working)], along[len(before.working) :]
     assert head == executed(graph)
-    parameters = [s.value for s in graph.sources if s.kind == "parameter" and s.value in graph.gradients]
+    parameters = [s.value for s in graph.sources if s.kind == PARAMETER and s.value in graph.gradients]
     gradient_bytes = [aligned(graph.values[graph.gradients[name]].storage_bytes) for name in parameters]
     temporary_bytes = [aligned(graph.values[name].storage_bytes) for name in parameters]
     storages = {graph.storage(name) for name in graph.outputs if name is not None}
@@ -131,7 +131,7 @@ def test_memory_along_the_updates_of_adam(graph: Graph) -> None:
 
 def test_operators_of_an_update() -> None:
     def operators(optimizer: OptimizerFactory) -> list[str]:
-        step = order_graph(captured("changed"), optimizer)
+        step = step_graph(captured("changed"), optimizer)
         return [node.name.split(".")[-1] for node in step.nodes if node.name.startswith("mix.bias.")]
 
     adam = ["lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"]
@@ -143,8 +143,8 @@ def test_operators_of_an_update() -> None:
 
 def test_tied_weights_are_updated_once() -> None:
     graph = captured("awkward")
-    step = order_graph(graph, torch.optim.Adam)
-    named = [s for s in graph.sources if s.kind == "parameter"]
+    step = step_graph(graph, torch.optim.Adam)
+    named = [s for s in graph.sources if s.kind == PARAMETER]
     assert len({graph.storage(s.value) for s in named}) == len(named) - 1
     assert sum(node.name.endswith(".addcdiv_") for node in step.nodes) == len(named) - 1
 
@@ -152,7 +152,7 @@ def test_tied_weights_are_updated_once() -> None:
 @pytest.mark.parametrize("name", ["awkward", "inverted"])
 def test_updates_come_after_all_readers_of_the_parameter_in_every_order(name: str) -> None:
     graph = captured(name)
-    step = order_graph(graph, torch.optim.Adam)
+    step = step_graph(graph, torch.optim.Adam)
     operators = {op.name: op for op in (*graph.forward, *graph.backward)}
     trained = {graph.storage(s.value): s.target for s in graph.sources if s.value in graph.gradients}
     readers = 0
@@ -171,7 +171,7 @@ def test_random_operators_keep_their_order() -> None:
     graph = captured("transformer")
     random = [op.name for op in graph.forward if op.random]
     assert len(random) > 3
-    step = order_graph(graph, torch.optim.Adam)
+    step = step_graph(graph, torch.optim.Adam)
     (generator,) = {n for node in step.nodes if node.name in random for n in node.overwrites}
     assert generator in step.inputs and generator not in step.bytes
     for method, heuristic in ORDERS.items():
@@ -182,18 +182,18 @@ def test_random_operators_keep_their_order() -> None:
 
 def test_what_changes_buffers_is_a_node_that_overwrites_them() -> None:
     graph = captured("residual")
-    step = order_graph(graph, torch.optim.Adam)
-    buffers = [s for s in graph.sources if s.kind == "buffer"]
+    step = step_graph(graph, torch.optim.Adam)
+    buffers = [s for s in graph.sources if s.kind == BUFFER]
     changed = [n for op, n in zip((*graph.forward, *graph.backward), step.nodes, strict=False) if n.overwrites]
     norms = sum("native_batch_norm" in node.name or "batch_norm" in node.name for node in changed)
     assert norms == sum(s.target.endswith("running_mean") for s in buffers) == 3
     assert len({n for node in changed for n in node.overwrites}) == len(buffers)
-    write_backs = [n for n in order_graph(captured("changed")).nodes if n.name.startswith("write_back")]
+    write_backs = [n for n in step_graph(captured("changed")).nodes if n.name.startswith("write_back")]
     assert [len(node.overwrites) for node in write_backs] == [1]
 
 
 def test_a_batch_norm_is_no_update() -> None:
-    step = order_graph(captured("residual"), torch.optim.Adam)
+    step = step_graph(captured("residual"), torch.optim.Adam)
     updates = [step.nodes[n].name for n in update_nodes(step)]
     assert not any("norm" in name and "." not in name for name in updates)
     assert {"add", "add_1", "add_2"} <= set(updates), "the norms' counters"
@@ -202,13 +202,13 @@ def test_a_batch_norm_is_no_update() -> None:
 
 def test_without_an_optimizer_gradients_are_left() -> None:
     graph = captured("residual")
-    assert len(order_graph(graph).outputs) == len(graph.outputs) + len(graph.gradients)
-    assert len(order_graph(graph, torch.optim.Adam).outputs) == len(graph.outputs)
+    assert len(step_graph(graph).outputs) == len(graph.outputs) + len(graph.gradients)
+    assert len(step_graph(graph, torch.optim.Adam).outputs) == len(graph.outputs)
 
 
 def test_gradients_of_inputs_are_left() -> None:
     graph = captured("inverted")
-    assert len(order_graph(graph, torch.optim.Adam).outputs) == len(graph.outputs) + 1
+    assert len(step_graph(graph, torch.optim.Adam).outputs) == len(graph.outputs) + 1
 
 
 def test_each_geometry_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_each_geometry_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return trace_update(optimizer, parameter, gradient)
 
     monkeypatch.setattr("monet.training_step.order_graph.trace_update", counting)
-    order_graph(captured("residual"), torch.optim.Adam)
+    step_graph(captured("residual"), torch.optim.Adam)
     assert sorted(traced) == sorted({p.shape for p in Residual().parameters()})
 
 
@@ -229,11 +229,11 @@ def test_each_geometry_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_optimizers_that_cannot_be_traced(optimizer: OptimizerFactory, reason: str) -> None:
     with pytest.raises(CaptureError, match=reason):
-        order_graph(captured("changed"), optimizer)
+        step_graph(captured("changed"), optimizer)
 
 
 def test_the_whole_step_is_ordered_and_laid_out_at_its_bounds() -> None:
-    step: OrderGraph = order_graph(captured("residual"), torch.optim.Adam)
+    step: OrderGraph = step_graph(captured("residual"), torch.optim.Adam)
     found = best_order(step)
     lifetimes = order_lifetimes(step, found.order)
     size = torch.tensor([[x.begin, x.end, x.bytes] for x in lifetimes]).numpy()
@@ -251,7 +251,7 @@ def test_a_real_network_is_ordered_and_laid_out_at_its_bounds() -> None:
 
         with FakeTensorMode():
             model = torchvision.models.video.r3d_18(weights=None)
-            return order_graph(capture(model, (torch.zeros(1, 3, 16, 112, 112),)).graph, torch.optim.Adam)
+            return step_graph(capture(model, (torch.zeros(1, 3, 16, 112, 112),)).graph, torch.optim.Adam)
 
     graph = with_torchvision_schemas(make)
     found = best_order(graph)

@@ -1,0 +1,141 @@
+"""Steps of a plan as lines of Python: their calls, the views that they read, and when variables are deleted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from monet.errors import InvalidPlan
+from monet.graph import Operator, Ref, operator_inputs
+from monet.ops.catalogue import Catalogue
+from monet.ops.offers.implementation import Implementation
+
+
+@dataclass
+class StepWriter:
+    """Lines of source, and which values have a variable after the last of them.
+
+    ``views``: value → the view operator that makes it. ``dying``: step → storages whose buffer nothing uses after it.
+    """
+
+    catalogue: Catalogue
+    views: Mapping[str, Operator]
+    dying: Mapping[int, Set[str]]
+    names: dict[str, Any] = field(default_factory=dict)  # global name → object
+    lines: list[str] = field(default_factory=list)
+    alive: dict[str, set[str]] = field(default_factory=dict)  # storage → values with a variable
+    variables: dict[str, str] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)
+    _calls: dict[Any, str] = field(default_factory=dict)
+
+    def variable(self, value: str) -> str:
+        """The name of the value's variable, which no other value has."""
+        if value not in self.variables:
+            plain = "v_" + re.sub(r"\W", "_", value)
+            name, n = plain, 1
+            while name in self._taken:
+                name, n = f"{plain}_{n}", n + 1
+            self._taken.add(name)
+            self.variables[value] = name
+        return self.variables[value]
+
+    def constant(self, thing: Any, hint: str) -> str:
+        """The name of a new global that is ``thing``; it begins with ``hint``."""
+        name = f"{hint}{len(self.names)}"
+        self.names[name] = thing
+        return name
+
+    def callee(self, function: Any) -> str:
+        """The name of the one global that is the function."""
+        if function not in self._calls:
+            self._calls[function] = self.constant(function, "f_")
+        return self._calls[function]
+
+    def argument(self, argument: Any) -> str:
+        """An argument tree as an expression."""
+        if isinstance(argument, Ref):
+            return self.variable(argument.name)
+        if isinstance(argument, list | tuple):
+            inner = ", ".join(self.argument(item) for item in argument)
+            return f"[{inner}]"
+        if argument is None or isinstance(argument, bool | int | str):
+            return repr(argument)
+        return self.constant(argument, "c_")  # floats too: inf and nan have no literal
+
+    def call(self, function: Any, args: Any, kwargs: Any) -> str:
+        """A call as an expression."""
+        parts = [self.argument(a) for a in args] + [f"{k}={self.argument(v)}" for k, v in kwargs]
+        return f"{self.callee(function)}({', '.join(parts)})"
+
+    def ensure(self, value: str) -> None:
+        """Emit the views that lead to ``value``, unless it has a variable already."""
+        storage = self.catalogue.storage(value)
+        if value in self.alive.get(storage, ()):
+            return
+        view = self.views.get(value)
+        if view is None:
+            raise InvalidPlan(f"{value} is read where nothing has made it")
+        for name in operator_inputs(view):
+            self.ensure(name)
+        if view.single:
+            targets = [value]
+            self.lines.append(f"{self.variable(value)} = {self.call(view.target, view.args, view.kwargs)}")
+        else:
+            targets = [n for n in view.outputs if n is not None]
+            self._assign(view.outputs, self.call(view.target, view.args, view.kwargs))
+        self.alive.setdefault(storage, set()).update(targets)
+
+    def _assign(self, results: Sequence[str | None], call: str) -> None:
+        """Emit the assignment of several results; those that nobody reads are released at once."""
+        left = ", ".join("_" if name is None else self.variable(name) for name in results)
+        self.lines.append(f"{left}, = {call}")
+        if None in results:
+            self.lines.append("del _")
+
+    def define(self, values: Iterable[str]) -> None:
+        """Count these as having a variable: the function is given them."""
+        for value in values:
+            self.alive.setdefault(self.catalogue.storage(value), set()).add(value)
+
+    def born(self, value: str) -> None:
+        """The value's storage is made anew: no other value of it has a variable."""
+        self.alive[self.catalogue.storage(value)] = {value}
+
+    def release(self, storages: Iterable[str]) -> None:
+        """Emit the deletion of all variables of these storages."""
+        gone = sorted(self.variable(v) for storage in storages for v in self.alive.pop(storage, ()))
+        if gone:
+            self.lines.append(f"del {', '.join(gone)}")
+
+    def step(self, index: int, implementation: Implementation) -> None:
+        """Emit a step, and delete the variables of what it is the last to use."""
+        for name in implementation.inputs():
+            self.ensure(name)
+        self.lines.append(f"enter(handle, {index})")
+        right = self.call(implementation.call, implementation.args, implementation.kwargs)
+        results = implementation.outputs
+        if implementation.overwrites is not None:
+            # The old content is gone: its variables go too, before the storage can be made anew.
+            old = self.catalogue.storage(implementation.overwrites)
+            stale = self.alive.pop(old, set())
+        else:
+            stale = set()
+        if not any(results):
+            self.lines.append(right)
+        elif implementation.single:
+            self.lines.append(f"{self.variable(results[0])} = {right}")  # type: ignore[arg-type]
+        else:
+            self._assign(results, right)
+        for result in results:
+            if result is not None:
+                self.born(result)
+        if stale:
+            self.lines.append(f"del {', '.join(sorted(self.variable(v) for v in stale))}")
+        self.release(sorted(self.dying.get(index, ())))
+
+    def taken_lines(self) -> tuple[str, ...]:
+        """The lines so far, which are one function's body; the next line is the first of another."""
+        lines, self.lines = tuple(self.lines), []
+        return lines

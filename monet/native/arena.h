@@ -1,0 +1,90 @@
+// Arenas: the address space that planned requests are served from, the requests of a plan's steps, and
+// the count of live bytes, which an arena adds to as a whole.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace {
+
+constexpr size_t kPage = size_t{2} << 20;
+constexpr int kMaxArenas = 1024;
+
+// What torch holds on the CPU, arenas included, and the most that it has held.
+std::atomic<int64_t> live_bytes{0};
+std::atomic<int64_t> peak_bytes{0};
+
+void raise(std::atomic<int64_t>& most, int64_t value) {
+  int64_t seen = most.load();
+  while (value > seen && !most.compare_exchange_weak(seen, value)) {
+  }
+}
+
+void count(int64_t delta) { raise(peak_bytes, live_bytes.fetch_add(delta) + delta); }
+
+// Ranges of address space that belong to arenas. A block inside one is only counted when it is freed. Tensors may
+// outlive their arena's owner (what autograd keeps for a backward pass that never comes): the last one unmaps it.
+struct Range {
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<uintptr_t> end{0};
+  std::atomic<int64_t> blocks{0};     // that tensors hold
+  std::atomic<bool> orphaned{false};  // its owner is gone
+  int64_t arena_bytes = 0;
+};
+Range ranges[kMaxArenas];
+std::atomic<int> range_count{0};
+std::mutex ranges_mutex;
+
+Range* range_of(const void* pointer) {
+  const auto p = reinterpret_cast<uintptr_t>(pointer);
+  const int n = range_count.load(std::memory_order_acquire);
+  for (int i = 0; i < n; ++i)
+    if (p >= ranges[i].begin.load(std::memory_order_relaxed) && p < ranges[i].end.load(std::memory_order_relaxed))
+      return &ranges[i];
+  return nullptr;
+}
+
+// Of an orphan that no tensor holds. Whoever finds it so first does it.
+void unmap_orphan(Range& range) {
+  bool orphaned = true;
+  if (range.blocks.load() != 0 || !range.orphaned.compare_exchange_strong(orphaned, false)) return;
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  const uintptr_t begin = range.begin.load(), end = range.end.load();
+  const int64_t bytes = range.arena_bytes;
+  range.end.store(0);
+  range.begin.store(0);  // from here on the range is another arena's to take
+  munmap(reinterpret_cast<void*>(begin), end - begin);
+  count(-bytes);
+}
+
+// The requests of a plan's steps, and the arena that they are served from.
+struct Program {
+  std::vector<int64_t> step_begin;  // requests of step s: [step_begin[s], step_begin[s + 1])
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> offsets;  // -1: PyTorch's own allocator
+  std::vector<int64_t> crew_offset;  // of step s: where the other threads' region begins
+  std::vector<int64_t> crew_bytes;   // and its size, for `crew` threads; 0: there is none
+  int crew = 0;
+  char* base = nullptr;
+  int64_t arena_bytes = 0;
+  int64_t misses = 0;
+  int64_t first_miss[4] = {-1, -1, -1, -1};  // step, request number, bytes asked, bytes planned
+  int64_t served = 0;
+  Range* range = nullptr;  // that it serves from
+  bool owner = false;      // of that range
+};
+
+// The step that a thread is in: its next request is number `cursor` of the program's.
+struct Session {
+  Program* program = nullptr;
+  int64_t step = 0;
+  int64_t cursor = 0;
+  int64_t end = 0;
+};
+thread_local Session session;
+
+}  // namespace
