@@ -74,6 +74,7 @@ class _Writer:
         self.called.append(None)
 
     def add(self, call: Call, *, reads_border: bool) -> None:
+        """Add a run's node. ``reads_border``: it stays on its side of the node that parts forward from the rest."""
         reads = {self._order(_BARRIER)} if reads_border else set()
         overwrites: set[int] = set()
         for storage in self._read(call):
