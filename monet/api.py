@@ -62,7 +62,7 @@ def plan_model(
     time_limit_s: float = 120.0,
     gap: float = 0.01,
     prove: bool = False,
-    variant: str = "all",
+    variant: str = "monet",
     exact: bool = False,
     accumulate: bool = False,
     cache: bool = True,
@@ -125,7 +125,7 @@ def optimize(
     if plan is None:
         assert budget is not None
         prepared = prepare_whole(
-            step, reserve_bytes=reserve_bytes, exact=exact, storage=STORAGE.get(options.get("variant", "all"), ()),
+            step, reserve_bytes=reserve_bytes, exact=exact, storage=STORAGE.get(options.get("variant", "monet"), ()),
             cache=cache, progress=progress, seed=seed,
         )  # fmt: skip
         plan = plan_prepared(prepared, budget, progress=progress, **options).plan

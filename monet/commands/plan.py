@@ -13,13 +13,10 @@ from monet.commands.options import amount
 from monet.commands.plan_request import PlanRequest
 
 
-def _known_variant(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    from monet.planner.schedules import SCHEDULES
+def _variant(text: str) -> str:
+    from monet.sweep.variants import parse_variant
 
-    name = "all" if value == "monet" else value
-    if name not in SCHEDULES:
-        raise click.BadParameter(f"no variant is called {value!r}; variants are {', '.join(SCHEDULES)}")
-    return name
+    return parse_variant(text)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,9 +61,9 @@ def _known_variant(context: click.Context, parameter: click.Parameter, value: st
 )
 @click.option(
     "--variant",
-    default="all",
+    default="monet",
     show_default=True,
-    callback=_known_variant,
+    callback=amount(_variant),
     help="Plan by a part of the program or by a baseline; `monet sweep --help` names them.",
 )
 @click.option(
@@ -129,7 +126,7 @@ def _check_combination(context: click.Context, request: PlanRequest) -> None:
         _refuse(context, "--minimise memory", "budget", "max_batch", "prove")
     if request.max_overhead is not None and request.minimise is None and not request.max_batch:
         raise click.UsageError("--max-overhead goes with --minimise memory or --max-batch")
-    if (request.minimise is not None or request.max_batch) and request.variant != "all":
+    if (request.minimise is not None or request.max_batch) and request.variant != "monet":
         raise click.UsageError(f"--variant {request.variant} goes with a budget alone")
     if request.max_batch:
         _refuse(context, "--max-batch", "batch")

@@ -12,11 +12,11 @@ from monet.commands.options import check_target
 from monet.commands.plan_request import PlanRequest
 from monet.commands.rendering import render_schedule
 from monet.files.atomic import write_json
-from monet.planner.ablation import restrict
+from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.published.solution import published_stages
-from monet.planner.schedules import SCHEDULES, schedule
+from monet.planner.schedules import VARIANTS, plan_variant
 from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
 from monet.progress_line import SolvingBar
@@ -27,7 +27,7 @@ def plan_profile(request: PlanRequest) -> None:
     assert request.profile is not None
     check_target(request.json_path, "--json")
     problem = load_published(request.profile)
-    eager = schedule("pytorch", problem, sys.maxsize)
+    eager = plan_variant("pytorch", problem, sys.maxsize)
     summary = _plan(problem, eager, request)
     click.echo(render_schedule(summary))
     if request.json_path is not None:
@@ -47,16 +47,16 @@ def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> dict[str, 
     if request.minimise is not None:
         most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
         with SolvingBar(shown, request.time_limit, unit="bytes") as bar:
-            found = smallest_plan(restrict(problem, "all"), most_s, progress=bar, **options)
+            found = smallest_plan(restrict(problem, MONET), most_s, progress=bar, **options)
         plan, budget_bytes = found.solution, found.solution.peak_bytes
         proven = {"bound_s": None, "gap": found.gap, "bound_bytes": found.bound_bytes}
     else:
         assert request.budget is not None
         budget_bytes = request.budget.resolve(eager.peak_bytes)
-        if request.prove and SCHEDULES[request.variant].solves:
+        if request.prove and VARIANTS[request.variant].solves:
             options["prove"] = True
         with SolvingBar(shown, request.time_limit) as bar:
-            plan = schedule(request.variant, problem, budget_bytes, progress=bar, **options)
+            plan = plan_variant(request.variant, problem, budget_bytes, progress=bar, **options)
         unproven = plan.bound_scope == "none"
         proven = {"bound_s": None if unproven else plan.bound_s, "gap": None if unproven else plan.gap}
     return {

@@ -20,7 +20,7 @@ from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import ConfigError, InfeasibleBudget, SolverError
 from monet.pipeline.planning import PlanResult, plan_prepared
 from monet.pipeline.preparation import Prepared, prepare
-from monet.planner.ablation import restrict
+from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.search import plan_problem
 
@@ -129,7 +129,7 @@ def _guess(
     options: Mapping[str, Any],
 ) -> int:
     """The largest batch from ``above`` (which does) to under ``below`` that the scaled step promises."""
-    problem = restrict(prepared.problem, "all")
+    problem = restrict(prepared.problem, MONET)
     per_batch = sum(count for kind, count in prepared.lowered.fixed.items() if kind in PER_BATCH)
     low, high = above, below
     step = max(1, batch)

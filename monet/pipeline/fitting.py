@@ -16,7 +16,7 @@ from monet.pipeline.smallest_plans import Placed, recall, remember
 from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.progress import Progress
-from monet.planner.schedules import ABLATION, SCHEDULES, schedule
+from monet.planner.schedules import ABLATION, VARIANTS, plan_variant
 from monet.planner.solution import Solution
 from monet.progress_line import SolvingBar
 
@@ -50,7 +50,7 @@ def fit(
         try:
             with SolvingBar(progress is True, left_s) as bar:
                 told = progress if callable(progress) else bar
-                solution = schedule(variant, problem, target, progress=told, **{**options, "time_limit_s": left_s})
+                solution = plan_variant(variant, problem, target, progress=told, **{**options, "time_limit_s": left_s})
         except InfeasibleBudget as error:
             if best is not None or excess > 0:
                 break
@@ -75,7 +75,7 @@ def fit(
         if best is None or solution.objective_s < best[0].objective_s:
             best = solution, placed
         saved = solution.peak_bytes - needed
-        binding = solution.peak_bytes >= target * (1 - WORTH_SHARE) and SCHEDULES[variant].solves
+        binding = solution.peak_bytes >= target * (1 - WORTH_SHARE) and VARIANTS[variant].solves
         if saved < budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
             break
         if budget_bytes + saved <= target or left_s < limit_s / 4:
@@ -90,7 +90,7 @@ def fit(
 def _refusal(lowered: Lowered, variant: str, budget_bytes: int, options: Mapping[str, Any]) -> InfeasibleBudget:
     """For a budget that a plan fits, but no arena: it knows the smallest plan."""
     try:
-        schedule(variant, lowered.problem, lowered.problem.fixed_bytes, **options)
+        plan_variant(variant, lowered.problem, lowered.problem.fixed_bytes, **options)
     except InfeasibleBudget as error:
         reason = f"A plan for {format_bytes(budget_bytes)} exists, but none was found whose buffers fit without gaps."
         return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)

@@ -15,7 +15,7 @@ from monet.pipeline.summary import _summary
 from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.progress import Progress
-from monet.planner.schedules import SCHEDULES
+from monet.planner.schedules import VARIANTS
 from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
 from monet.plans.plan import Plan
@@ -36,7 +36,7 @@ def plan_prepared(
     prepared: Prepared,
     budget: ByteBudget | int | str,
     *,
-    variant: str = "all",
+    variant: str = "monet",
     window: int | None = None,
     time_limit_s: float = 120.0,
     gap: float = 0.01,
@@ -47,7 +47,7 @@ def plan_prepared(
 ) -> PlanResult:
     """Plan a prepared step for a budget, lay it out and verify it.
 
-    ``variant``: a name of ``planner.schedules.SCHEDULES``: the whole program, a part of it, or a baseline.
+    ``variant``: a name of ``planner.schedules.VARIANTS``: the whole program, a part of it, or a baseline.
     ``window``: stages before its last use in which a tensor may be recomputed (None: by size). ``gap``: relative;
     solving stops there. ``prove``: bound the full program, not the windowed one. ``cores``: for solving (None:
     all). ``progress``: show a line on stderr, or call this as ``plan_problem`` does.
@@ -56,7 +56,7 @@ def plan_prepared(
     options: dict[str, Any] = {
         "window": window, "time_limit_s": time_limit_s, "gap": gap, "solver": solver, "cores": cores,
     }  # fmt: skip
-    if prove and SCHEDULES[variant].solves:
+    if prove and VARIANTS[variant].solves:
         options["prove"] = True
     return _result(prepared, budget_bytes, *fit(prepared.lowered, budget_bytes, variant, progress, options))
 
@@ -77,7 +77,7 @@ def plan_smallest(
     ``summary["bound_bytes"]``. ``time_limit_s``: for each of the two searches. Other options as for ``plan_prepared``.
     """
     most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
-    problem = restrict(prepared.problem, "all")
+    problem = restrict(prepared.problem, "monet")
     with SolvingBar(progress, time_limit_s, unit="bytes") as bar:
         found = smallest_plan(
             problem, most_s, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar
@@ -108,7 +108,7 @@ def _faster(
     budget_bytes = int((prepared.problem.fixed_bytes + placed.layout.arena_bytes) * (1 + options["gap"]))
     start = solution if solution.peak_bytes <= budget_bytes else None
     try:
-        faster, other = fit(prepared.lowered, budget_bytes, "all", progress, {**options, "start": start})
+        faster, other = fit(prepared.lowered, budget_bytes, "monet", progress, {**options, "start": start})
     except InfeasibleBudget:
         return solution, placed
     except KeyboardInterrupt:

@@ -14,12 +14,11 @@ from monet.experiments.provenance import machine, versions
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.replay import Replay, replay
-from monet.planner.schedules import SCHEDULES, schedule
+from monet.planner.schedules import VARIANTS, plan_variant
 from monet.planner.solution import Solution
 from monet.sweep.cells import Cell, Outcome, Step
 from monet.sweep.gap_trace import GapTrace
 from monet.sweep.source import Options, Source
-from monet.sweep.variants import schedule_name
 
 if TYPE_CHECKING:
     from monet.pipeline.preparation import Prepared
@@ -124,15 +123,14 @@ class _ProfilePlanner:
     def __init__(self, path: Path, options: Options, cores: int | None) -> None:
         self._problem = load_published(path)
         self._limits = _limits(options, cores)
-        self.step = _step(self._problem.name, self._problem, schedule("pytorch", self._problem, sys.maxsize))
+        self.step = _step(self._problem.name, self._problem, plan_variant("pytorch", self._problem, sys.maxsize))
 
     @property
     def problem(self) -> Problem:
         return self._problem
 
     def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
-        name = schedule_name(cell.variant)
-        return schedule(name, self._problem, cell.budget_bytes, progress=trace, **self._limits), None
+        return plan_variant(cell.variant, self._problem, cell.budget_bytes, progress=trace, **self._limits), None
 
 
 class _ModelPlanner:
@@ -173,8 +171,7 @@ class _ModelPlanner:
     def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
         from monet.pipeline.planning import plan_prepared
 
-        name = schedule_name(cell.variant)
-        limits = {**self._limits, "progress": trace} if SCHEDULES[name].solves else self._limits
-        result = plan_prepared(self._prepared, cell.budget_bytes, variant=name, **limits)
+        limits = {**self._limits, "progress": trace} if VARIANTS[cell.variant].solves else self._limits
+        result = plan_prepared(self._prepared, cell.budget_bytes, variant=cell.variant, **limits)
         result.plan.save(plan_path)
         return result.solution, result.plan.arena_bytes

@@ -65,6 +65,6 @@ def cheapest(problem: Problem, what: str, budget_bytes: int, found: Sequence[Sol
     raise InfeasibleBudget(
         f"No plan of {problem.name} by {what} fits in {budget_bytes:,} bytes.",
         smallest.peak_bytes,
-        advice="that budget, or a schedule that plans for the budget",
+        advice="that budget, or a variant that plans for the budget",
         smallest_plan=smallest,
     )

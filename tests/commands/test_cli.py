@@ -150,7 +150,7 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
         "seed": 0,
         "storage": (),
         "density": 0.75,
-        "variant": "all",
+        "variant": "monet",
         "prove": False,
     }
     assert run("tiny.yaml", "--budget", "6GB", "--batch", "3").exit_code == 0

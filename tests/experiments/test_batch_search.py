@@ -20,7 +20,7 @@ from monet.errors import ConfigError, InfeasibleBudget
 from monet.experiments.batch_search import largest_batch, scale
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare
-from monet.planner.schedules import schedule
+from monet.planner.schedules import plan_variant
 from monet.plans.plan import Plan
 
 TINY = load_config("tiny.yaml")
@@ -103,7 +103,7 @@ def test_a_scaled_step_costs_in_proportion() -> None:
     per_batch = 1000
     double = scale(problem, per_batch, 2.0)
     assert double.fixed_bytes == problem.fixed_bytes + per_batch
-    one, two = schedule("pytorch", problem, 2**62), schedule("pytorch", double, 2**62)
+    one, two = plan_variant("pytorch", problem, 2**62), plan_variant("pytorch", double, 2**62)
     assert two.objective_s == pytest.approx(2 * one.objective_s)
     assert two.peak_bytes - double.fixed_bytes == 2 * (one.peak_bytes - problem.fixed_bytes)
     assert replace(scale(problem, per_batch, 1.0), name="") == replace(problem, name="")
