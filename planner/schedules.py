@@ -58,7 +58,7 @@ _BASELINES = (
     Variant("checkmate-d", "optimal recomputation of defaults (Checkmate, Jain et al. 2020)", checkmate_d, True),
     Variant("checkmate-o", "Checkmate's plan, then the fastest algorithms that fit it", checkmate_o, True),
     Variant("gist", "encoded feature maps, nothing recomputed (Gist, Jain et al. 2018)", gist, False),
-    Variant("gist-reduced", "the same with 16-bit copies: changes gradients", partial(gist, reduced=True), False),
+    Variant("gist-reduced", "Gist's and 16-bit copies: changes gradients", partial(gist, reduced=True), False),
 )
 
 STORAGE: Mapping[str, frozenset[str]] = {"gist": frozenset({"sparse"}), "gist-reduced": frozenset({"sparse", "half"})}

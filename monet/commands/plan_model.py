@@ -15,6 +15,7 @@ from monet.configuration.config import Config, load_config
 
 if TYPE_CHECKING:
     from monet.pipeline.planning import PlanResult
+    from monet.pipeline.preparation import Prepared
 
 
 def plan_model(request: PlanRequest) -> None:
@@ -34,8 +35,8 @@ def plan_model(request: PlanRequest) -> None:
     from monet.commands.rendering import render_measurement, render_summary
     from monet.files.atomic import write_json
 
-    if request.threads is not None:
-        torch.set_num_threads(request.threads)
+    if request.planning.threads is not None:
+        torch.set_num_threads(request.planning.threads)
     planned, result = _plan(loaded, request)
     result.plan.save(output)
     summary = result.summary
@@ -58,44 +59,62 @@ def plan_model(request: PlanRequest) -> None:
 
 def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
     """The plan, and the configuration that it is for: ``--max-batch`` has one of its own."""
+    if request.max_batch:
+        return _largest_batch(config, request)
+    if request.minimise is not None:
+        return config, _smallest(config, request)
+    return config, _within_budget(config, request)
+
+
+def _largest_batch(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
+    from monet.experiments.batch_search import largest_batch
+
+    assert request.budget is not None
+    found = largest_batch(
+        config, request.budget, request.max_overhead, **_measuring(request), prove=request.prove,
+        **request.planning.solving(),
+    )  # fmt: skip
+    summary = {**found.result.summary, "batch": found.batch, "batches_tried": dict(found.tried)}
+    return found.config, replace(found.result, summary=summary)
+
+
+def _smallest(config: Config, request: PlanRequest) -> PlanResult:
+    from monet.pipeline.planning import plan_smallest
+
+    prepared = _prepared(config, request)
+    return plan_smallest(prepared, request.max_overhead, **request.planning.solving(), progress=not request.quiet)
+
+
+def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
+    from monet.pipeline.planning import plan_prepared
+
+    assert request.budget is not None
+    prepared = _prepared(config, request)
+    return plan_prepared(
+        prepared, request.budget, variant=request.variant, prove=request.prove, **request.planning.solving(),
+        progress=not request.quiet,
+    )  # fmt: skip
+
+
+def _measuring(request: PlanRequest) -> dict[str, Any]:
+    return {
+        "reserve_bytes": request.planning.reserve,
+        "exact": request.planning.exact,
+        "cache": not request.no_cache,
+        "progress": not request.quiet,
+    }
+
+
+def _prepared(config: Config, request: PlanRequest) -> Prepared:
     from monet.configuration.model_loading import build_model, precision
     from monet.configuration.sample_inputs import empty_inputs
-    from monet.pipeline.planning import plan_prepared, plan_smallest
     from monet.pipeline.preparation import prepare
     from monet.planner.schedules import STORAGE
 
-    shown = not request.quiet
-    solving: dict[str, Any] = {
-        "window": request.window,
-        "time_limit_s": request.time_limit,
-        "gap": request.gap,
-        "solver": request.solver.upper(),
-    }
-    measuring: dict[str, Any] = {
-        "reserve_bytes": request.reserve,
-        "exact": request.exact,
-        "cache": not request.no_cache,
-    }
-    if request.max_batch:
-        from monet.experiments.batch_search import largest_batch
-
-        assert request.budget is not None
-        found = largest_batch(
-            config, request.budget, request.max_overhead, **measuring, progress=shown, prove=request.prove, **solving
-        )
-        summary = {**found.result.summary, "batch": found.batch, "batches_tried": dict(found.tried)}
-        return found.config, replace(found.result, summary=summary)
     model = build_model(config)
     args, kwargs = empty_inputs(config, model)
-    storage = STORAGE.get(request.variant, ())
     with precision(config):
-        prepared = prepare(
-            model, args, kwargs, **measuring, storage=storage, density=request.density,
-            accumulate=config.accumulate, progress=shown, seed=config.seed,
+        return prepare(
+            model, args, kwargs, **_measuring(request), storage=STORAGE.get(request.variant, ()),
+            density=request.planning.density, accumulate=config.accumulate, seed=config.seed,
         )  # fmt: skip
-    if request.minimise is not None:
-        return config, plan_smallest(prepared, request.max_overhead, **solving, progress=shown)
-    assert request.budget is not None
-    return config, plan_prepared(
-        prepared, request.budget, variant=request.variant, prove=request.prove, **solving, progress=shown
-    )

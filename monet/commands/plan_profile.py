@@ -37,16 +37,11 @@ def plan_profile(request: PlanRequest) -> None:
 
 
 def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "window": request.window,
-        "time_limit_s": request.time_limit,
-        "gap": request.gap,
-        "solver": request.solver.upper(),
-    }
+    options = request.planning.solving()
     shown = not request.quiet
     if request.minimise is not None:
         most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
-        with SolvingBar(shown, request.time_limit, unit="bytes") as bar:
+        with SolvingBar(shown, request.planning.time_limit, unit="bytes") as bar:
             found = smallest_plan(restrict(problem, MONET), most_s, progress=bar, **options)
         plan, budget_bytes = found.solution, found.solution.peak_bytes
         proven = {"bound_s": None, "gap": found.gap, "bound_bytes": found.bound_bytes}
@@ -55,7 +50,7 @@ def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> dict[str, 
         budget_bytes = request.budget.resolve(eager.peak_bytes)
         if request.prove and VARIANTS[request.variant].solves:
             options["prove"] = True
-        with SolvingBar(shown, request.time_limit) as bar:
+        with SolvingBar(shown, request.planning.time_limit) as bar:
             plan = plan_variant(request.variant, problem, budget_bytes, progress=bar, **options)
         unproven = plan.bound_scope == "none"
         proven = {"bound_s": None if unproven else plan.bound_s, "gap": None if unproven else plan.gap}

@@ -18,7 +18,12 @@ from click.testing import CliRunner, Result
 
 from monet.amounts import ByteCount
 from monet.cli import plan_main, program
+from monet.commands.plan import plan as plan_command
+from monet.commands.sweep import sweep as sweep_command
 from monet.errors import InfeasibleBudget
+from monet.planner.schedules import VARIANTS
+from monet.planner.solvers.cvxpy import MIP_SOLVERS
+from monet.sweep.variants import GROUPS
 
 SUMMARY: dict[str, Any] = {
     "status": "optimal",
@@ -281,7 +286,9 @@ def test_help_and_usage_errors_do_not_import_torch(arguments: list[str]) -> None
     code = (
         "import contextlib, sys; from monet.cli import program\n"
         f"with contextlib.suppress(SystemExit): program({arguments!r})\n"
-        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules\n"
+        f"if {arguments!r} != ['plan', '--help']:\n"  # which lists the planner's variants
+        "    assert not {'scipy', 'numpy', 'highspy', 'cvxpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
@@ -292,3 +299,39 @@ def test_monet_plan_is_the_plan_command(monkeypatch: pytest.MonkeyPatch, capsys:
         plan_main()
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("Usage: monet-plan [OPTIONS] [CONFIG]")
+
+
+def _said(*command: str) -> str:
+    result = CliRunner().invoke(program, [*command, "--help"], terminal_width=1000)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_help_explains_every_name_that_it_takes(command: str) -> None:
+    """Names of variants, baselines and solvers come from where they are decided, each with its line."""
+    text = _said(command)
+    for name, variant in VARIANTS.items():
+        assert f" {name} {variant.description}" in text
+    assert all(f" {name}" in text for name in MIP_SOLVERS)
+    for word in (
+        "monet-profile-1, the operators",
+        "eager PyTorch's own",
+        "stage One operator",
+        "0-1 program The",
+        "bound What",
+    ):
+        assert word in text
+    assert "--layout" not in text and "--order" not in text
+
+
+def test_sweeps_help_says_what_the_names_of_several_stand_for() -> None:
+    text = _said("sweep")
+    for name, several in GROUPS.items():
+        assert f" {name} {', '.join(several)}" in text
+
+
+def test_options_that_both_commands_have_are_explained_alike() -> None:
+    plan, sweep = ({option.opts[0]: option for option in command.params} for command in (plan_command, sweep_command))
+    for named in ("--profile", "--reserve", "--solver", "--window", "--gap", "--density", "--threads", "--exact"):
+        assert vars(plan[named])["help"] == vars(sweep[named])["help"]
