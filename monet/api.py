@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monet.amounts import ByteBudget
+from monet.amounts import ByteBudget, parse_budget, refusals_in
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.errors import PlanMismatch
@@ -77,10 +77,12 @@ def plan_model(
         model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact, accumulate=accumulate,
         storage=STORAGE.get(variant, ()), cache=cache, progress=progress, seed=seed,
     )  # fmt: skip
-    return plan_prepared(
-        prepared, budget, variant=variant, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver,
-        prove=prove, progress=progress,
-    )  # fmt: skip
+    budget = parse_budget(budget)
+    with refusals_in(budget.unit):
+        return plan_prepared(
+            prepared, budget, variant=variant, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver,
+            prove=prove, progress=progress,
+        )  # fmt: skip
 
 
 def optimize(
@@ -128,7 +130,8 @@ def optimize(
             step, reserve_bytes=reserve_bytes, exact=exact, storage=STORAGE.get(options.get("variant", "monet"), ()),
             cache=cache, progress=progress, seed=seed,
         )  # fmt: skip
-        plan = plan_prepared(prepared, budget, progress=progress, **options).plan
+        with refusals_in(parse_budget(budget).unit):
+            plan = plan_prepared(prepared, budget, progress=progress, **options).plan
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
     elif not isinstance(plan, Plan):

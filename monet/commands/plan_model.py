@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from monet.amounts import refusals_in
 from monet.commands.exit_status import INTERRUPTED
 from monet.commands.options import check_target
 from monet.commands.plan_request import PlanRequest
@@ -37,10 +38,11 @@ def plan_model(request: PlanRequest) -> None:
 
     if request.planning.threads is not None:
         torch.set_num_threads(request.planning.threads)
-    planned, result = _plan(loaded, request)
+    with refusals_in(request.unit):
+        planned, result = _plan(loaded, request)
     result.plan.save(output)
     summary = result.summary
-    click.echo(render_summary(summary))
+    click.echo(render_summary(summary, request.unit))
     click.echo(f"saved {output}")
     if request.json_path is not None:
         write_json(request.json_path, summary)
@@ -52,7 +54,7 @@ def plan_model(request: PlanRequest) -> None:
 
         measured = measure_config(planned, output, progress=not request.quiet)
         click.echo()
-        click.echo(render_measurement(summary, measured))
+        click.echo(render_measurement(summary, measured, request.unit))
         if request.json_path is not None:
             write_json(request.json_path, summary, measured)
 

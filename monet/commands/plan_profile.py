@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from monet.amounts import refusals_in
 from monet.commands.exit_status import INTERRUPTED
 from monet.commands.options import check_target
 from monet.commands.plan_request import PlanRequest
@@ -28,8 +29,9 @@ def plan_profile(request: PlanRequest) -> None:
     check_target(request.json_path, "--json")
     problem = load_published(request.profile)
     eager = plan_variant("pytorch", problem, sys.maxsize)
-    summary = _plan(problem, eager, request)
-    click.echo(render_schedule(summary))
+    with refusals_in(request.unit):
+        summary = _plan(problem, eager, request)
+    click.echo(render_schedule(summary, request.unit))
     if request.json_path is not None:
         write_json(request.json_path, summary)
     if summary["status"] == "interrupted":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from monet.amounts import ByteBudget
+from monet.amounts import DEFAULT_UNIT, ByteBudget
 from monet.commands.options import PlanningOptions
 from monet.planner.ablation import MONET
 
@@ -41,6 +41,11 @@ class PlanRequest:
     no_cache: bool
     planning: PlanningOptions
     quiet: bool
+
+    @property
+    def unit(self) -> str:
+        """The unit that the budget was written in: amounts are shown and refused in it."""
+        return DEFAULT_UNIT if self.budget is None else self.budget.unit
 
     def check(self, context: click.Context) -> None:
         """Refuse options that contradict each other, or that the chosen mode would ignore, with ``UsageError``."""

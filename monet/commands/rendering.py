@@ -20,6 +20,7 @@ A measurement has ``eager`` and ``planned``, each with ``step_s``, ``allocator_p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from monet.amounts import format_bytes
@@ -30,25 +31,26 @@ _OUTSIDE_THE_PROMISE = (
 )
 
 
-def render_summary(summary: Mapping[str, Any]) -> str:
-    """The summary as aligned lines, without a final newline."""
+def render_summary(summary: Mapping[str, Any], unit: str) -> str:
+    """The summary as aligned lines, without a final newline; amounts of memory in ``unit``."""
+    show = partial(format_bytes, unit=unit)
     rows = [
         ("status", summary["status"], ""),
         *([("batch", str(summary["batch"]), _tried_note(summary))] if "batch" in summary else []),
-        ("budget", format_bytes(summary["budget_bytes"]), ""),
-        ("promised peak", format_bytes(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
-        ("  arena", format_bytes(summary["arena_bytes"]), _arena_note(summary)),
-        ("  fixed", format_bytes(summary["fixed_bytes"]), ""),
-        *((f"    {part}", format_bytes(count), "") for part, count in summary["fixed"].items()),
-        ("everything kept", format_bytes(summary["baseline_peak_bytes"]), _saved(summary, "baseline_peak_bytes")),
-        ("eager's peak", format_bytes(summary["eager_peak_bytes"]), _saved(summary, "eager_peak_bytes")),
+        ("budget", show(summary["budget_bytes"]), ""),
+        ("promised peak", show(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
+        ("  arena", show(summary["arena_bytes"]), _arena_note(summary)),
+        ("  fixed", show(summary["fixed_bytes"]), ""),
+        *((f"    {part}", show(count), "") for part, count in summary["fixed"].items()),
+        ("everything kept", show(summary["baseline_peak_bytes"]), _saved(summary, "baseline_peak_bytes")),
+        ("eager's peak", show(summary["eager_peak_bytes"]), _saved(summary, "eager_peak_bytes")),
         ("eager's step", _seconds(summary["baseline_s"]), ""),
         (
             "planned step",
             _seconds(summary["objective_s"]),
             f"predicted, {_percent(summary['overhead'], '+')} of eager's",
         ),
-        _bound_row(summary),
+        _bound_row(summary, unit),
         ("operators", f"{summary['kept']} kept", f"{summary['recomputed']} recomputed"),
         ("order", summary["order"]["method"], _order_note(summary["order"])),
         ("planning", _seconds(summary["solve_s"]), f"to solve, {_seconds(summary['build_s'])} to build"),
@@ -71,18 +73,19 @@ def _order_note(order: Mapping[str, Any]) -> str:
     )
 
 
-def render_schedule(summary: Mapping[str, Any]) -> str:
-    """The summary of a planned profile as aligned lines, without a final newline."""
+def render_schedule(summary: Mapping[str, Any], unit: str) -> str:
+    """The summary of a planned profile as aligned lines, without a final newline; amounts of memory in ``unit``."""
+    show = partial(format_bytes, unit=unit)
     rows = [
         ("profile", summary["name"], ""),
         ("variant", summary["variant"], ""),
         ("status", summary["status"], ""),
-        ("budget", format_bytes(summary["budget_bytes"]), ""),
-        ("peak", format_bytes(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
-        ("everything kept", format_bytes(summary["baseline_peak_bytes"]), _saved(summary, "baseline_peak_bytes")),
+        ("budget", show(summary["budget_bytes"]), ""),
+        ("peak", show(summary["peak_bytes"]), f"{summary['peak_bytes']} bytes"),
+        ("everything kept", show(summary["baseline_peak_bytes"]), _saved(summary, "baseline_peak_bytes")),
         ("its step", _seconds(summary["baseline_s"]), ""),
         ("planned step", _seconds(summary["objective_s"]), f"{_percent(summary['overhead'], '+')} of it"),
-        _bound_row(summary),
+        _bound_row(summary, unit),
         ("operators", f"{summary['recomputed']} recomputed", ""),
         *([("program", f"{summary['columns']} columns", f"{summary['rows']} rows")] if summary["columns"] else []),
         ("planning", _seconds(summary["solve_s"]), f"to solve, {_seconds(summary['build_s'])} to build"),
@@ -90,16 +93,17 @@ def render_schedule(summary: Mapping[str, Any]) -> str:
     return "\n".join(_aligned(rows))
 
 
-def render_measurement(summary: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
+def render_measurement(summary: Mapping[str, Any], measured: Mapping[str, Any], unit: str) -> str:
     """Eager's and the planned step as measured, beside what the plan promised and predicted."""
     eager, planned = measured["eager"], measured["planned"]
     peaks = [eager["allocator_peak_bytes"], planned["allocator_peak_bytes"], summary["peak_bytes"]]
+    residents = [eager["resident_peak_bytes"], planned["resident_peak_bytes"]]
     table = [
         ("measured", "eager", "planned", "promised"),
         ("step time", _seconds(eager["step_s"]), _seconds(planned["step_s"]), _seconds(summary["objective_s"])),
-        ("allocator peak", *(_bytes(peak) for peak in peaks)),
+        ("allocator peak", *(_bytes(peak, unit) for peak in peaks)),
         ("  in bytes", *("-" if peak is None else str(peak) for peak in peaks)),
-        ("resident-set peak", _bytes(eager["resident_peak_bytes"]), _bytes(planned["resident_peak_bytes"]), "-"),
+        ("resident-set peak", *(_bytes(peak, unit) for peak in residents), "-"),
     ]
     widths = [max(len(row[column]) for row in table) for column in range(4)]
     return "\n".join(
@@ -133,11 +137,11 @@ def _saved(summary: Mapping[str, Any], other: str) -> str:
     return f"the plan needs {_percent(summary['peak_bytes'] / summary[other])} of it"
 
 
-def _bound_row(summary: Mapping[str, Any]) -> tuple[str, str, str]:
+def _bound_row(summary: Mapping[str, Any], unit: str) -> tuple[str, str, str]:
     """The bound on what was minimised: seconds, or bytes where the smallest budget was looked for."""
     if "bound_bytes" in summary:
         note = f"gap {_percent(summary['gap'])}, holds for {summary['bound_scope']}"
-        return "least peak", format_bytes(summary["bound_bytes"]), note
+        return "least peak", format_bytes(summary["bound_bytes"], unit), note
     if not summary["bound_s"]:
         return "lower bound", "-", "none known"
     return "lower bound", _seconds(summary["bound_s"]), _bound_note(summary)
@@ -153,8 +157,8 @@ def _bound_note(summary: Mapping[str, Any]) -> str:
     return f"{gap}holds for {summary['bound_scope']}"
 
 
-def _bytes(count: int | None) -> str:
-    return "-" if count is None else format_bytes(count)
+def _bytes(count: int | None, unit: str) -> str:
+    return "-" if count is None else format_bytes(count, unit)
 
 
 def _seconds(seconds: float | None) -> str:

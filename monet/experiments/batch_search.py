@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from monet.amounts import ByteBudget, PeakShare, format_bytes
+from monet.amounts import ByteBudget, PeakShare, refusals_in
 from monet.configuration.config import Config
 from monet.configuration.model_loading import build_model, precision
 from monet.configuration.sample_inputs import empty_inputs
@@ -102,10 +102,10 @@ def largest_batch(
             break
         batch = guess
     if best is None:
-        raise InfeasibleBudget(
-            f"no batch of {config.model} that was tried ({', '.join(map(str, sorted(tried)))}) fits in "
-            f"{format_bytes(budget_bytes)}" + ("" if max_overhead is None else f" at {max_overhead:.1%} overhead")
-        )
+        limit = "" if max_overhead is None else f" at {max_overhead:.1%} overhead"
+        batches = f"no batch of {config.model} that was tried ({', '.join(map(str, sorted(tried)))})"
+        with refusals_in(budget.unit):
+            raise InfeasibleBudget((f"{batches} fits in ", budget_bytes, limit))
     return best
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from monet.amounts import format_bytes
 from monet.errors import InfeasibleBudget
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.placement import placement
@@ -92,7 +91,7 @@ def _refusal(lowered: Lowered, variant: str, budget_bytes: int, options: Mapping
     try:
         plan_variant(variant, lowered.problem, lowered.problem.fixed_bytes, **options)
     except InfeasibleBudget as error:
-        reason = f"A plan for {format_bytes(budget_bytes)} exists, but none was found whose buffers fit without gaps."
+        reason = ("A plan for ", budget_bytes, " exists, but none was found whose buffers fit without gaps.")
         return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)
     raise AssertionError("a plan needs memory beside the fixed bytes")
 

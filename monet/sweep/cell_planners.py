@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monet.amounts import refusals_in
 from monet.errors import InfeasibleBudget, MonetError, SolverError
 from monet.experiments.provenance import machine, versions
 from monet.planner.problem import Problem
@@ -19,6 +20,7 @@ from monet.planner.solution import Solution
 from monet.sweep.cells import Cell, Outcome, Step
 from monet.sweep.gap_trace import GapTrace
 from monet.sweep.source import Options, Source
+from monet.sweep.units import unit_of
 
 if TYPE_CHECKING:
     from monet.pipeline.preparation import Prepared
@@ -59,7 +61,8 @@ def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
     trace = GapTrace()
     problem = planner.step.problem
     try:
-        solution, arena_bytes = planner.solve(cell, plan_path, trace)
+        with refusals_in(unit_of((cell.budget_bytes,)).name):
+            solution, arena_bytes = planner.solve(cell, plan_path, trace)
         if solution.status == "interrupted":
             raise SolverError("the solve was interrupted")
         played = replay(planner.problem, solution)

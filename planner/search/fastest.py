@@ -22,7 +22,7 @@ from monet.planner.runs import without_useless
 from monet.planner.search.best import Best, Clock, GoodEnough
 from monet.planner.search.companion import has_room
 from monet.planner.search.proof import bound_full_program
-from monet.planner.search.refusal import _human, _infeasible
+from monet.planner.search.refusal import _infeasible
 from monet.planner.search.scope import Scope, build, needed_besides, scope_of
 from monet.planner.search.search import Search
 from monet.planner.solution import Runs, Solution
@@ -74,8 +74,9 @@ def plan_problem(
             problem,
             budget_bytes,
             "infeasible",
-            f"every plan in the captured order, which needs {_human(least)}",
+            "every plan in the captured order",
             time_limit_s,
+            least,
         )
     best = Best(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
     enough = float("-inf") if enough_s is None else enough_s

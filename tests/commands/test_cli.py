@@ -130,6 +130,22 @@ def test_a_plan_is_saved_and_summarised(api: FakeApi) -> None:
     assert "planning" not in result.stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("budget", "amounts"),
+    [
+        ("6GiB", ["5.588 GiB", "5.586 GiB", "13.970 GiB", "280.380 MiB"]),
+        ("6442450944", ["6,000,000,000 bytes", "5,998,000,000 bytes", "294,000,000 bytes"]),
+        ("50%", ["6.000 GB", "5.998 GB", "294.000 MB"]),
+    ],
+)
+def test_amounts_are_in_the_unit_of_the_budget(api: FakeApi, budget: str, amounts: list[str]) -> None:
+    result = run("--budget", budget, "tiny.yaml", "--measure")
+    assert result.exit_code == 0, result.output
+    assert all(f" {amount} " in f"{result.stdout} ".replace("\n", " ") for amount in amounts)
+    others = {" GB", " GiB", ",000 bytes"} - {unit for unit in (" GB", " GiB", ",000 bytes") if unit in amounts[0]}
+    assert not [unit for unit in others if unit in result.stdout]
+
+
 def test_options_reach_the_planner(api: FakeApi) -> None:
     result = run(
         *("tiny.yaml", "--budget", "6GB", "--reserve", "200MB", "--solver", "gurobi", "--window", "8"),
@@ -208,7 +224,7 @@ def test_infeasible_is_status_1_with_one_message(api: FakeApi) -> None:
     result = run("tiny.yaml", "--budget", "1MB")
     assert result.exit_code == 1
     assert result.stdout == ""
-    named = "The smallest budget known to work is 2.9 MiB (3,000,000 bytes). Try that."
+    named = "The smallest budget known to work is 3.000 MB (3,000,000 bytes). Try that."
     assert f"monet: error: no plan fits 1.000 MB. {named}\n" in result.stderr
     assert "Traceback" not in result.stderr
     assert os.listdir() == []

@@ -112,8 +112,14 @@ def test_an_infeasible_budget(profile: Path) -> None:
     result = run("--profile", str(profile), "--budget", "2MB", "--json", "out.json")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert "2,000,000" in result.stderr and "smallest budget known" in result.stderr
+    assert "fits in 2.000 MB (2,000,000 bytes)" in result.stderr and "smallest budget known" in result.stderr
     assert "Traceback" not in result.stderr and not Path("out.json").exists()
+    for written, shown in (("2.5MiB", "2.500 MiB (2,621,440 bytes)"), ("2,000,000 bytes", "2,000,000 bytes")):
+        refused = run("--profile", str(profile), "--budget", written, "--variant", "pytorch").stderr
+        assert f"fits in {shown}. The smallest budget known to work is " in refused
+        named = refused.partition("known to work is ")[2].partition(". Try")[0]
+        exact = named.rpartition("(")[2].rstrip(")")
+        assert run("--profile", str(profile), "--budget", exact, "--variant", "pytorch").exit_code == 0
 
 
 @pytest.mark.parametrize("variant", ["none", "conv", "in-place", "monet", "checkmate-d", "checkmate-o"])
