@@ -45,18 +45,19 @@ def plan_model(request: PlanRequest) -> None:
     click.echo(render_summary(summary, request.unit))
     click.echo(f"saved {output}")
     if request.json_path is not None:
-        write_json(request.json_path, summary)
-    if summary["status"] == "interrupted":
+        write_json(request.json_path, summary.as_json())
+    if summary.status == "interrupted":
         click.echo("monet: interrupted; the plan is the best so far" + ", not measured" * request.measure, err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     if request.measure:
         from monet.experiments.measured_steps import measure_config
 
         measured = measure_config(planned, output, progress=not request.quiet)
+        summary = replace(summary, measured=measured)
         click.echo()
         click.echo(render_measurement(summary, measured, request.unit))
         if request.json_path is not None:
-            write_json(request.json_path, summary, measured)
+            write_json(request.json_path, summary.as_json())
 
 
 def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
@@ -76,7 +77,7 @@ def _largest_batch(config: Config, request: PlanRequest) -> tuple[Config, PlanRe
         config, request.budget, request.max_overhead, **_measuring(request), prove=request.prove,
         **request.planning.solving(),
     )  # fmt: skip
-    summary = {**found.result.summary, "batch": found.batch, "batches_tried": dict(found.tried)}
+    summary = replace(found.result.summary, batch=found.batch, batches_tried=dict(found.tried))
     return found.config, replace(found.result, summary=summary)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import replace
 
 import click
 
@@ -13,6 +13,7 @@ from monet.commands.options import check_target
 from monet.commands.plan_request import PlanRequest
 from monet.commands.rendering import render_schedule
 from monet.files.atomic import write_json
+from monet.pipeline.summary import Summary
 from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
@@ -33,46 +34,56 @@ def plan_profile(request: PlanRequest) -> None:
         summary = _plan(problem, eager, request)
     click.echo(render_schedule(summary, request.unit))
     if request.json_path is not None:
-        write_json(request.json_path, summary)
-    if summary["status"] == "interrupted":
+        write_json(request.json_path, summary.as_json())
+    if summary.status == "interrupted":
         raise click.exceptions.Exit(INTERRUPTED)
 
 
-def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> dict[str, Any]:
-    options = request.planning.solving()
-    shown = not request.quiet
+def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
     if request.minimise is not None:
-        most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
-        with SolvingBar(shown, request.planning.time_limit, unit="bytes") as bar:
-            found = smallest_plan(restrict(problem, MONET), most_s, progress=bar, **options)
-        plan, budget_bytes = found.solution, found.solution.peak_bytes
-        proven = {"bound_s": None, "gap": found.gap, "bound_bytes": found.bound_bytes}
-    else:
-        assert request.budget is not None
-        budget_bytes = request.budget.resolve(eager.peak_bytes)
-        if request.prove and VARIANTS[request.variant].solves:
-            options["prove"] = True
-        with SolvingBar(shown, request.planning.time_limit) as bar:
-            plan = plan_variant(request.variant, problem, budget_bytes, progress=bar, **options)
-        unproven = plan.bound_scope == "none"
-        proven = {"bound_s": None if unproven else plan.bound_s, "gap": None if unproven else plan.gap}
-    return {
-        "name": problem.name,
-        "variant": request.variant,
-        "status": plan.status,
-        "budget_bytes": budget_bytes,
-        "peak_bytes": plan.peak_bytes,
-        "fixed_bytes": problem.fixed_bytes,
-        "baseline_s": eager.objective_s,
-        "baseline_peak_bytes": eager.peak_bytes,
-        "objective_s": plan.objective_s,
-        "overhead": plan.objective_s / eager.objective_s - 1.0,
-        **proven,
-        "bound_scope": plan.bound_scope,
-        "columns": plan.columns,
-        "rows": plan.rows,
-        "build_s": plan.build_s,
-        "solve_s": plan.solve_s,
-        "recomputed": sum(len(stage.recompute) for stage in plan.stages),
-        "stages": published_stages(problem, plan),
-    }
+        return _smallest(problem, eager, request)
+    return _within_budget(problem, eager, request)
+
+
+def _smallest(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
+    most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
+    with SolvingBar(not request.quiet, request.planning.time_limit, unit="bytes") as bar:
+        found = smallest_plan(restrict(problem, MONET), most_s, progress=bar, **request.planning.solving())
+    summary = _summary(problem, eager, found.solution, found.solution.peak_bytes, request.variant)
+    return replace(summary, bound_s=None, gap=found.gap, bound_bytes=found.bound_bytes)
+
+
+def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
+    assert request.budget is not None
+    budget_bytes = request.budget.resolve(eager.peak_bytes)
+    options = request.planning.solving()
+    if request.prove and VARIANTS[request.variant].solves:
+        options["prove"] = True
+    with SolvingBar(not request.quiet, request.planning.time_limit) as bar:
+        solution = plan_variant(request.variant, problem, budget_bytes, progress=bar, **options)
+    return _summary(problem, eager, solution, budget_bytes, request.variant)
+
+
+def _summary(problem: Problem, eager: Solution, solution: Solution, budget_bytes: int, variant: str) -> Summary:
+    proven = solution.bound_scope != "none"
+    return Summary(
+        name=problem.name,
+        variant=variant,
+        status=solution.status,
+        budget_bytes=budget_bytes,
+        peak_bytes=solution.peak_bytes,
+        fixed_bytes=problem.fixed_bytes,
+        baseline_s=eager.objective_s,
+        baseline_peak_bytes=eager.peak_bytes,
+        objective_s=solution.objective_s,
+        overhead=solution.objective_s / eager.objective_s - 1.0,
+        bound_s=solution.bound_s if proven else None,
+        gap=solution.gap if proven else None,
+        bound_scope=solution.bound_scope,
+        columns=solution.columns,
+        rows=solution.rows,
+        build_s=solution.build_s,
+        solve_s=solution.solve_s,
+        recomputed=sum(len(stage.recompute) for stage in solution.stages),
+        stages=published_stages(problem, solution),
+    )

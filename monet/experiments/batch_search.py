@@ -88,7 +88,7 @@ def largest_batch(
             below = min(below, batch)
         else:
             best = LargestBatch(batch, sized, result, tried)
-        if result is not None and result.summary["status"] == "interrupted":
+        if result is not None and result.summary.status == "interrupted":
             break
         above = best.batch if best is not None else 0
         try:
@@ -96,7 +96,7 @@ def largest_batch(
         except KeyboardInterrupt:
             if best is None:
                 raise
-            summary = {**best.result.summary, "status": "interrupted"}
+            summary = replace(best.result.summary, status="interrupted")
             return replace(best, result=replace(best.result, summary=summary))
         if guess == above or guess in tried:
             break
@@ -116,7 +116,7 @@ def _try(
         result = plan_prepared(prepared, budget_bytes, progress=progress, **options)
     except InfeasibleBudget:
         return None
-    return result if max_overhead is None or result.summary["overhead"] <= max_overhead else None
+    return result if max_overhead is None or result.summary.overhead <= max_overhead else None
 
 
 def _guess(

@@ -11,7 +11,7 @@ from monet.errors import InfeasibleBudget
 from monet.pipeline.fitting import fit, smallest_placed
 from monet.pipeline.placement import Placement
 from monet.pipeline.preparation import Prepared
-from monet.pipeline.summary import _summary
+from monet.pipeline.summary import Summary, plan_summary
 from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.progress import Progress
@@ -25,10 +25,10 @@ from monet.progress_line import SolvingBar
 
 @dataclass(frozen=True)
 class PlanResult:
-    """``summary``: what ``monet plan --json`` writes; its keys are documented in ``monet.commands.rendering``."""
+    """A verified plan, what ``monet plan`` says of it, and the planner's solution that it was made of."""
 
     plan: Plan
-    summary: Mapping[str, Any]
+    summary: Summary
     solution: Solution
 
 
@@ -74,7 +74,7 @@ def plan_smallest(
     """The fastest plan found within ``gap`` of the least memory found; its budget is what it needs.
 
     ``max_overhead``: predicted seconds beyond eager's, relative (0.1: 10 %); None: any. The bound on memory is
-    ``summary["bound_bytes"]``. ``time_limit_s``: for each of the two searches. Other options as for ``plan_prepared``.
+    ``summary.bound_bytes``. ``time_limit_s``: for each of the two searches. Other options as for ``plan_prepared``.
     """
     most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
     problem = restrict(prepared.problem, "monet")
@@ -96,8 +96,8 @@ def plan_smallest(
     # Another order, or a step of several requests, which are laid out as they come, can need less than the program.
     bound_bytes = min(found.bound_bytes, budget_bytes)
     gap_bytes = (budget_bytes - bound_bytes) / budget_bytes
-    summary = {**result.summary, "bound_s": None, "gap": gap_bytes, "bound_bytes": bound_bytes}
-    return PlanResult(result.plan, summary, result.solution)
+    summary = replace(result.summary, bound_s=None, gap=gap_bytes, bound_bytes=bound_bytes)
+    return replace(result, summary=summary)
 
 
 def _faster(
@@ -146,4 +146,4 @@ def _result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: P
         },
     )
     verify(made)
-    return PlanResult(made, _summary(made, solution, prepared.lowered), solution)
+    return PlanResult(made, plan_summary(made, solution, prepared.lowered), solution)

@@ -21,6 +21,8 @@ from monet.cli import plan_main, program
 from monet.commands.plan import plan as plan_command
 from monet.commands.sweep import sweep as sweep_command
 from monet.errors import InfeasibleBudget
+from monet.pipeline.planning import PlanResult
+from monet.pipeline.summary import OrderSummary, Summary
 from monet.planner.schedules import VARIANTS
 from monet.planner.solvers.cvxpy import MIP_SOLVERS
 from monet.sweep.variants import GROUPS
@@ -81,7 +83,9 @@ class FakeApi(types.ModuleType):
     def _answer(self, **options: Any) -> object:
         self.call |= options
         logging.getLogger("monet.pipeline.planning").info("planning")
-        return types.SimpleNamespace(plan=FakePlan(), summary=self.answer())
+        answer = self.answer()
+        summary = Summary(**{**answer, "order": OrderSummary(**answer["order"])})
+        return PlanResult(FakePlan(), summary, None)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_the_largest_batch_that_fits() -> None:
 
 def test_overhead_makes_the_batch_smaller() -> None:
     limited = largest_batch(TINY, parse_budget(BUDGET), 0.1, time_limit_s=15.0, gap=0.02)
-    assert limited.result.summary["overhead"] <= 0.1
+    assert limited.result.summary.overhead <= 0.1
     assert limited.result.plan.peak_bytes <= BUDGET
     # As much memory without a limit of time holds at least this batch.
     assert fits(limited.batch, BUDGET)
