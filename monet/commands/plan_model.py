@@ -109,15 +109,8 @@ def _measuring(request: PlanRequest) -> dict[str, Any]:
 
 
 def _prepared(config: Config, request: PlanRequest) -> Prepared:
-    from monet.configuration.model_loading import build_model, precision
-    from monet.configuration.sample_inputs import empty_inputs
-    from monet.pipeline.preparation import prepare
+    from monet.experiments.configured import prepare_config
     from monet.planner.schedules import STORAGE
 
-    model = build_model(config)
-    args, kwargs = empty_inputs(config, model)
-    with precision(config):
-        return prepare(
-            model, args, kwargs, **_measuring(request), storage=STORAGE.get(request.variant, ()),
-            density=request.planning.density, accumulate=config.accumulate, seed=config.seed,
-        )  # fmt: skip
+    storage = STORAGE.get(request.variant, ())
+    return prepare_config(config, **_measuring(request), storage=storage, density=request.planning.density)

@@ -15,11 +15,10 @@ from typing import Any
 
 from monet.amounts import ByteBudget, PeakShare, refusals_in
 from monet.configuration.config import Config
-from monet.configuration.model_loading import build_model, precision
-from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import ConfigError, InfeasibleBudget, SolverError
+from monet.experiments.configured import prepare_config
 from monet.pipeline.planning import PlanResult, plan_prepared
-from monet.pipeline.preparation import Prepared, prepare
+from monet.pipeline.preparation import Prepared
 from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.search import plan_problem
@@ -74,14 +73,8 @@ def largest_batch(
     batch, below = first, first * LARGEST_STEP + 1
     for _ in range(ROUNDS):
         sized = config.with_batch(batch)
-        model = build_model(sized)
-        args, kwargs = empty_inputs(sized, model)
         log.info("planning batch %d", batch)
-        with precision(sized):
-            prepared = prepare(
-                model, args, kwargs, reserve_bytes=reserve_bytes, exact=exact,
-                accumulate=config.accumulate, cache=cache, progress=progress, seed=config.seed,
-            )  # fmt: skip
+        prepared = prepare_config(sized, reserve_bytes=reserve_bytes, exact=exact, cache=cache, progress=progress)
         result = _try(prepared, budget_bytes, max_overhead, progress, options)
         tried[batch] = result is not None
         if result is None:

@@ -142,28 +142,19 @@ class _ModelPlanner:
     def __init__(self, source: Source, options: Options, progress: bool, cores: int | None) -> None:
         import torch
 
-        from monet.configuration.model_loading import build_model, precision
-        from monet.configuration.sample_inputs import empty_inputs
-        from monet.pipeline.preparation import prepare
+        from monet.experiments.configured import prepare_config
 
         assert source.config is not None
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        model = build_model(source.config)
-        args, kwargs = empty_inputs(source.config, model)
-        with precision(source.config):
-            self._prepared: Prepared = prepare(
-                model,
-                args,
-                kwargs,
-                reserve_bytes=options.reserve_bytes,
-                exact=options.exact,
-                accumulate=source.config.accumulate,
-                storage=options.storage,
-                density=options.density,
-                progress=progress,
-                seed=source.config.seed,
-            )
+        self._prepared: Prepared = prepare_config(
+            source.config,
+            reserve_bytes=options.reserve_bytes,
+            exact=options.exact,
+            storage=options.storage,
+            density=options.density,
+            progress=progress,
+        )
         self._limits = _limits(options, cores)
         self.step = _step(self.problem.name, self.problem, self._prepared.eager)
 

@@ -61,7 +61,7 @@ class FakePlan:
 
 
 class FakeApi(types.ModuleType):
-    """Stands for two modules of ``monet.pipeline``: records the call and answers as it is told to."""
+    """Stands for ``prepare`` and for the module ``planning``: records the call and answers as it is told to."""
 
     def __init__(self, answer: Callable[[], dict[str, Any]]) -> None:
         super().__init__("monet.pipeline.planning")
@@ -93,8 +93,8 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     """A planner that answers at once, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     fake = FakeApi(lambda: dict(SUMMARY))
-    for stage in ("preparation", "planning"):
-        monkeypatch.setitem(sys.modules, f"monet.pipeline.{stage}", fake)
+    monkeypatch.setattr("monet.experiments.configured.prepare", fake.prepare)
+    monkeypatch.setitem(sys.modules, "monet.pipeline.planning", fake)
     measurement = types.ModuleType("monet.experiments.measured_steps")
     monkeypatch.setattr(measurement, "measure_config", lambda config, plan_path, progress: MEASURED, raising=False)
     monkeypatch.setitem(sys.modules, "monet.experiments.measured_steps", measurement)
