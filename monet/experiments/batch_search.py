@@ -128,7 +128,7 @@ def _guess(
     step = max(1, batch)
     while high - low > 1:
         middle = (low + high) // 2 if high <= 2 * max(low, step) else max(low, step) * 2
-        scaled = scale(problem, per_batch, middle / batch)
+        scaled = problem_at_batch(problem, per_batch, middle / batch)
         most_s = None if max_overhead is None else prepared.eager.objective_s * (1 + max_overhead) * middle / batch
         try:
             found = plan_problem(
@@ -149,57 +149,10 @@ def _guess(
     return low
 
 
-def scale(problem: Problem, per_batch_bytes: int, factor: float) -> Problem:
+def problem_at_batch(problem: Problem, per_batch_bytes: int, factor: float) -> Problem:
     """The problem at ``factor`` times the batch; ``per_batch_bytes`` of its fixed bytes grow with it.
 
     An estimate: kernels do not scale exactly, and workspaces often less than in proportion.
     """
-
-    def grown(count: int) -> int:
-        return round(count * factor)
-
-    return replace(
-        problem,
-        tensors=tuple(replace(tensor, bytes=grown(tensor.bytes)) for tensor in problem.tensors),
-        forward=tuple(
-            replace(
-                operator,
-                implementations=tuple(
-                    replace(
-                        q,
-                        time_s=q.time_s * factor,
-                        workspace_bytes=grown(q.workspace_bytes),
-                        aliased_bytes=grown(q.aliased_bytes),
-                        recompute_time_s=None if q.recompute_time_s is None else q.recompute_time_s * factor,
-                        recompute_workspace_bytes=None
-                        if q.recompute_workspace_bytes is None
-                        else grown(q.recompute_workspace_bytes),
-                    )
-                    for q in operator.implementations
-                ),
-            )
-            for operator in problem.forward
-        ),
-        intermediates=tuple(
-            replace(v, bytes=grown(v.bytes), time_s=v.time_s * factor, workspace_bytes=grown(v.workspace_bytes))
-            for v in problem.intermediates
-        ),
-        backward=tuple(
-            replace(
-                operator,
-                implementations=tuple(
-                    replace(
-                        q,
-                        time_s=q.time_s * factor,
-                        workspace_bytes=grown(q.workspace_bytes),
-                        aliased_bytes=grown(q.aliased_bytes),
-                    )
-                    for q in operator.implementations
-                ),
-                live_before_bytes=grown(operator.live_before_bytes),
-                live_during_bytes=grown(operator.live_during_bytes),
-            )
-            for operator in problem.backward
-        ),
-        fixed_bytes=problem.fixed_bytes - per_batch_bytes + grown(per_batch_bytes),
-    )
+    unchanged_bytes = problem.fixed_bytes - per_batch_bytes
+    return replace(problem.scaled(factor), fixed_bytes=unchanged_bytes + round(per_batch_bytes * factor))
