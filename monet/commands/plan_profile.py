@@ -21,7 +21,7 @@ from monet.planner.published.solution import published_stages
 from monet.planner.schedules import VARIANTS, plan_variant
 from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
-from monet.progress_line import SolvingBar
+from monet.progress_line import ProgressLine
 
 
 def plan_profile(request: PlanRequest) -> None:
@@ -47,7 +47,7 @@ def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
 
 def _smallest(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
     most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
-    with SolvingBar(not request.quiet, request.planning.time_limit, unit="bytes") as bar:
+    with ProgressLine(not request.quiet, request.planning.time_limit, unit="bytes") as bar:
         found = smallest_plan(restrict(problem, MONET), most_s, progress=bar, **request.planning.solving())
     summary = _summary(problem, eager, found.solution, found.solution.peak_bytes, request.variant)
     return replace(summary, bound_s=None, gap=found.gap, bound_bytes=found.bound_bytes)
@@ -59,7 +59,7 @@ def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> S
     options = request.planning.solving()
     if request.prove and VARIANTS[request.variant].solves:
         options["prove"] = True
-    with SolvingBar(not request.quiet, request.planning.time_limit) as bar:
+    with ProgressLine(not request.quiet, request.planning.time_limit) as bar:
         solution = plan_variant(request.variant, problem, budget_bytes, progress=bar, **options)
     return _summary(problem, eager, solution, budget_bytes, request.variant)
 

@@ -17,7 +17,7 @@ from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.progress import Progress
 from monet.planner.schedules import ABLATION, VARIANTS, plan_variant
 from monet.planner.solution import Solution
-from monet.progress_line import SolvingBar
+from monet.progress_line import ProgressLine
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def fit(
     for _ in range(TRIES):
         begun = time.monotonic()
         try:
-            with SolvingBar(progress is True, left_s) as bar:
+            with ProgressLine(progress is True, left_s) as bar:
                 told = progress if callable(progress) else bar
                 solution = plan_variant(variant, problem, target, progress=told, **{**options, "time_limit_s": left_s})
         except InfeasibleBudget as error:

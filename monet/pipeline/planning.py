@@ -20,7 +20,7 @@ from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
-from monet.progress_line import SolvingBar
+from monet.progress_line import ProgressLine
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plan_smallest(
     """
     most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
     problem = restrict(prepared.problem, "monet")
-    with SolvingBar(progress, time_limit_s, unit="bytes") as bar:
+    with ProgressLine(progress, time_limit_s, unit="bytes") as bar:
         found = smallest_plan(
             problem, most_s, window=window, time_limit_s=time_limit_s, gap=gap, solver=solver, progress=bar
         )
