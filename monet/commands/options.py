@@ -203,3 +203,16 @@ def check_target(path: Path | None, option: str) -> None:
         raise click.BadParameter(f"{path} is a folder, not a file", param_hint=option)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise click.BadParameter(f"{folder} is not a folder that can be written to", param_hint=option)
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder, or refuse one that cannot be written to, before the work is done rather than after it."""
+    if folder.exists() and not folder.is_dir():
+        raise click.BadParameter(f"{folder} is a file, not a folder", param_hint="--output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise click.BadParameter(f"{folder} is not a folder that can be written to", param_hint="--output")

@@ -73,12 +73,12 @@ def _largest_batch(config: Config, request: PlanRequest) -> tuple[Config, PlanRe
     from monet.experiments.batch_search import largest_batch
 
     assert request.budget is not None
-    found = largest_batch(
+    largest = largest_batch(
         config, request.budget, request.max_overhead, **_measuring(request), prove=request.prove,
         **request.planning.solving(),
     )  # fmt: skip
-    summary = replace(found.result.summary, batch=found.batch, batches_tried=dict(found.tried))
-    return found.config, replace(found.result, summary=summary)
+    summary = replace(largest.result.summary, batch=largest.batch, batches_tried=dict(largest.tried))
+    return largest.config, replace(largest.result, summary=summary)
 
 
 def _smallest(config: Config, request: PlanRequest) -> PlanResult:

@@ -48,9 +48,9 @@ def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
 def _smallest(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
     most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
     with ProgressLine(not request.quiet, request.planning.time_limit, unit="bytes") as bar:
-        found = smallest_plan(restrict(problem, MONET), most_s, progress=bar, **request.planning.solving())
-    summary = _summary(problem, eager, found.solution, found.solution.peak_bytes, request.variant)
-    return replace(summary, bound_s=None, gap=found.gap, bound_bytes=found.bound_bytes)
+        smallest = smallest_plan(restrict(problem, MONET), most_s, progress=bar, **request.planning.solving())
+    summary = _summary(problem, eager, smallest.solution, smallest.solution.peak_bytes, request.variant)
+    return replace(summary, bound_s=None, gap=smallest.gap, bound_bytes=smallest.bound_bytes)
 
 
 def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +10,13 @@ import click
 
 from monet.commands import options
 from monet.commands.exit_status import FAILED, reports_errors
-from monet.commands.options import BUDGET, CHOICES, SOLVING, PlanningOptions, amount, option
+from monet.commands.options import BUDGET, CHOICES, SOLVING, PlanningOptions, amount, check_folder, option
 from monet.commands.sectioned_help import Rows, SectionedCommand
 from monet.sweep.budgets import parse_budgets
 
 if TYPE_CHECKING:
     from monet.amounts import ByteBudget
+    from monet.sweep.run import SweepRun
     from monet.sweep.source import Options, Source
 
 
@@ -85,6 +85,7 @@ def sweep(
     plans only what is missing.
     """
     from monet.planner.cores import usable_cores
+    from monet.sweep.run import SweepRun
     from monet.sweep.source import check_options
 
     source = _source(config, profile)
@@ -93,8 +94,9 @@ def sweep(
     if measure and source.config is None:
         raise click.BadParameter("there is no model to measure in a profile", param_hint="--measure")
     folder = output or Path(f"{source.name}.sweep")
-    _check_folder(folder)
-    _run(source, chosen, folder, variants, budgets, measure, jobs or max(1, usable_cores() // 2), not quiet)
+    check_folder(folder)
+    run = SweepRun(source, chosen, folder, jobs=jobs or max(1, usable_cores() // 2), progress=not quiet)
+    _run(run, variants, budgets, measure)
 
 
 def _options(planning: PlanningOptions, variants: tuple[str, ...]) -> Options:
@@ -118,50 +120,27 @@ def _source(config: str | None, profile: Path | None) -> Source:
     raise click.UsageError("give a CONFIG or a --profile, one of them")
 
 
-def _check_folder(folder: Path) -> None:
-    """Make the folder, or refuse one that cannot be written to, before the work is done rather than after it."""
-    if folder.exists() and not folder.is_dir():
-        raise click.BadParameter(f"{folder} is a file, not a folder", param_hint="--output")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise click.BadParameter(f"{folder} is not a folder that can be written to", param_hint="--output")
-
-
-def _run(
-    source: Source,
-    options: Options,
-    folder: Path,
-    variants: tuple[str, ...],
-    budgets: tuple[ByteBudget, ...],
-    measure: bool,
-    jobs: int,
-    progress: bool,
-) -> None:
+def _run(run: SweepRun, variants: tuple[str, ...], budgets: tuple[ByteBudget, ...], measure: bool) -> None:
+    """Runs the sweep, writes what comes out and prints its tables."""
     from monet.sweep.output import write_output
-    from monet.sweep.run import SweepRun
     from monet.sweep.tables import aligned, measured_table, overhead_table
     from monet.sweep.units import unit_of
 
-    run = SweepRun(source, options, folder, jobs=jobs, progress=progress)
     try:
-        found = run.run(variants, budgets, measure=measure)
+        sweep = run.run(variants, budgets, measure=measure)
     except KeyboardInterrupt:
         done = len(run.finished)
-        click.echo(f"monet: {done} finished cells are in {folder}; the same command goes on from there", err=True)
+        click.echo(f"monet: {done} finished cells are in {run.folder}; the same command goes on from there", err=True)
         raise
-    written = write_output(found, source, options, folder)
-    unit = unit_of(cell.budget_bytes for cell in found.cells)
-    click.echo(aligned(overhead_table(found.rows, unit)))
-    if measure and (measured := measured_table(found.rows, unit)) is not None:
+    written = write_output(sweep, run.source, run.options, run.folder)
+    unit = unit_of(cell.budget_bytes for cell in sweep.cells)
+    click.echo(aligned(overhead_table(sweep.rows, unit)))
+    if measure and (measured := measured_table(sweep.rows, unit)) is not None:
         click.echo(f"\n{aligned(measured)}")
-    click.echo(f"\n{len(found.cells)} cells, {found.computed} of them planned now")
+    click.echo(f"\n{len(sweep.cells)} cells, {sweep.computed} of them planned now")
     click.echo(f"saved {written[-1]}")
-    failed = [cell for cell in found.cells if found.outcomes[cell].status == "error"]
+    failed = [cell for cell in sweep.cells if sweep.outcomes[cell].status == "error"]
     for cell in failed:
-        click.echo(f"monet: error: {cell}: {found.outcomes[cell].message}", err=True)
+        click.echo(f"monet: error: {cell}: {sweep.outcomes[cell].message}", err=True)
     if failed:
         raise click.exceptions.Exit(FAILED)

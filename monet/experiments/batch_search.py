@@ -37,7 +37,7 @@ LARGEST_STEP = 1024
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """``batch`` was planned for ``config``; ``tried``: every batch that was measured, and whether it did."""
+    """``config`` has the batch ``batch``, and ``result`` is its plan. ``tried``: batch → whether it fits."""
 
     batch: int
     config: Config
@@ -56,13 +56,15 @@ def largest_batch(
     progress: bool = False,
     **options: Any,
 ) -> LargestBatch:
-    """``max_overhead``: predicted seconds beyond eager's at the same batch, relative; None: any.
+    """The largest batch of ``config`` that was planned and fits ``budget``.
+
+    ``max_overhead``: predicted seconds beyond eager's at the same batch, relative; None: any.
 
     ``options``: those of ``plan_prepared``.
 
     Raises:
         ConfigError: the inputs have no batch in common, or the budget is a share of eager's peak.
-        InfeasibleBudget: not even one sample does.
+        InfeasibleBudget: none of the batches that were tried fits.
     """
     if isinstance(budget, PeakShare):
         raise ConfigError("a share of eager's peak grows with the batch: give --max-batch a budget in bytes")
@@ -121,7 +123,7 @@ def _guess(
     max_overhead: float | None,
     options: Mapping[str, Any],
 ) -> int:
-    """The largest batch from ``above`` (which does) to under ``below`` that the scaled step promises."""
+    """The largest batch of ``above`` (which fits) and those under ``below`` that fits by the scaled step."""
     problem = restrict(prepared.problem, MONET)
     per_batch = sum(count for kind, count in prepared.lowered.fixed.items() if kind in PER_BATCH)
     low, high = above, below
@@ -131,7 +133,7 @@ def _guess(
         scaled = problem_at_batch(problem, per_batch, middle / batch)
         most_s = None if max_overhead is None else prepared.eager.objective_s * (1 + max_overhead) * middle / batch
         try:
-            found = plan_problem(
+            solution = plan_problem(
                 scaled,
                 budget_bytes,
                 window=options.get("window"),
@@ -140,12 +142,12 @@ def _guess(
                 time_limit_s=GUESS_S,
                 enough_s=float("inf") if most_s is None else most_s,
             )
-            works = most_s is None or found.objective_s <= most_s
-            if found.status == "interrupted":
+            fits = most_s is None or solution.objective_s <= most_s
+            if solution.status == "interrupted":
                 raise KeyboardInterrupt
         except (InfeasibleBudget, SolverError):
-            works = False
-        low, high = (middle, high) if works else (low, middle)
+            fits = False
+        low, high = (middle, high) if fits else (low, middle)
     return low
 
 
