@@ -60,7 +60,7 @@ def main(models: tuple[str, ...], time_limit: float) -> None:
             eager = eager or measured["eager"]
             planned = measured["planned"]
             wanted = ("objective_s", "bound_s", "gap", "bound_scope", "status", "build_s", "solve_s", "recomputed")
-            row = {key: result.summary[key] for key in wanted} | {
+            row = {key: getattr(result.summary, key) for key in wanted} | {
                 "budget": budget,
                 "budget_bytes": result.plan.budget_bytes,
                 "promised_peak_bytes": result.plan.peak_bytes,

@@ -161,11 +161,11 @@ def _measured(config: Config, found: Any, prepared: Prepared, eager_gradients: P
         "budget_bytes": found.plan.budget_bytes,
         "promised_peak_bytes": found.plan.peak_bytes,
         "measured_peak_bytes": planned["allocator_peak_bytes"],
-        "overhead": found.summary["overhead"],
-        "gap": found.summary["gap"],
-        "bound_bytes": found.summary.get("bound_bytes"),
+        "overhead": found.summary.overhead,
+        "gap": found.summary.gap,
+        "bound_bytes": found.summary.bound_bytes,
         "measured_step_s": planned["step_s"],
-        "recomputed": found.summary["recomputed"],
+        "recomputed": found.summary.recomputed,
         "gradients": _difference(eager_gradients, gradients),
     }
 

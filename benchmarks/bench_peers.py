@@ -353,7 +353,9 @@ def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
             continue
         path = Path(job["folder"]) / f"{job['model']}_{share:g}.json"
         result.plan.save(path)
-        summary = {key: result.summary[key] for key in ("status", "gap", "bound_scope", "recomputed", "overhead")}
+        summary = {
+            key: getattr(result.summary, key) for key in ("status", "gap", "bound_scope", "recomputed", "overhead")
+        }
         found["plans"][str(share)] = {"path": str(path), "plan_s": time.perf_counter() - start, **summary}
     return found
 

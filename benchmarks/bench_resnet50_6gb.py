@@ -36,10 +36,10 @@ def main(config: str, budget: str) -> None:
         result.plan.save(path)
         measured = measure_config(loaded, path)
     eager, planned = measured["eager"], measured["planned"]
-    content = {"planning_s": planning_s, "summary": result.summary, "measured": measured}
+    content = {"planning_s": planning_s, "summary": result.summary.as_json(), "measured": measured}
     if eager["step_s"] and planned["step_s"]:
         content["step_ratio"] = planned["step_s"] / eager["step_s"]
-        content["prediction_ratio"] = result.summary["objective_s"] / planned["step_s"]
+        content["prediction_ratio"] = result.summary.objective_s / planned["step_s"]
     for key, value in content.items():
         click.echo(f"{key}: {value}")
     stem = Path(config).stem

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,7 @@ def write(name: str, result: Any) -> Path:
         "benchmark": name,
         "commit": COMMIT,
         "machine": machine(),
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in ("torch", "highspy", "numpy")}},
+        "versions": provenance.versions(),
         "result": result,
     }
     path.write_text(json.dumps(content, indent=2) + "\n")

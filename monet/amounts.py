@@ -1,17 +1,21 @@
 """Amounts of memory as people write them, read once at the edge: everywhere else bytes are ``int``.
 
 ``6GB`` is 6 * 10**9 bytes and ``6GiB`` is 6 * 2**30. A budget may also be ``50%``: a share of the
-peak of the same step run eagerly, which is known only once the step has been captured.
+peak of the same step run eagerly, which is known only once the step has been captured. What is then shown, or
+refused, is written in the unit of the budget.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import TypeAlias
 
-from monet.errors import ConfigError
+from monet.errors import ConfigError, InfeasibleBudget
 
 _UNITS = {
     "B": 1,
@@ -24,11 +28,15 @@ _UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_UNIT_BYTES = {unit.lower(): size for unit, size in _UNITS.items()}
-_DECIMAL_UNITS = ("TB", "GB", "MB", "kB")
+_SPELLINGS = {**{unit.lower(): unit for unit in _UNITS}, "": "B", "byte": "B", "bytes": "B"}
+_DECIMAL_UNITS, _BINARY_UNITS = ("TB", "GB", "MB", "kB"), ("TiB", "GiB", "MiB", "KiB")
+DEFAULT_UNIT = _DECIMAL_UNITS[0]
+"""Amounts are shown in the largest decimal unit that they fill, where nobody wrote one."""
 _AMOUNT = re.compile(
     r"\s*(?P<number>\d{1,30}(\.\d{1,30})?(e[+-]?\d{1,2})?)\s*(?P<unit>[A-Za-z]*|%)\s*", re.ASCII | re.IGNORECASE
 )
+_GROUPED = re.compile(r"\s*(?P<number>\d{1,3}(,\d{3}){1,9})\s*(B|bytes?)?\s*", re.ASCII | re.IGNORECASE)
+"""Bytes as a refusal names them: ``3,000,000 bytes``."""
 _ACCEPTED_COUNT = (
     f"a number of bytes such as 6000000000, 500MB, 6GB (10^9) or 5.5GiB (2^30); units: {', '.join(_UNITS)}"
 )
@@ -37,16 +45,17 @@ _ACCEPTED_BUDGET = f"{_ACCEPTED_COUNT}; or a share of eager's peak such as 50%"
 
 @dataclass(frozen=True, slots=True)
 class ByteCount:
-    """A budget of so many bytes."""
+    """A budget of so many bytes. ``unit``: that it was written in, or the largest to show it in."""
 
     bytes: int
+    unit: str = field(default=DEFAULT_UNIT, compare=False)
 
     def resolve(self, baseline_peak_bytes: int) -> int:
         """The budget in bytes, whatever eager's peak is."""
         return self.bytes
 
     def __str__(self) -> str:
-        return format_bytes(self.bytes)
+        return format_bytes(self.bytes, self.unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,11 @@ class PeakShare:
     def resolve(self, baseline_peak_bytes: int) -> int:
         """The budget in bytes, rounded down, where eager's peak is ``baseline_peak_bytes``."""
         return int(self.share * baseline_peak_bytes)
+
+    @property
+    def unit(self) -> str:
+        """The largest unit to show it in: any decimal one."""
+        return DEFAULT_UNIT
 
     def __str__(self) -> str:
         return f"{float(self.share * 100):g}% of eager's peak"
@@ -79,10 +93,10 @@ def parse_budget(value: ByteBudget | int | float | str) -> ByteBudget:
         if amount == 0:
             raise ConfigError(f"a budget of {value!r} holds nothing; write {_ACCEPTED_BUDGET}")
         return PeakShare(amount / 100)
-    count = int(amount * _UNIT_BYTES[unit])
+    count = int(amount * _UNITS[unit])
     if count == 0:
         raise ConfigError(f"a budget of {value!r} is less than one byte; write {_ACCEPTED_BUDGET}")
-    return ByteCount(count)
+    return ByteCount(count, unit)
 
 
 def parse_byte_count(value: int | float | str) -> int:
@@ -90,28 +104,51 @@ def parse_byte_count(value: int | float | str) -> int:
     amount, unit = _read(value, _ACCEPTED_COUNT)
     if unit == "%":
         raise ConfigError(f"{value!r} is a share, not an amount of memory; write {_ACCEPTED_COUNT}")
-    return int(amount * _UNIT_BYTES[unit])
+    return int(amount * _UNITS[unit])
 
 
-def format_bytes(count: int) -> str:
-    """``count`` for people, in the largest decimal unit that it fills: ``5.998 GB``, ``512 B``."""
-    for unit in _DECIMAL_UNITS:
-        scaled = count / _UNITS[unit]
+def format_bytes(count: int, unit: str = DEFAULT_UNIT) -> str:
+    """``count`` for people, in ``unit``, or the largest smaller one of its kind that it fills.
+
+    ``5.998 GB``, ``294.000 MB`` or ``512 B`` where the unit is ``GB``; in ``B`` it is ``5,998,000,000 bytes``.
+    """
+    if unit == "B":
+        return f"{count:,} bytes"
+    kind = _BINARY_UNITS if unit in _BINARY_UNITS else _DECIMAL_UNITS
+    for name in kind[kind.index(unit) :]:
+        scaled = count / _UNITS[name]
         if round(abs(scaled), 3) >= 1:
-            return f"{scaled:.3f} {unit}"
+            return f"{scaled:.3f} {name}"
     return f"{count} B"
 
 
+def format_exactly(count: int, unit: str) -> str:
+    """As ``format_bytes``, and to the byte, so that it works as a budget: ``5.998 GB (5,998,123,456 bytes)``."""
+    exact, rounded = format_bytes(count, "B"), format_bytes(count, unit)
+    return exact if rounded in (exact, f"{count} B") else f"{rounded} ({exact})"
+
+
+@contextmanager
+def refusals_in(unit: str) -> Iterator[None]:
+    """Budgets that are refused inside are told in ``unit``, and to the byte."""
+    try:
+        yield
+    except InfeasibleBudget as error:
+        error.show = partial(format_exactly, unit=unit)
+        raise
+
+
 def _read(value: int | float | str, accepted: str) -> tuple[Fraction, str]:
-    """The exact number and the lower-case unit ("%" included) that ``value`` states."""
+    """The exact number and the unit ("%" included) that ``value`` states."""
     if isinstance(value, str):
+        if (grouped := _GROUPED.fullmatch(value)) is not None:
+            return Fraction(grouped["number"].replace(",", "")), "B"
         match = _AMOUNT.fullmatch(value)
-        if match is not None:
-            unit = match["unit"].lower() or "b"
-            if unit == "%" or unit in _UNIT_BYTES:
-                return Fraction(match["number"]), unit
+        unit = None if match is None else {**_SPELLINGS, "%": "%"}.get(match["unit"].lower())
+        if match is not None and unit is not None:
+            return Fraction(match["number"]), unit
     elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
-        return Fraction(value), "b"
+        return Fraction(value), "B"
     raise ConfigError(f"{value!r} is not an amount of memory; write {accepted}")
 
 

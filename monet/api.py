@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from monet.amounts import parse_budget, refusals_in
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.errors import PlanMismatch
@@ -19,6 +20,7 @@ from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import on_stderr, silent
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Preparing, prepare, prepare_whole
+from monet.planner.ablation import MONET
 from monet.planner.schedules import STORAGE
 from monet.planner.search import Solving
 from monet.plans.plan import Plan
@@ -51,7 +53,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: str | int,
-    variant: str = "all",
+    variant: str = MONET,
     exact: bool = False,
     accumulate: bool = False,
     reserve_bytes: int = 0,
@@ -67,8 +69,8 @@ def plan(
     """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``; the model is not changed.
 
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
-    parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``all`` is the whole
-    program; ``planner.schedules.SCHEDULES`` has its parts and the baselines. ``exact``: only implementations that equal
+    parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
+    program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
     eager's bit by bit. ``reserve_bytes`` of the budget are left to others; ``accumulate``, ``cache`` and ``seed`` as in
     ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving; capture, measuring and ordering come on top),
     ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr. Under
@@ -80,8 +82,9 @@ def plan(
     preparing = Preparing(reserve_bytes, accumulate, cache, seed)
     offering = Offering(exact, STORAGE.get(variant, frozenset()))
     prepared = prepare(model, args, kwargs or {}, preparing, offering, progress=progress)
-    solving = Solving(time_limit_s, gap, window, solver, prove)
-    return plan_prepared(prepared, budget, solving, variant=variant, meter=on_stderr if progress else silent).plan
+    solving, meter = Solving(time_limit_s, gap, window, solver, prove), on_stderr if progress else silent
+    with refusals_in(parse_budget(budget).unit):
+        return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
 
 
 @_guessing
@@ -96,7 +99,7 @@ def optimize(
     plan: Plan | str | os.PathLike[str] | None = None,
     clip_grad_norm: float | None = None,
     return_outputs: bool = True,
-    variant: str = "all",
+    variant: str = MONET,
     exact: bool = False,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
@@ -134,8 +137,9 @@ def optimize(
         preparing = Preparing(reserve_bytes, cache=cache, seed=seed)
         offering = Offering(exact, STORAGE.get(variant, frozenset()))
         prepared = prepare_whole(step, preparing, offering, progress=progress)
-        solving = Solving(time_limit_s, gap, window, solver, prove)
-        plan = plan_prepared(prepared, budget, solving, variant=variant, meter=on_stderr if progress else silent).plan
+        solving, meter = Solving(time_limit_s, gap, window, solver, prove), on_stderr if progress else silent
+        with refusals_in(parse_budget(budget).unit):
+            plan = plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
     elif not isinstance(plan, Plan):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
+Sentence: TypeAlias = tuple[str | int, ...]
+"""Text in pieces; a whole number among them is an amount of bytes."""
+
 
 class MonetError(Exception):
     """Base of all errors that a user can act on."""
@@ -24,25 +30,32 @@ class InfeasibleBudget(MonetError):
 
     ``reason`` is the message without what to try, ``advice`` that. ``smallest_plan``: the solution that is known to
     need so little, where the planner raises it; ``smallest_bytes`` is then the program's count, before any layout.
+    ``show`` writes each amount of the message: exactly, until ``monet.amounts.refusals_in`` sets the caller's unit.
     """
 
     def __init__(
         self,
-        reason: str,
+        reason: str | Sentence,
         smallest_bytes: int | None = None,
         *,
         advice: str = "that budget or more, or a smaller batch",
         smallest_plan: object = None,
     ) -> None:
-        known = ""
-        if smallest_bytes is not None:
-            size = f"{smallest_bytes:,} bytes"
-            if smallest_bytes >= 2**20:
-                size = f"{smallest_bytes / 2**20:,.1f} MiB ({size})"
-            known = f" The smallest budget known to work is {size}. Try {advice}."
-        super().__init__(reason + known)
-        self.reason, self.smallest_bytes = reason, smallest_bytes
+        super().__init__(reason)
+        self.reason: Sentence = (reason,) if isinstance(reason, str) else reason
+        self.smallest_bytes = smallest_bytes
         self.advice, self.smallest_plan = advice, smallest_plan
+        self.show: Callable[[int], str] = _exact
+
+    def __str__(self) -> str:
+        reason = "".join(part if isinstance(part, str) else self.show(part) for part in self.reason)
+        if self.smallest_bytes is None:
+            return reason
+        return f"{reason} The smallest budget known to work is {self.show(self.smallest_bytes)}. Try {self.advice}."
+
+
+def _exact(count: int) -> str:
+    return f"{count:,} bytes"
 
 
 class SolverError(MonetError):

@@ -1,4 +1,4 @@
-"""The progress line of a solve, on stderr."""
+"""The progress line of a search, on stderr: of a solve in seconds, of an order or a layout in bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from monet.amounts import format_bytes
 REFRESH_S = 0.25
 
 
-class SolvingBar:
-    """A progress line with incumbent, bound and gap; the bar is the time limit."""
+class ProgressLine:
+    """A line with the best value so far, the bound and the gap; its bar is the time limit.
+
+    It is a search's ``planner.progress.Progress``.
+    """
 
     def __init__(self, shown: bool, time_limit_s: float, unit: str = "s", task: str = "solving") -> None:
         """``unit``: of what is minimised, ``s`` or ``bytes``. ``task``: what the line says is being done."""
@@ -22,19 +25,19 @@ class SolvingBar:
             bar_format="{desc}: |{bar}| {n:.0f}/{total} s{postfix}",
         )  # fmt: skip
 
-    def __enter__(self) -> SolvingBar:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def __call__(self, incumbent_s: float | None, bound_s: float | None, gap: float | None, elapsed_s: float) -> None:
+    def __call__(self, incumbent: float | None, bound: float | None, gap: float | None, elapsed_s: float) -> None:
         if self._bar.disable or elapsed_s - self._shown_s < REFRESH_S:
             return
         self._shown_s = elapsed_s
         self._bar.n = min(elapsed_s, self._limit_s)
-        best = "none yet" if incumbent_s is None else self._text(incumbent_s)
-        least = "none yet" if bound_s is None else self._text(bound_s)
+        best = "none yet" if incumbent is None else self._text(incumbent)
+        least = "none yet" if bound is None else self._text(bound)
         self._bar.set_postfix_str(f"best {best}, bound {least}" + (f", gap {gap:.1%}" if gap is not None else ""))
 
 

@@ -23,13 +23,16 @@ from monet.planner.problem import BackwardImplementation, BackwardOperator, Forw
 
 _ALGORITHM, _OUTPUT, _INTERMEDIATE, _IN_PLACE = "algorithm", "output", "intermediate", "in-place"
 
-VARIANTS: Mapping[str, frozenset[str]] = {
+MONET = "monet"
+"""The variant that may choose from everything."""
+
+ALLOWED: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
     "conv": frozenset({_ALGORITHM}),
     "output-activated": frozenset({_OUTPUT}),
     "intermediate-activated": frozenset({_INTERMEDIATE}),
     "in-place": frozenset({_IN_PLACE}),
-    "all": frozenset({_ALGORITHM, _OUTPUT, _INTERMEDIATE, _IN_PLACE}),
+    MONET: frozenset({_ALGORITHM, _OUTPUT, _INTERMEDIATE, _IN_PLACE}),
 }
 """What implementations may add to the default, by variant. ``none`` is the paper's MONeT-NoOp."""
 
@@ -40,19 +43,19 @@ ENCODINGS = frozenset({"sparse", "half"})
 def restrict(problem: Problem, variant: str) -> Problem:
     """``problem`` with the implementations that ``variant`` allows; every solution of it is one of ``problem``.
 
-    Intermediates that nothing reads any more are left out. ``all`` leaves out no more than what reads
+    Intermediates that nothing reads any more are left out. ``monet`` leaves out no more than what reads
     intermediates of the kinds ``sparse`` and ``half``.
 
     Raises:
         ConfigError: there is no such variant.
     """
-    if variant not in VARIANTS:
-        raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(VARIANTS)}")
+    if variant not in ALLOWED:
+        raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(ALLOWED)}")
     kinds = {v.id: v.kind for v in problem.intermediates}
-    if variant == "all" and not ENCODINGS.intersection(kinds.values()):
+    if variant == MONET and not ENCODINGS.intersection(kinds.values()):
         return problem
-    forward = tuple(_forward(operator, VARIANTS[variant]) for operator in problem.forward)
-    backward = tuple(_backward(operator, VARIANTS[variant], kinds) for operator in problem.backward)
+    forward = tuple(_forward(operator, ALLOWED[variant]) for operator in problem.forward)
+    backward = tuple(_backward(operator, ALLOWED[variant], kinds) for operator in problem.backward)
     read = {name for operator in backward for q in operator.implementations for name in q.reads}
     intermediates = tuple(v for v in problem.intermediates if v.id in read)
     return replace(problem, forward=forward, intermediates=intermediates, backward=backward)

@@ -9,7 +9,7 @@ Symbols of the papers: a forward operator is MONeT's *i*, a backward operator is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,10 @@ class Tensor:
     id: str
     bytes: int
     pinned: bool = False
+
+    def scaled(self, factor: float) -> Tensor:
+        """So many times the bytes."""
+        return replace(self, bytes=_times(self.bytes, factor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,18 @@ class ForwardImplementation:
     recompute_workspace_bytes: int | None = None
     recompute_reads: tuple[str, ...] = ()
 
+    def scaled(self, factor: float) -> ForwardImplementation:
+        """So many times the seconds and the bytes."""
+        again_s, again_bytes = self.recompute_time_s, self.recompute_workspace_bytes
+        return replace(
+            self,
+            time_s=self.time_s * factor,
+            workspace_bytes=_times(self.workspace_bytes, factor),
+            aliased_bytes=_times(self.aliased_bytes, factor),
+            recompute_time_s=None if again_s is None else again_s * factor,
+            recompute_workspace_bytes=None if again_bytes is None else _times(again_bytes, factor),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardOperator:
@@ -60,6 +76,10 @@ class ForwardOperator:
     outputs: tuple[str, ...]
     implementations: tuple[ForwardImplementation, ...]
     recomputable: bool = True
+
+    def scaled(self, factor: float) -> ForwardOperator:
+        """With all that its implementations cost so many times."""
+        return replace(self, implementations=tuple(q.scaled(factor) for q in self.implementations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +100,15 @@ class Intermediate:
     workspace_bytes: int = 0
     kind: str = ""
 
+    def scaled(self, factor: float) -> Intermediate:
+        """So many times the bytes, and what making it adds."""
+        return replace(
+            self,
+            bytes=_times(self.bytes, factor),
+            time_s=self.time_s * factor,
+            workspace_bytes=_times(self.workspace_bytes, factor),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class BackwardImplementation:
@@ -94,6 +123,15 @@ class BackwardImplementation:
     reads: tuple[str, ...]
     workspace_bytes: int = 0
     aliased_bytes: int = 0
+
+    def scaled(self, factor: float) -> BackwardImplementation:
+        """So many times the seconds and the bytes."""
+        return replace(
+            self,
+            time_s=self.time_s * factor,
+            workspace_bytes=_times(self.workspace_bytes, factor),
+            aliased_bytes=_times(self.aliased_bytes, factor),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +148,15 @@ class BackwardOperator:
     live_before_bytes: int
     live_during_bytes: int
 
+    def scaled(self, factor: float) -> BackwardOperator:
+        """So many times the gradients, with all that its implementations cost."""
+        return replace(
+            self,
+            implementations=tuple(q.scaled(factor) for q in self.implementations),
+            live_before_bytes=_times(self.live_before_bytes, factor),
+            live_during_bytes=_times(self.live_during_bytes, factor),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -125,6 +172,17 @@ class Problem:
     backward: tuple[BackwardOperator, ...]
     fixed_bytes: int
 
+    def scaled(self, factor: float) -> Problem:
+        """Every number of bytes and seconds ``factor`` times, bytes rounded; fixed bytes, too."""
+        return replace(
+            self,
+            tensors=tuple(tensor.scaled(factor) for tensor in self.tensors),
+            forward=tuple(operator.scaled(factor) for operator in self.forward),
+            intermediates=tuple(intermediate.scaled(factor) for intermediate in self.intermediates),
+            backward=tuple(operator.scaled(factor) for operator in self.backward),
+            fixed_bytes=_times(self.fixed_bytes, factor),
+        )
+
 
 def recompute_cost(implementation: ForwardImplementation) -> tuple[float, int]:
     """Seconds and workspace bytes when run again in the backward pass."""
@@ -133,3 +191,7 @@ def recompute_cost(implementation: ForwardImplementation) -> tuple[float, int]:
         implementation.time_s if seconds is None else seconds,
         implementation.workspace_bytes if workspace is None else workspace,
     )
+
+
+def _times(count: int, factor: float) -> int:
+    return round(count * factor)

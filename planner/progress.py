@@ -5,4 +5,5 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[float | None, float | None, float | None, float], None]
-"""(incumbent_s, bound_s, gap, elapsed_s); None while unknown. What it raises ends the solve."""
+"""(incumbent, bound, gap, elapsed_s), the first two in what is minimised, seconds or bytes; None while unknown. What
+it raises ends the search."""

@@ -1,4 +1,4 @@
-"""Every way to plan a step, by name: MONeT's ablation and the baselines that it is compared with."""
+"""Every variant, by name: MONeT (``monet``), the parts of it, and the baselines that it is compared with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from monet.errors import ConfigError
-from monet.planner.ablation import restrict
+from monet.planner.ablation import MONET, restrict
 from monet.planner.baselines.checkmate import checkmate_d, checkmate_o
 from monet.planner.baselines.gist import gist
 from monet.planner.baselines.pytorch import keep_all
@@ -23,9 +23,12 @@ Planner = Callable[..., Solution]
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """``solves``: whether ``plan`` takes the options of ``plan_problem`` and solves a 0-1 program; the
-    others follow a fixed policy in milliseconds and take none."""
+class Variant:
+    """One way to plan a step: what a user picks.
+
+    ``description``: one line. ``solves``: whether ``plan`` takes the options of ``plan_problem`` and solves a 0-1
+    program; the others follow a fixed policy in milliseconds and take none.
+    """
 
     name: str
     description: str
@@ -33,7 +36,9 @@ class Schedule:
     solves: bool
 
 
-def _variant(problem: Problem, budget_bytes: int, solving: Solving | None, *, variant: str, **options: Any) -> Solution:
+def _plan_part(
+    problem: Problem, budget_bytes: int, solving: Solving | None, *, variant: str, **options: Any
+) -> Solution:
     return plan_problem(restrict(problem, variant), budget_bytes, solving, **options)
 
 
@@ -43,35 +48,35 @@ _DESCRIPTIONS = {
     "output-activated": "recomputation and backward operators that read the output for the input, or the reverse",
     "intermediate-activated": "recomputation and backward operators that read sign bits or pool indices",
     "in-place": "recomputation and operators that overwrite an input",
-    "all": "everything at once: MONeT",
+    MONET: "everything at once: MONeT",
 }
 
 ABLATION = tuple(_DESCRIPTIONS)
-"""MONeT's variants, from recomputation alone to everything."""
+"""The parts of MONeT, from recomputation alone to everything."""
 
 _BASELINES = (
-    Schedule("pytorch", "everything kept, every operator by its default", keep_all, False),
-    Schedule("sqrt-n", "segments, each run again once (Chen et al. 2016)", sqrt_n, False),
-    Schedule("checkmate-d", "optimal recomputation of defaults (Checkmate, Jain et al. 2020)", checkmate_d, True),
-    Schedule("checkmate-o", "Checkmate's plan, then the fastest algorithms that fit it", checkmate_o, True),
-    Schedule("gist", "encoded feature maps, nothing recomputed (Gist, Jain et al. 2018)", gist, False),
-    Schedule("gist-reduced", "the same with 16-bit copies: changes gradients", partial(gist, reduced=True), False),
+    Variant("pytorch", "everything kept, every operator by its default", keep_all, False),
+    Variant("sqrt-n", "segments, each run again once (Chen et al. 2016)", sqrt_n, False),
+    Variant("checkmate-d", "optimal recomputation of defaults (Checkmate, Jain et al. 2020)", checkmate_d, True),
+    Variant("checkmate-o", "Checkmate's plan, then the fastest algorithms that fit it", checkmate_o, True),
+    Variant("gist", "encoded feature maps, nothing recomputed (Gist, Jain et al. 2018)", gist, False),
+    Variant("gist-reduced", "Gist's and 16-bit copies: changes gradients", partial(gist, reduced=True), False),
 )
 
 STORAGE: Mapping[str, frozenset[str]] = {"gist": frozenset({"sparse"}), "gist-reduced": frozenset({"sparse", "half"})}
-"""Compressed storages that a schedule needs and the others do not use: they are measured only for it."""
+"""Compressed storages that a variant needs and the others do not use: they are measured only for it."""
 
 BASELINES = tuple(baseline.name for baseline in _BASELINES)
 """What MONeT is compared with."""
 
-SCHEDULES: Mapping[str, Schedule] = {
-    **{name: Schedule(name, text, partial(_variant, variant=name), True) for name, text in _DESCRIPTIONS.items()},
+VARIANTS: Mapping[str, Variant] = {
+    **{name: Variant(name, text, partial(_plan_part, variant=name), True) for name, text in _DESCRIPTIONS.items()},
     **{baseline.name: baseline for baseline in _BASELINES},
 }
 
 
-def schedule(
-    name: str,
+def plan_variant(
+    variant: str,
     problem: Problem,
     budget_bytes: int,
     solving: Solving | None = None,
@@ -79,18 +84,18 @@ def schedule(
     start: Runs | None = None,
     progress: Progress | None = None,
 ) -> Solution:
-    """Plans ``problem`` for ``budget_bytes`` by the schedule ``name``; other arguments are those of ``plan_problem``.
+    """Plans ``problem`` for ``budget_bytes`` by ``variant``; other arguments are those of ``plan_problem``.
 
-    A schedule that solves nothing heeds none of them.
+    A variant that solves nothing heeds none of them.
 
     Raises:
-        ConfigError: there is no such schedule.
-        InfeasibleBudget: the schedule does not fit, or no plan was found.
+        ConfigError: there is no such variant.
+        InfeasibleBudget: the variant's plan does not fit, or no plan was found.
         SolverError: the solver is missing or fails.
     """
-    if name not in SCHEDULES:
-        raise ConfigError(f"there is no schedule {name!r}; choose one of {', '.join(SCHEDULES)}")
-    found = SCHEDULES[name]
-    if not found.solves:
-        return found.plan(problem, budget_bytes)
-    return found.plan(problem, budget_bytes, solving, start=start, progress=progress)
+    if variant not in VARIANTS:
+        raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(VARIANTS)}")
+    planner = VARIANTS[variant]
+    if not planner.solves:
+        return planner.plan(problem, budget_bytes)
+    return planner.plan(problem, budget_bytes, solving, start=start, progress=progress)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monet.amounts import ByteBudget, ByteCount, PeakShare, format_bytes, parse_budget, parse_byte_count
-from monet.errors import ConfigError
+from monet.amounts import (
+    ByteBudget,
+    ByteCount,
+    PeakShare,
+    format_bytes,
+    format_exactly,
+    parse_budget,
+    parse_byte_count,
+    refusals_in,
+)
+from monet.errors import ConfigError, InfeasibleBudget
 
 
 @pytest.mark.parametrize(
@@ -24,6 +34,9 @@ from monet.errors import ConfigError
         ("5.5GiB", ByteCount(11 * 2**29)),
         ("  6 gb ", ByteCount(6_000_000_000)),
         ("1.5B", ByteCount(1)),
+        ("3,000,000 bytes", ByteCount(3_000_000)),
+        ("1,500", ByteCount(1500)),
+        ("512 bytes", ByteCount(512)),
         ("2KiB", ByteCount(2048)),
         ("1TB", ByteCount(10**12)),
         ("1TiB", ByteCount(2**40)),
@@ -48,6 +61,8 @@ def test_budget_is_read(written: ByteBudget | int | float | str, budget: ByteBud
         "GB",
         "-1GB",
         "1,5GB",
+        "1,500GB",
+        "15,00",
         "6e",
         "1e400",
         "6 G",
@@ -110,6 +125,47 @@ def test_shown_bytes_read_back_within_their_last_digit(count: int) -> None:
     assert parse_byte_count(format_bytes(count)) == pytest.approx(count, rel=5.01e-4)
 
 
+@pytest.mark.parametrize(
+    ("written", "count", "shown"),
+    [
+        ("6GB", 5_986_000_000, "5.986 GB"),
+        ("6GB", 294_000_000, "294.000 MB"),
+        ("6000MB", 15_040_000_000, "15040.000 MB"),
+        ("5.5gib", 11 * 2**29, "5.500 GiB"),
+        ("5.5GiB", 3 * 2**20, "3.000 MiB"),
+        ("5GiB", 1023, "1023 B"),
+        ("6000000000", 5_986_123_456, "5,986,123,456 bytes"),
+        ("6000000000B", 512, "512 bytes"),
+        (6_000_000_000, 5_986_123_456, "5,986,123,456 bytes"),
+        ("50%", 5_986_000_000, "5.986 GB"),
+    ],
+)
+def test_amounts_are_shown_in_the_unit_of_the_budget(written: str | int, count: int, shown: str) -> None:
+    unit = parse_budget(written).unit
+    assert format_bytes(count, unit) == shown
+    exactly = f"{count:,} bytes"
+    assert format_exactly(count, unit) == (exactly if count < 2000 or unit == "B" else f"{shown} ({exactly})")
+    assert parse_budget(exactly) == ByteCount(count)
+
+
+def test_refusals_are_told_in_the_unit_of_the_budget() -> None:
+    def refused(unit: str) -> str:
+        with pytest.raises(InfeasibleBudget) as caught, refusals_in(unit):
+            raise InfeasibleBudget(("No plan fits in ", 5_500_000_000, "."), 6_000_000_001)
+        return str(caught.value)
+
+    named = "The smallest budget known to work is"
+    assert refused("GB").startswith(
+        f"No plan fits in 5.500 GB (5,500,000,000 bytes). {named} 6.000 GB (6,000,000,001 bytes). Try that budget"
+    )
+    assert refused("MiB").startswith(f"No plan fits in 5245.209 MiB (5,500,000,000 bytes). {named} 5722.046 MiB")
+    assert refused("B").startswith(f"No plan fits in 5,500,000,000 bytes. {named} 6,000,000,001 bytes. Try")
+    untold = InfeasibleBudget(("No plan fits in ", 5_500_000_000, "."), 6_000_000_001)
+    assert str(untold) == refused("B")
+    again = pickle.loads(pickle.dumps(untold))
+    assert (str(again), again.smallest_bytes) == (str(untold), 6_000_000_001)
+
+
 def test_budgets_print_for_people() -> None:
-    assert str(parse_budget("6GiB")) == "6.442 GB"
+    assert str(parse_budget("6GiB")) == "6.000 GiB"
     assert str(parse_budget("12.5%")) == "12.5% of eager's peak"

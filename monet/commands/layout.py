@@ -65,12 +65,12 @@ def layout(
     from monet.files.atomic import write_json
     from monet.planner.layout import layout as lay_out
     from monet.planner.layout.document import load_lifetimes
-    from monet.progress_line import SolvingBar
+    from monet.progress_line import ProgressLine
 
     check_target(json_path, "--json")
     begun = time.monotonic()
     lifetimes = load_lifetimes(path)
-    with SolvingBar(not quiet and sys.stderr.isatty(), time_limit, unit="bytes", task="laying out") as bar:
+    with ProgressLine(not quiet and sys.stderr.isatty(), time_limit, unit="bytes", task="laying out") as bar:
         arena = lay_out(
             lifetimes, alignment=alignment, capacity_bytes=capacity, time_limit_s=time_limit, method=method,
             solver=solver, progress=bar,

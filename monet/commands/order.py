@@ -55,13 +55,13 @@ def order(path: Path, method: str, time_limit: float, solver: str, json_path: Pa
     from monet.planner.order import best_order
     from monet.planner.order.document import load_graph
     from monet.planner.order.graph import peak_bytes
-    from monet.progress_line import SolvingBar
+    from monet.progress_line import ProgressLine
 
     check_target(json_path, "--json")
     begun = time.monotonic()
     graph = load_graph(path)
     shown = not quiet and sys.stderr.isatty()
-    with SolvingBar(shown, time_limit, unit="bytes", task="ordering") as bar:
+    with ProgressLine(shown, time_limit, unit="bytes", task="ordering") as bar:
         ordered = best_order(
             graph, method=method, time_limit_s=time_limit, solver=solver, workers=usable_cores(), progress=bar
         )

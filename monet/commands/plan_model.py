@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from monet.amounts import refusals_in
 from monet.commands.exit_status import INTERRUPTED
 from monet.commands.options import check_target
 from monet.commands.plan_request import PlanRequest
 from monet.configuration.config import Config, load_config
 
 if TYPE_CHECKING:
+    from monet.ops.offers.offering import Offering
+    from monet.pipeline.meter import Meter
     from monet.pipeline.planning import PlanResult
+    from monet.pipeline.preparation import Prepared, Preparing
 
 
 def plan_model(request: PlanRequest) -> None:
@@ -34,58 +38,86 @@ def plan_model(request: PlanRequest) -> None:
     from monet.commands.rendering import render_measurement, render_summary
     from monet.files.atomic import write_json
 
-    if request.threads is not None:
-        torch.set_num_threads(request.threads)
-    planned, result = _plan(loaded, request)
+    if request.planning.threads is not None:
+        torch.set_num_threads(request.planning.threads)
+    with refusals_in(request.unit):
+        planned, result = _plan(loaded, request)
     result.plan.save(output)
     summary = result.summary
-    click.echo(render_summary(summary))
+    click.echo(render_summary(summary, request.unit))
     click.echo(f"saved {output}")
     if request.json_path is not None:
-        write_json(request.json_path, summary)
-    if summary["status"] == "interrupted":
+        write_json(request.json_path, summary.as_json())
+    if summary.status == "interrupted":
         click.echo("monet: interrupted; the plan is the best so far" + ", not measured" * request.measure, err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     if request.measure:
         from monet.experiments.measured_steps import measure_config
 
         measured = measure_config(planned, output, progress=not request.quiet)
+        summary = replace(summary, measured=measured)
         click.echo()
-        click.echo(render_measurement(summary, measured))
+        click.echo(render_measurement(summary, measured, request.unit))
         if request.json_path is not None:
-            write_json(request.json_path, summary, measured)
+            write_json(request.json_path, summary.as_json())
 
 
 def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
     """The plan, and the configuration that it is for: ``--max-batch`` has one of its own."""
-    from monet.configuration.model_loading import build_model, precision
-    from monet.configuration.sample_inputs import empty_inputs
-    from monet.ops.offers.offering import Offering
-    from monet.pipeline.meter import on_stderr, silent
-    from monet.pipeline.planning import plan_prepared, plan_smallest
-    from monet.pipeline.preparation import Preparing, prepare
-    from monet.planner.schedules import STORAGE
-    from monet.planner.search import Solving
-
-    shown = not request.quiet
-    meter = on_stderr if shown else silent
-    solving = Solving(request.time_limit, request.gap, request.window, request.solver.upper(), request.prove)
-    preparing = Preparing(request.reserve, config.accumulate, not request.no_cache, config.seed)
     if request.max_batch:
-        from monet.experiments.batch_search import largest_batch
-
-        assert request.budget is not None
-        found = largest_batch(
-            config, request.budget, request.max_overhead, solving, preparing, Offering(request.exact), progress=shown
-        )
-        summary = {**found.result.summary, "batch": found.batch, "batches_tried": dict(found.tried)}
-        return found.config, replace(found.result, summary=summary)
-    model = build_model(config)
-    args, kwargs = empty_inputs(config, model)
-    offering = Offering(request.exact, STORAGE.get(request.variant, frozenset()), request.density)
-    with precision(config):
-        prepared = prepare(model, args, kwargs, preparing, offering, progress=shown)
+        return _largest_batch(config, request)
     if request.minimise is not None:
-        return config, plan_smallest(prepared, request.max_overhead, solving, meter=meter)
+        return config, _smallest(config, request)
+    return config, _within_budget(config, request)
+
+
+def _largest_batch(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
+    from monet.experiments.batch_search import largest_batch
+
     assert request.budget is not None
-    return config, plan_prepared(prepared, request.budget, solving, variant=request.variant, meter=meter)
+    largest = largest_batch(
+        config, request.budget, request.max_overhead, request.planning.solving(prove=request.prove),
+        _preparing(request), _offering(request), progress=not request.quiet,
+    )  # fmt: skip
+    summary = replace(largest.result.summary, batch=largest.batch, batches_tried=dict(largest.tried))
+    return largest.config, replace(largest.result, summary=summary)
+
+
+def _smallest(config: Config, request: PlanRequest) -> PlanResult:
+    from monet.pipeline.planning import plan_smallest
+
+    prepared = _prepared(config, request)
+    return plan_smallest(prepared, request.max_overhead, request.planning.solving(), meter=_meter(request))
+
+
+def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
+    from monet.pipeline.planning import plan_prepared
+
+    assert request.budget is not None
+    prepared, solving = _prepared(config, request), request.planning.solving(prove=request.prove)
+    return plan_prepared(prepared, request.budget, solving, variant=request.variant, meter=_meter(request))
+
+
+def _preparing(request: PlanRequest) -> Preparing:
+    from monet.pipeline.preparation import Preparing
+
+    return Preparing(request.planning.reserve, cache=not request.no_cache)
+
+
+def _offering(request: PlanRequest) -> Offering:
+    from monet.ops.offers.offering import Offering
+    from monet.planner.schedules import STORAGE
+
+    return Offering(request.planning.exact, STORAGE.get(request.variant, frozenset()), request.planning.density)
+
+
+def _meter(request: PlanRequest) -> Meter:
+    from monet.pipeline.meter import on_stderr, silent
+
+    return silent if request.quiet else on_stderr
+
+
+def _prepared(config: Config, request: PlanRequest) -> Prepared:
+    from monet.experiments.configured import prepare_config
+
+    return prepare_config(config, _preparing(request), _offering(request), progress=not request.quiet)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import replace
 
 import click
 
+from monet.amounts import refusals_in
 from monet.commands.exit_status import INTERRUPTED
 from monet.commands.options import check_target
 from monet.commands.plan_request import PlanRequest
 from monet.commands.rendering import render_schedule
 from monet.files.atomic import write_json
-from monet.planner.ablation import restrict
+from monet.pipeline.summary import Summary
+from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.published.solution import published_stages
-from monet.planner.schedules import schedule
-from monet.planner.search import Solving, smallest_plan
+from monet.planner.schedules import plan_variant
+from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
-from monet.progress_line import SolvingBar
+from monet.progress_line import ProgressLine
 
 
 def plan_profile(request: PlanRequest) -> None:
@@ -27,48 +29,61 @@ def plan_profile(request: PlanRequest) -> None:
     assert request.profile is not None
     check_target(request.json_path, "--json")
     problem = load_published(request.profile)
-    eager = schedule("pytorch", problem, sys.maxsize)
-    summary = _plan(problem, eager, request)
-    click.echo(render_schedule(summary))
+    eager = plan_variant("pytorch", problem, sys.maxsize)
+    with refusals_in(request.unit):
+        summary = _plan(problem, eager, request)
+    click.echo(render_schedule(summary, request.unit))
     if request.json_path is not None:
-        write_json(request.json_path, summary)
-    if summary["status"] == "interrupted":
+        write_json(request.json_path, summary.as_json())
+    if summary.status == "interrupted":
         raise click.exceptions.Exit(INTERRUPTED)
 
 
-def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> dict[str, Any]:
-    solving = Solving(request.time_limit, request.gap, request.window, request.solver.upper(), request.prove)
-    shown = not request.quiet
+def _plan(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
     if request.minimise is not None:
-        most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
-        with SolvingBar(shown, request.time_limit, unit="bytes") as bar:
-            found = smallest_plan(restrict(problem, "all"), most_s, solving, progress=bar)
-        plan, budget_bytes = found.solution, found.solution.peak_bytes
-        proven = {"bound_s": None, "gap": found.gap, "bound_bytes": found.bound_bytes, "bound_scope": found.scope}
-    else:
-        assert request.budget is not None
-        budget_bytes = request.budget.resolve(eager.peak_bytes)
-        with SolvingBar(shown, request.time_limit) as bar:
-            plan = schedule(request.variant, problem, budget_bytes, solving, progress=bar)
-        unproven = plan.bound_scope == "none"
-        proven = {"bound_s": None if unproven else plan.bound_s, "gap": None if unproven else plan.gap}
-    return {
-        "name": problem.name,
-        "variant": request.variant,
-        "status": plan.status,
-        "budget_bytes": budget_bytes,
-        "peak_bytes": plan.peak_bytes,
-        "fixed_bytes": problem.fixed_bytes,
-        "baseline_s": eager.objective_s,
-        "baseline_peak_bytes": eager.peak_bytes,
-        "objective_s": plan.objective_s,
-        "overhead": plan.objective_s / eager.objective_s - 1.0,
-        "bound_scope": plan.bound_scope,
-        **proven,
-        "columns": plan.columns,
-        "rows": plan.rows,
-        "build_s": plan.build_s,
-        "solve_s": plan.solve_s,
-        "recomputed": sum(len(stage.recompute) for stage in plan.runs.stages),
-        "stages": published_stages(problem, plan.runs),
-    }
+        return _smallest(problem, eager, request)
+    return _within_budget(problem, eager, request)
+
+
+def _smallest(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
+    most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
+    with ProgressLine(not request.quiet, request.planning.time_limit, unit="bytes") as bar:
+        smallest = smallest_plan(restrict(problem, MONET), most_s, request.planning.solving(), progress=bar)
+    summary = _summary(problem, eager, smallest.solution, smallest.solution.peak_bytes, request.variant)
+    return replace(
+        summary, bound_s=None, gap=smallest.gap, bound_bytes=smallest.bound_bytes, bound_scope=smallest.scope
+    )
+
+
+def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> Summary:
+    assert request.budget is not None
+    budget_bytes = request.budget.resolve(eager.peak_bytes)
+    solving = request.planning.solving(prove=request.prove)
+    with ProgressLine(not request.quiet, request.planning.time_limit) as bar:
+        solution = plan_variant(request.variant, problem, budget_bytes, solving, progress=bar)
+    return _summary(problem, eager, solution, budget_bytes, request.variant)
+
+
+def _summary(problem: Problem, eager: Solution, solution: Solution, budget_bytes: int, variant: str) -> Summary:
+    proven = solution.bound_scope != "none"
+    return Summary(
+        name=problem.name,
+        variant=variant,
+        status=solution.status,
+        budget_bytes=budget_bytes,
+        peak_bytes=solution.peak_bytes,
+        fixed_bytes=problem.fixed_bytes,
+        baseline_s=eager.objective_s,
+        baseline_peak_bytes=eager.peak_bytes,
+        objective_s=solution.objective_s,
+        overhead=solution.objective_s / eager.objective_s - 1.0,
+        bound_s=solution.bound_s if proven else None,
+        gap=solution.gap if proven else None,
+        bound_scope=solution.bound_scope,
+        columns=solution.columns,
+        rows=solution.rows,
+        build_s=solution.build_s,
+        solve_s=solution.solve_s,
+        recomputed=sum(len(stage.recompute) for stage in solution.runs.stages),
+        stages=published_stages(problem, solution.runs),
+    )

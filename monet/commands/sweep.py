@@ -2,130 +2,112 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from monet.amounts import parse_byte_count, parse_percentage
+from monet.commands import options
 from monet.commands.exit_status import FAILED, reports_errors
-from monet.commands.options import amount
+from monet.commands.options import BUDGET, CHOICES, SOLVING, PlanningOptions, amount, check_folder, option
+from monet.commands.sectioned_help import Rows, SectionedCommand
 from monet.sweep.budgets import parse_budgets
 
 if TYPE_CHECKING:
     from monet.amounts import ByteBudget
+    from monet.sweep.run import SweepRun
     from monet.sweep.source import Options, Source
 
 
-def _parse_variants(text: str) -> tuple[str, ...]:
+def _variants(text: str) -> tuple[str, ...]:
     from monet.sweep.variants import parse_variants
 
     return parse_variants(text)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def _lists() -> Iterable[tuple[str, Rows]]:
+    from monet.sweep.variants import GROUPS
+
+    together = [(name, ", ".join(names)) for name, names in GROUPS.items()]
+    return (
+        *options.variant_lists(), ("Names for several of these", together), ("Solvers", options.solvers()),
+        ("Words", options.words()),
+    )  # fmt: skip
+
+
+@click.command(cls=SectionedCommand, lists=_lists, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("config", required=False)
-@click.option(
-    "--profile",
-    type=click.Path(path_type=Path),
-    help="Plan this profile (format monet-profile-1) instead of a model.",
-)
-@click.option(
+@options.profile
+@option(
+    BUDGET,
     "--budgets",
+    metavar="LIST",
     required=True,
     callback=amount(parse_budgets),
-    help="FIRST:LAST:STEP with both ends, as 5GB:10GB:1GB, or single ones; commas between them. "
-    "50% is half of what keeping everything needs.",
+    help="FIRST:LAST:STEP with both ends, as 5GB:10GB:1GB, or single ones; commas between them. A budget is 6GB (10^9 "
+    "bytes each), 5.5GiB (2^30), 6000000000, or a share of what eager's step takes with everything kept, as 50%.",
 )
-@click.option(
+@option(
+    CHOICES,
     "--variants",
+    metavar="LIST",
     default="all",
     show_default=True,
-    callback=amount(_parse_variants),
-    help="all, ablation, baselines, or names with commas between them. MONeT itself is monet.",
+    callback=amount(_variants),
+    help="Names of the lists below, with commas between them.",
 )
-@click.option("--measure", is_flag=True, help="Then run one step of every plan, and eager's, one process at a time.")
-@click.option(
-    "--jobs", type=click.IntRange(min=1), help="Cells to plan at a time.  [default: half the number of cores]"
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Folder of everything.  [default: the configuration's name with .sweep]",
-)
-@click.option(
-    "--reserve",
-    default="0",
-    show_default=True,
-    callback=amount(parse_byte_count),
-    help="Part of each budget to leave free: 200MB.",
-)
-@click.option("--solver", default="HIGHS", show_default=True, help="Solver of the 0-1 programs: HIGHS or GUROBI.")
-@click.option(
-    "--window",
+@options.planning_options(60.0, "one cell")
+@option(
+    SOLVING,
+    "--jobs",
     type=click.IntRange(min=1),
-    help="How many backward stages before its last use a tensor may be recomputed in.  [default: the planner's]",
+    help="Cells to plan at a time.  [default: half the number of cores]",
 )
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="Seconds to solve one cell.",
-)
-@click.option(
-    "--gap",
-    type=click.FloatRange(min=0),
-    default=0.01,
-    show_default=True,
-    help="Stop once a plan is proven to be this close to the best, relative.",
-)
-@click.option(
-    "--density",
-    default="75%",
-    show_default=True,
-    callback=amount(parse_percentage),
-    help="Share of non-zero values that Gist's sparse storage has room for.",
-)
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads to plan for.  [default: PyTorch's own number]")
-@click.option("--exact", is_flag=True, help="Only implementations whose results equal eager's bit for bit.")
+@options.measure("eager's step and one step of every plan, one process at a time")
+@options.output("Folder of everything that is written", "the configuration's or profile's name with .sweep")
 @reports_errors
 def sweep(
     config: str | None,
     profile: Path | None,
     budgets: tuple[ByteBudget, ...],
     variants: tuple[str, ...],
-    measure: bool,
+    planning: PlanningOptions,
     jobs: int | None,
+    measure: bool,
     output: Path | None,
-    reserve: int,
-    solver: str,
-    window: int | None,
-    time_limit: float,
-    gap: float,
-    density: float,
-    threads: int | None,
-    exact: bool,
     quiet: bool,
 ) -> None:
     """Plan the step that CONFIG describes by every variant under every budget, and draw what comes out.
 
-    Finished cells are kept in the folder: a second run with the same inputs plans only what is missing.
+    CONFIG is a YAML file that names a model and its inputs, or one of those that ship with monet, such as tiny.yaml.
+    A cell is one variant under one budget. Finished cells are kept in the folder: a second run with the same inputs
+    plans only what is missing.
     """
     from monet.planner.cores import usable_cores
-    from monet.sweep.source import Options, check_options
-    from monet.sweep.variants import storage_of
+    from monet.sweep.run import SweepRun
+    from monet.sweep.source import check_options
 
-    storage = () if config is None else storage_of(variants)
-    options = Options(window, time_limit, gap, solver.upper(), threads, reserve, exact, storage, density)
     source = _source(config, profile)
-    check_options(source, options)
+    chosen = _options(planning, variants if source.config is not None else ())
+    check_options(source, chosen)
     if measure and source.config is None:
         raise click.BadParameter("there is no model to measure in a profile", param_hint="--measure")
     folder = output or Path(f"{source.name}.sweep")
-    _check_folder(folder)
-    _run(source, options, folder, variants, budgets, measure, jobs or max(1, usable_cores() // 2), not quiet)
+    check_folder(folder)
+    run = SweepRun(source, chosen, folder, jobs=jobs or max(1, usable_cores() // 2), progress=not quiet)
+    _run(run, variants, budgets, measure)
+
+
+def _options(planning: PlanningOptions, variants: tuple[str, ...]) -> Options:
+    """``variants``: those that a model is measured for."""
+    from monet.sweep.source import Options
+    from monet.sweep.variants import storage_of
+
+    return Options(
+        planning.window, planning.time_limit, planning.gap, planning.solver.upper(), planning.threads,
+        planning.reserve, planning.exact, storage_of(variants), planning.density,
+    )  # fmt: skip
 
 
 def _source(config: str | None, profile: Path | None) -> Source:
@@ -138,50 +120,27 @@ def _source(config: str | None, profile: Path | None) -> Source:
     raise click.UsageError("give a CONFIG or a --profile, one of them")
 
 
-def _check_folder(folder: Path) -> None:
-    """Make the folder, or refuse one that cannot be written to, before the work is done rather than after it."""
-    if folder.exists() and not folder.is_dir():
-        raise click.BadParameter(f"{folder} is a file, not a folder", param_hint="--output")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise click.BadParameter(f"{folder} is not a folder that can be written to", param_hint="--output")
-
-
-def _run(
-    source: Source,
-    options: Options,
-    folder: Path,
-    variants: tuple[str, ...],
-    budgets: tuple[ByteBudget, ...],
-    measure: bool,
-    jobs: int,
-    progress: bool,
-) -> None:
+def _run(run: SweepRun, variants: tuple[str, ...], budgets: tuple[ByteBudget, ...], measure: bool) -> None:
+    """Runs the sweep, writes what comes out and prints its tables."""
     from monet.sweep.output import write_output
-    from monet.sweep.run import SweepRun
     from monet.sweep.tables import aligned, measured_table, overhead_table
     from monet.sweep.units import unit_of
 
-    run = SweepRun(source, options, folder, jobs=jobs, progress=progress)
     try:
-        found = run.run(variants, budgets, measure=measure)
+        sweep = run.run(variants, budgets, measure=measure)
     except KeyboardInterrupt:
         done = len(run.finished)
-        click.echo(f"monet: {done} finished cells are in {folder}; the same command goes on from there", err=True)
+        click.echo(f"monet: {done} finished cells are in {run.folder}; the same command goes on from there", err=True)
         raise
-    written = write_output(found, source, options, folder)
-    unit = unit_of(cell.budget_bytes for cell in found.cells)
-    click.echo(aligned(overhead_table(found.rows, unit)))
-    if measure and (measured := measured_table(found.rows, unit)) is not None:
+    written = write_output(sweep, run.source, run.options, run.folder)
+    unit = unit_of(cell.budget_bytes for cell in sweep.cells)
+    click.echo(aligned(overhead_table(sweep.rows, unit)))
+    if measure and (measured := measured_table(sweep.rows, unit)) is not None:
         click.echo(f"\n{aligned(measured)}")
-    click.echo(f"\n{len(found.cells)} cells, {found.computed} of them planned now")
+    click.echo(f"\n{len(sweep.cells)} cells, {sweep.computed} of them planned now")
     click.echo(f"saved {written[-1]}")
-    failed = [cell for cell in found.cells if found.outcomes[cell].status == "error"]
+    failed = [cell for cell in sweep.cells if sweep.outcomes[cell].status == "error"]
     for cell in failed:
-        click.echo(f"monet: error: {cell}: {found.outcomes[cell].message}", err=True)
+        click.echo(f"monet: error: {cell}: {sweep.outcomes[cell].message}", err=True)
     if failed:
         raise click.exceptions.Exit(FAILED)

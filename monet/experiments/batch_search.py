@@ -12,16 +12,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from monet.amounts import ByteBudget, PeakShare, format_bytes
+from monet.amounts import ByteBudget, PeakShare, refusals_in
 from monet.configuration.config import Config
-from monet.configuration.model_loading import build_model, precision
-from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import ConfigError, InfeasibleBudget, SolverError
+from monet.experiments.configured import prepare_config
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import Meter, on_stderr, silent
 from monet.pipeline.planning import PlanResult, plan_prepared
-from monet.pipeline.preparation import Prepared, Preparing, prepare
-from monet.planner.ablation import restrict
+from monet.pipeline.preparation import Prepared, Preparing
+from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.search import Solving, plan_problem
 
@@ -39,7 +38,7 @@ LARGEST_STEP = 1024
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """``batch`` was planned for ``config``; ``tried``: every batch that was measured, and whether it did."""
+    """``config`` has the batch ``batch``, and ``result`` is its plan. ``tried``: batch → whether it fits."""
 
     batch: int
     config: Config
@@ -57,18 +56,18 @@ def largest_batch(
     *,
     progress: bool = False,
 ) -> LargestBatch:
-    """``max_overhead``: predicted seconds beyond eager's at the same batch, relative; None: any.
+    """The largest batch of ``config`` that was planned and fits ``budget``.
 
-    ``preparing``: its ``accumulate`` and ``seed`` are the configuration's. ``progress``: lines on stderr.
+    ``max_overhead``: predicted seconds beyond eager's at the same batch, relative; None: any. ``preparing`` and
+    ``offering``: as for ``prepare_config``. ``progress``: lines on stderr.
 
     Raises:
         ConfigError: the inputs have no batch in common, or the budget is a share of eager's peak.
-        InfeasibleBudget: not even one sample does.
+        InfeasibleBudget: none of the batches that were tried fits.
     """
     if isinstance(budget, PeakShare):
         raise ConfigError("a share of eager's peak grows with the batch: give --max-batch a budget in bytes")
-    solving = solving or Solving()
-    preparing = replace(preparing or Preparing(), accumulate=config.accumulate, seed=config.seed)
+    solving, meter = solving or Solving(), on_stderr if progress else silent
     first = config.batch()
     budget_bytes = budget.resolve(0)
     tried: dict[int, bool] = {}
@@ -76,18 +75,15 @@ def largest_batch(
     batch, below = first, first * LARGEST_STEP + 1
     for _ in range(ROUNDS):
         sized = config.with_batch(batch)
-        model = build_model(sized)
-        args, kwargs = empty_inputs(sized, model)
         log.info("planning batch %d", batch)
-        with precision(sized):
-            prepared = prepare(model, args, kwargs, preparing, offering, progress=progress)
-        result = _try(prepared, budget_bytes, max_overhead, solving, on_stderr if progress else silent)
+        prepared = prepare_config(sized, preparing, offering, progress=progress)
+        result = _try(prepared, budget_bytes, max_overhead, solving, meter)
         tried[batch] = result is not None
         if result is None:
             below = min(below, batch)
         else:
             best = LargestBatch(batch, sized, result, tried)
-        if result is not None and result.summary["status"] == "interrupted":
+        if result is not None and result.summary.status == "interrupted":
             break
         above = best.batch if best is not None else 0
         try:
@@ -95,16 +91,16 @@ def largest_batch(
         except KeyboardInterrupt:
             if best is None:
                 raise
-            summary = {**best.result.summary, "status": "interrupted"}
+            summary = replace(best.result.summary, status="interrupted")
             return replace(best, result=replace(best.result, summary=summary))
         if guess == above or guess in tried:
             break
         batch = guess
     if best is None:
-        raise InfeasibleBudget(
-            f"no batch of {config.model} that was tried ({', '.join(map(str, sorted(tried)))}) fits in "
-            f"{format_bytes(budget_bytes)}" + ("" if max_overhead is None else f" at {max_overhead:.1%} overhead")
-        )
+        limit = "" if max_overhead is None else f" at {max_overhead:.1%} overhead"
+        batches = f"no batch of {config.model} that was tried ({', '.join(map(str, sorted(tried)))})"
+        with refusals_in(budget.unit):
+            raise InfeasibleBudget((f"{batches} fits in ", budget_bytes, limit))
     return best
 
 
@@ -115,7 +111,7 @@ def _try(
         result = plan_prepared(prepared, budget_bytes, solving, meter=meter)
     except InfeasibleBudget:
         return None
-    return result if max_overhead is None or result.summary["overhead"] <= max_overhead else None
+    return result if max_overhead is None or result.summary.overhead <= max_overhead else None
 
 
 def _guess(
@@ -127,82 +123,35 @@ def _guess(
     max_overhead: float | None,
     solving: Solving,
 ) -> int:
-    """The largest batch from ``above`` (which does) to under ``below`` that the scaled step promises."""
-    problem = restrict(prepared.problem, "all")
+    """The largest batch of ``above`` (which fits) and those under ``below`` that fits by the scaled step."""
+    problem = restrict(prepared.problem, MONET)
     per_batch = sum(count for kind, count in prepared.lowered.fixed.items() if kind in PER_BATCH)
     low, high = above, below
     step = max(1, batch)
     while high - low > 1:
         middle = (low + high) // 2 if high <= 2 * max(low, step) else max(low, step) * 2
-        scaled = scale(problem, per_batch, middle / batch)
+        scaled = problem_at_batch(problem, per_batch, middle / batch)
         most_s = None if max_overhead is None else prepared.eager.objective_s * (1 + max_overhead) * middle / batch
         try:
-            found = plan_problem(
+            solution = plan_problem(
                 scaled,
                 budget_bytes,
                 replace(solving, time_limit_s=GUESS_S, prove=False),
                 enough_s=float("inf") if most_s is None else most_s,
             )
-            works = most_s is None or found.objective_s <= most_s
-            if found.status == "interrupted":
+            fits = most_s is None or solution.objective_s <= most_s
+            if solution.status == "interrupted":
                 raise KeyboardInterrupt
         except (InfeasibleBudget, SolverError):
-            works = False
-        low, high = (middle, high) if works else (low, middle)
+            fits = False
+        low, high = (middle, high) if fits else (low, middle)
     return low
 
 
-def scale(problem: Problem, per_batch_bytes: int, factor: float) -> Problem:
+def problem_at_batch(problem: Problem, per_batch_bytes: int, factor: float) -> Problem:
     """The problem at ``factor`` times the batch; ``per_batch_bytes`` of its fixed bytes grow with it.
 
     An estimate: kernels do not scale exactly, and workspaces often less than in proportion.
     """
-
-    def grown(count: int) -> int:
-        return round(count * factor)
-
-    return replace(
-        problem,
-        tensors=tuple(replace(tensor, bytes=grown(tensor.bytes)) for tensor in problem.tensors),
-        forward=tuple(
-            replace(
-                operator,
-                implementations=tuple(
-                    replace(
-                        q,
-                        time_s=q.time_s * factor,
-                        workspace_bytes=grown(q.workspace_bytes),
-                        aliased_bytes=grown(q.aliased_bytes),
-                        recompute_time_s=None if q.recompute_time_s is None else q.recompute_time_s * factor,
-                        recompute_workspace_bytes=None
-                        if q.recompute_workspace_bytes is None
-                        else grown(q.recompute_workspace_bytes),
-                    )
-                    for q in operator.implementations
-                ),
-            )
-            for operator in problem.forward
-        ),
-        intermediates=tuple(
-            replace(v, bytes=grown(v.bytes), time_s=v.time_s * factor, workspace_bytes=grown(v.workspace_bytes))
-            for v in problem.intermediates
-        ),
-        backward=tuple(
-            replace(
-                operator,
-                implementations=tuple(
-                    replace(
-                        q,
-                        time_s=q.time_s * factor,
-                        workspace_bytes=grown(q.workspace_bytes),
-                        aliased_bytes=grown(q.aliased_bytes),
-                    )
-                    for q in operator.implementations
-                ),
-                live_before_bytes=grown(operator.live_before_bytes),
-                live_during_bytes=grown(operator.live_during_bytes),
-            )
-            for operator in problem.backward
-        ),
-        fixed_bytes=problem.fixed_bytes - per_batch_bytes + grown(per_batch_bytes),
-    )
+    unchanged_bytes = problem.fixed_bytes - per_batch_bytes
+    return replace(problem.scaled(factor), fixed_bytes=unchanged_bytes + round(per_batch_bytes * factor))

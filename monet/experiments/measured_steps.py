@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_STEPS = 1
 """Not timed: first uses build kernels and make the arena resident."""
+MEASURED_FIELDS = ("step_s", "allocator_peak_bytes", "resident_peak_bytes")
+"""What is measured of a step; docs/summary-format.md has a line for each."""
 
 
 def measure_config(
@@ -38,7 +40,7 @@ def measure_config(
                 results[name] = pool.submit(_step, config, path, _threads(plan_path)).result()
         except BrokenProcessPool:
             logger.warning("the %s step's process was killed, most likely for lack of memory", name)
-            results[name] = {"step_s": None, "allocator_peak_bytes": None, "resident_peak_bytes": None}
+            results[name] = dict.fromkeys(MEASURED_FIELDS)
     return results
 
 
@@ -84,11 +86,7 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
         seconds = time.perf_counter() - start
         peak = allocator.peak_bytes() if metered else None
         del outputs
-    return {
-        "step_s": seconds,
-        "allocator_peak_bytes": peak,
-        "resident_peak_bytes": _resident_peak_bytes(),
-    }
+    return dict(zip(MEASURED_FIELDS, (seconds, peak, _resident_peak_bytes()), strict=True))
 
 
 def _resident_peak_bytes() -> int | None:

@@ -24,7 +24,6 @@ def write_text_atomically(path: Path, text: str) -> None:
         raise
 
 
-def write_json(path: Path, summary: Mapping[str, Any], measured: Mapping[str, Any] | None = None) -> None:
-    """The same as data, written whole or not at all; a measurement goes under ``measured``."""
-    content = dict(summary) if measured is None else {**summary, "measured": measured}
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """``content`` as indented JSON, written whole or not at all."""
     write_text_atomically(path, json.dumps(content, indent=2) + "\n")

@@ -13,15 +13,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from monet.amounts import format_bytes
 from monet.errors import InfeasibleBudget
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import placement
 from monet.pipeline.smallest_plans import Placed, recall, remember
-from monet.planner.ablation import restrict
+from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan
-from monet.planner.schedules import ABLATION, SCHEDULES, schedule
+from monet.planner.schedules import ABLATION, VARIANTS, plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Runs, Solution
 
@@ -43,7 +42,7 @@ class Fit:
 
     lowered: Lowered
     budget_bytes: int
-    variant: str = "all"
+    variant: str = MONET
     solving: Solving = field(default_factory=Solving)
     start: Runs | None = None
 
@@ -112,7 +111,7 @@ class _Attempts:
         fit = self._fit
         solving = replace(fit.solving, time_limit_s=attempt.time_limit_s)
         with self._meter(attempt.time_limit_s) as progress:
-            return schedule(
+            return plan_variant(
                 fit.variant, fit.lowered.problem, attempt.target_bytes, solving, start=fit.start, progress=progress
             )
 
@@ -138,7 +137,7 @@ class _Attempts:
     def _larger(self, attempt: Attempt, solution: Solution, saved_bytes: int, left_s: float) -> Attempt | None:
         """The arena fits with ``saved_bytes`` less than the program counts: the program gets that much more."""
         fit = self._fit
-        binding = solution.peak_bytes >= attempt.target_bytes * (1 - WORTH_SHARE) and SCHEDULES[fit.variant].solves
+        binding = solution.peak_bytes >= attempt.target_bytes * (1 - WORTH_SHARE) and VARIANTS[fit.variant].solves
         if saved_bytes < fit.budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
             return None
         target_bytes = fit.budget_bytes + saved_bytes
@@ -154,11 +153,9 @@ def _refusal(fit: Fit) -> InfeasibleBudget:
     """For a budget that a plan fits, but no arena: it knows the smallest plan."""
     problem = fit.lowered.problem
     try:
-        schedule(fit.variant, problem, problem.fixed_bytes, fit.solving, start=fit.start)
+        plan_variant(fit.variant, problem, problem.fixed_bytes, fit.solving, start=fit.start)
     except InfeasibleBudget as error:
-        reason = (
-            f"A plan for {format_bytes(fit.budget_bytes)} exists, but none was found whose buffers fit without gaps."
-        )
+        reason = ("A plan for ", fit.budget_bytes, " exists, but none was found whose buffers fit without gaps.")
         return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)
     raise AssertionError("a plan needs memory beside the fixed bytes")
 

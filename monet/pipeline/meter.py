@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from monet.planner.progress import Progress
-from monet.progress_line import SolvingBar
+from monet.progress_line import ProgressLine
 
 
 class Meter(Protocol):
@@ -22,7 +22,7 @@ def silent(time_limit_s: float, unit: str = "s") -> AbstractContextManager[Progr
 
 def on_stderr(time_limit_s: float, unit: str = "s") -> AbstractContextManager[Progress | None]:
     """A line on stderr for each solve."""
-    return SolvingBar(True, time_limit_s, unit)
+    return ProgressLine(True, time_limit_s, unit)
 
 
 def reporting_to(progress: Progress) -> Meter:

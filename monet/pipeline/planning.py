@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from monet.amounts import ByteBudget, parse_budget
 from monet.errors import InfeasibleBudget
@@ -13,8 +11,8 @@ from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import Placement
 from monet.pipeline.preparation import Prepared
 from monet.pipeline.smallest_plans import Placed
-from monet.pipeline.summary import _summary
-from monet.planner.ablation import restrict
+from monet.pipeline.summary import Summary, plan_summary
+from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.search import Solving, smallest_plan
 from monet.planner.solution import Solution
@@ -24,10 +22,10 @@ from monet.plans.verifier import verify
 
 @dataclass(frozen=True)
 class PlanResult:
-    """``summary``: what ``monet plan --json`` writes; its keys are documented in ``monet.commands.rendering``."""
+    """``summary``: what ``monet plan --json`` writes; docs/summary-format.md describes its fields."""
 
     plan: Plan
-    summary: Mapping[str, Any]
+    summary: Summary
     solution: Solution
 
 
@@ -36,12 +34,12 @@ def plan_prepared(
     budget: ByteBudget | int | str,
     solving: Solving | None = None,
     *,
-    variant: str = "all",
+    variant: str = MONET,
     meter: Meter = silent,
 ) -> PlanResult:
     """Plan a prepared step for a budget, lay it out and verify it.
 
-    ``solving``: None is ``Solving()``. ``variant``: a name of ``planner.schedules.SCHEDULES``: the whole program, a
+    ``solving``: None is ``Solving()``. ``variant``: a name of ``planner.schedules.VARIANTS``: the whole program, a
     part of it, or a baseline. ``meter``: who is told how far each solve is.
 
     Raises ``ConfigError``, ``InfeasibleBudget`` and ``SolverError``; ``KeyboardInterrupt`` on Ctrl-C before there is a
@@ -49,7 +47,7 @@ def plan_prepared(
     """
     budget_bytes = parse_budget(budget).resolve(prepared.eager.peak_bytes)
     fit = Fit(prepared.lowered, budget_bytes, variant, solving or Solving())
-    return _result(prepared, budget_bytes, *fit_budget(fit, meter))
+    return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
 
 
 def plan_smallest(
@@ -58,11 +56,11 @@ def plan_smallest(
     """The fastest plan found within the gap of the least memory found; its budget is what it needs.
 
     ``max_overhead``: predicted seconds beyond eager's, relative (0.1: 10 %); None: any. The bound on memory is
-    ``summary["bound_bytes"]``. ``solving.time_limit_s``: for each of the two searches; ``solving.prove`` is not heeded.
+    ``summary.bound_bytes``. ``solving.time_limit_s``: for each of the two searches; ``solving.prove`` is not heeded.
     """
     solving = replace(solving or Solving(), prove=False)
     most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
-    problem = restrict(prepared.problem, "all")
+    problem = restrict(prepared.problem, MONET)
     with meter(solving.time_limit_s, unit="bytes") as progress:
         least = smallest_plan(problem, most_s, solving, progress=progress)
     # The program counts the captured order. In another one a plan that recomputes nothing can be the smaller.
@@ -74,12 +72,12 @@ def plan_smallest(
         # Plans of least memory run nearly everything again, most of it for nothing.
         placed = _faster(prepared, placed, solving, meter)
     budget_bytes = problem.fixed_bytes + placed[1].layout.arena_bytes
-    result = _result(prepared, budget_bytes, *placed)
+    result = plan_result(prepared, budget_bytes, *placed)
     # Another order, or a step of several requests, which are laid out as they come, can need less than the program.
     bound_bytes = min(least.bound_bytes, budget_bytes)
     gap_bytes = (budget_bytes - bound_bytes) / budget_bytes
-    more = {"bound_s": None, "gap": gap_bytes, "bound_bytes": bound_bytes, "bound_scope": least.scope}
-    return PlanResult(result.plan, {**result.summary, **more}, result.solution)
+    summary = replace(result.summary, bound_s=None, gap=gap_bytes, bound_bytes=bound_bytes, bound_scope=least.scope)
+    return replace(result, summary=summary)
 
 
 def _faster(prepared: Prepared, smallest: Placed, solving: Solving, meter: Meter) -> Placed:
@@ -100,8 +98,9 @@ def _faster(prepared: Prepared, smallest: Placed, solving: Solving, meter: Meter
     return replace(faster, status=status), other
 
 
-def _result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: Placement) -> PlanResult:
-    made = Plan(
+def plan_result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: Placement) -> PlanResult:
+    """The plan of a solution that is placed, verified."""
+    plan = Plan(
         budget_bytes=budget_bytes,
         arena_bytes=placed.layout.arena_bytes,
         arena_bound_bytes=placed.layout.bound_bytes,
@@ -126,5 +125,5 @@ def _result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: P
             "layout": placed.layout.method,
         },
     )
-    verify(made)
-    return PlanResult(made, _summary(made, solution, prepared.lowered), solution)
+    verify(plan)
+    return PlanResult(plan, plan_summary(plan, solution, prepared.lowered), solution)

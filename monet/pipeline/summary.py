@@ -1,52 +1,108 @@
-"""What a plan's summary says; docs/summary-format.md describes it."""
+"""What ``monet plan`` says of a plan, to people and as data; docs/summary-format.md is its table."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from monet.graph import Operator
-from monet.pipeline.lowering import Lowered
-from monet.planner.solution import Solution
-from monet.plans.plan import Plan
+if TYPE_CHECKING:
+    from monet.pipeline.lowering import Lowered
+    from monet.planner.solution import Solution
+    from monet.plans.plan import Plan
 
 
-def _summary(made: Plan, solution: Solution, lowered: Lowered) -> dict[str, Any]:
-    baseline_s = float(made.solver["baseline_s"])
-    families: dict[str, Operator] = {
-        op.name: op for op in (*lowered.catalogue.graph.forward, *lowered.catalogue.graph.backward)
-    }
-    choices: dict[str, Counter[str]] = {}
-    for step in made.steps:
-        op = families.get(step.node)
-        family = "saved intermediate" if op is None else str(op.target).split(".")[1]
-        choices.setdefault(family, Counter())[step.implementation] += 1
-    recomputed = sum(len(stage.recompute) for stage in solution.runs.stages)
+@dataclass(frozen=True, slots=True)
+class OrderSummary:
+    """The order of a plan's runs: what its arena needs, counted by whole runs, and what it needs in any order."""
+
+    method: str
+    peak_bytes: int
+    bound_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A plan, or the schedule of a published profile. Each field is described in docs/summary-format.md.
+
+    Fields without a default are there for every plan; ``bound_s`` and ``gap`` are None where nothing was proven. The
+    others are None where the kind of plan has no such figure.
+    """
+
+    status: str
+    budget_bytes: int
+    peak_bytes: int
+    fixed_bytes: int
+    baseline_s: float
+    baseline_peak_bytes: int
+    objective_s: float
+    overhead: float
+    bound_s: float | None
+    gap: float | None
+    bound_scope: str | None
+    build_s: float
+    solve_s: float
+    recomputed: int
+    name: str | None = None
+    variant: str | None = None
+    batch: int | None = None
+    batches_tried: Mapping[int, bool] | None = None
+    arena_bytes: int | None = None
+    arena_bound_bytes: int | None = None
+    fixed: Mapping[str, int] | None = None
+    eager_peak_bytes: int | None = None
+    bound_bytes: int | None = None
+    order: OrderSummary | None = None
+    kept: int | None = None
+    choices: Mapping[str, Mapping[str, int]] | None = None
+    columns: int | None = None
+    rows: int | None = None
+    stages: Sequence[Mapping[str, Any]] | None = None
+    measured: Mapping[str, Mapping[str, float | int | None]] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As ``monet plan --json`` writes it: a field that is None is left out, unless every plan has it."""
+        always = {field.name for field in fields(self) if field.default is MISSING}
+        return {name: value for name, value in asdict(self).items() if value is not None or name in always}
+
+
+def plan_summary(plan: Plan, solution: Solution, lowered: Lowered) -> Summary:
+    """The summary of a model's plan, which was made of ``solution``."""
+    baseline_s = float(plan.solver["baseline_s"])
     again = {run.operator for stage in solution.runs.stages for run in stage.recompute}
-    return {
-        "status": solution.status,
-        "budget_bytes": made.budget_bytes,
-        "peak_bytes": made.peak_bytes,
-        "arena_bytes": made.arena_bytes,
-        "arena_bound_bytes": made.arena_bound_bytes,
-        "fixed_bytes": made.fixed_bytes,
-        "fixed": dict(made.fixed),
-        "baseline_s": baseline_s,
-        "baseline_peak_bytes": made.solver["baseline_peak_bytes"],
-        "eager_peak_bytes": made.solver["eager_peak_bytes"],
-        "objective_s": solution.objective_s,
-        "overhead": solution.objective_s / baseline_s - 1.0,
-        "bound_s": solution.bound_s,
-        "gap": solution.gap,
-        "bound_scope": solution.bound_scope,
-        "order": {
-            "method": made.solver["order"],
-            "peak_bytes": made.solver["order_peak_bytes"],
-            "bound_bytes": made.solver["order_bound_bytes"],
-        },
-        "build_s": solution.build_s,
-        "solve_s": solution.solve_s,
-        "kept": len(solution.runs.forward) - len(again),
-        "recomputed": recomputed,
-        "choices": {family: dict(counts.most_common()) for family, counts in sorted(choices.items())},
-    }
+    return Summary(
+        status=solution.status,
+        budget_bytes=plan.budget_bytes,
+        peak_bytes=plan.peak_bytes,
+        arena_bytes=plan.arena_bytes,
+        arena_bound_bytes=plan.arena_bound_bytes,
+        fixed_bytes=plan.fixed_bytes,
+        fixed=dict(plan.fixed),
+        baseline_s=baseline_s,
+        baseline_peak_bytes=plan.solver["baseline_peak_bytes"],
+        eager_peak_bytes=plan.solver["eager_peak_bytes"],
+        objective_s=solution.objective_s,
+        overhead=solution.objective_s / baseline_s - 1.0,
+        bound_s=solution.bound_s,
+        gap=solution.gap,
+        bound_scope=solution.bound_scope,
+        order=OrderSummary(plan.solver["order"], plan.solver["order_peak_bytes"], plan.solver["order_bound_bytes"]),
+        build_s=solution.build_s,
+        solve_s=solution.solve_s,
+        kept=len(solution.runs.forward) - len(again),
+        recomputed=sum(len(stage.recompute) for stage in solution.runs.stages),
+        choices=_choices(plan, lowered),
+    )
+
+
+def _choices(plan: Plan, lowered: Lowered) -> dict[str, dict[str, int]]:
+    """Family of operators → implementation → how often the plan runs it, most often first."""
+    graph = lowered.catalogue.graph
+    operators = {op.name: op for op in (*graph.forward, *graph.backward)}
+    counts: dict[str, Counter[str]] = {}
+    for step in plan.steps:
+        op = operators.get(step.node)
+        family = "saved intermediate" if op is None else str(op.target).split(".")[1]
+        counts.setdefault(family, Counter())[step.implementation] += 1
+    return {family: dict(used.most_common()) for family, used in sorted(counts.items())}

@@ -19,13 +19,13 @@ def parse_budgets(text: str) -> tuple[ByteBudget, ...]:
 
     Raises :class:`ConfigError`: an empty list, a malformed or empty range, or over ``MOST`` budgets.
     """
-    found: dict[ByteBudget, None] = {}
+    budgets: dict[ByteBudget, None] = {}
     for part in text.split(","):
         for budget in _read(part.strip(), text):
-            found[budget] = None
-            if len(found) > MOST:
+            budgets[budget] = None
+            if len(budgets) > MOST:
                 raise ConfigError(f"{text!r} names more than {MOST} budgets; take a larger step")
-    return tuple(found)
+    return tuple(budgets)
 
 
 def _read(part: str, text: str) -> Iterator[ByteBudget]:

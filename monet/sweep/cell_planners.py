@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from monet.amounts import refusals_in
 from monet.errors import InfeasibleBudget, MonetError, SolverError
 from monet.experiments.provenance import machine, versions
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.replay import Replay, replay
-from monet.planner.schedules import schedule
+from monet.planner.schedules import plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Solution
 from monet.sweep.cells import Cell, Outcome, Step
 from monet.sweep.gap_trace import GapTrace
 from monet.sweep.source import Options, Source
-from monet.sweep.variants import schedule_name
+from monet.sweep.units import unit_of
 
 if TYPE_CHECKING:
     from monet.pipeline.preparation import Prepared
@@ -61,7 +62,8 @@ def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
     trace = GapTrace()
     problem = planner.step.problem
     try:
-        solution, arena_bytes = planner.solve(cell, plan_path, trace)
+        with refusals_in(unit_of((cell.budget_bytes,)).name):
+            solution, arena_bytes = planner.solve(cell, plan_path, trace)
         if solution.status == "interrupted":
             raise SolverError("the solve was interrupted")
         played = replay(planner.problem, solution.runs)
@@ -118,15 +120,14 @@ class _ProfilePlanner:
     def __init__(self, path: Path, options: Options, cores: int | None) -> None:
         self._problem = load_published(path)
         self._solving = _solving(options, cores)
-        self.step = _step(self._problem.name, self._problem, schedule("pytorch", self._problem, sys.maxsize))
+        self.step = _step(self._problem.name, self._problem, plan_variant("pytorch", self._problem, sys.maxsize))
 
     @property
     def problem(self) -> Problem:
         return self._problem
 
     def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
-        name = schedule_name(cell.variant)
-        return schedule(name, self._problem, cell.budget_bytes, self._solving, progress=trace), None
+        return plan_variant(cell.variant, self._problem, cell.budget_bytes, self._solving, progress=trace), None
 
 
 class _ModelPlanner:
@@ -135,25 +136,19 @@ class _ModelPlanner:
     def __init__(self, source: Source, options: Options, progress: bool, cores: int | None) -> None:
         import torch
 
-        from monet.configuration.model_loading import build_model, precision
-        from monet.configuration.sample_inputs import empty_inputs
+        from monet.experiments.configured import prepare_config
         from monet.ops.offers.offering import Offering
-        from monet.pipeline.preparation import Preparing, prepare
+        from monet.pipeline.preparation import Preparing
 
         assert source.config is not None
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        model = build_model(source.config)
-        args, kwargs = empty_inputs(source.config, model)
-        with precision(source.config):
-            self._prepared: Prepared = prepare(
-                model,
-                args,
-                kwargs,
-                Preparing(options.reserve_bytes, source.config.accumulate, seed=source.config.seed),
-                Offering(options.exact, frozenset(options.storage), options.density),
-                progress=progress,
-            )
+        self._prepared: Prepared = prepare_config(
+            source.config,
+            Preparing(options.reserve_bytes),
+            Offering(options.exact, frozenset(options.storage), options.density),
+            progress=progress,
+        )
         self._solving = _solving(options, cores)
         self.step = _step(self.problem.name, self.problem, self._prepared.eager)
 
@@ -165,8 +160,7 @@ class _ModelPlanner:
         from monet.pipeline.meter import reporting_to
         from monet.pipeline.planning import plan_prepared
 
-        name = schedule_name(cell.variant)
         meter = reporting_to(trace)
-        result = plan_prepared(self._prepared, cell.budget_bytes, self._solving, variant=name, meter=meter)
+        result = plan_prepared(self._prepared, cell.budget_bytes, self._solving, variant=cell.variant, meter=meter)
         result.plan.save(plan_path)
         return result.solution, result.plan.arena_bytes

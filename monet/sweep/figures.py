@@ -19,12 +19,12 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from monet.planner.ablation import MONET
 from monet.sweep.cells import Step
 from monet.sweep.gap_trace import GAPS_PERCENT
 from monet.sweep.palette import INK, Look, look
 from monet.sweep.rows import Row
 from monet.sweep.units import MemoryUnit
-from monet.sweep.variants import MONET
 
 _SIZE = (8.6, 4.6)
 _STYLE: Any = {  # matplotlib names every setting in a literal type

@@ -11,12 +11,12 @@ from typing import Any
 
 from monet.experiments.provenance import machine, versions
 from monet.files.atomic import write_text_atomically
+from monet.planner.ablation import MONET
 from monet.sweep.published_runs import read_reference
 from monet.sweep.rows import write_csv, write_rows_json
 from monet.sweep.run import Sweep
 from monet.sweep.source import FORMAT, Options, Source
 from monet.sweep.units import MemoryUnit, unit_of
-from monet.sweep.variants import MONET
 
 logger = logging.getLogger(__name__)
 

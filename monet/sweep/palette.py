@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monet.sweep.variants import MONET, known_variants
+from monet.planner.ablation import MONET
+from monet.planner.schedules import VARIANTS
 
 INK = "#0b0c0d"
 """Stands for the page's text colour; ``figures`` puts ``currentColor`` in its place."""
@@ -49,6 +50,6 @@ def look(variant: str) -> Look:
     """The look of ``variant``; one that this table does not know gets a look of its own, too."""
     if variant in _LOOKS:
         return _LOOKS[variant]
-    others = [name for name in known_variants() if name not in _LOOKS]
+    others = [name for name in VARIANTS if name not in _LOOKS]
     place = others.index(variant) if variant in others else 0
     return _OTHERS[place % len(_OTHERS)]

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from monet.planner.ablation import MONET
 from monet.sweep.rows import Row
-from monet.sweep.variants import MONET
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
 
-VARIANTS = {
+OUR_NAMES = {
     "all": MONET,
     "conv": "conv",
     "output": "output-activated",
@@ -23,7 +23,7 @@ VARIANTS = {
     "inplace_only": "in-place",
     "checkmate": "checkmate-d",
 }
-"""Their names and ours."""
+"""Their names of variants, and ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def read_reference(profile: Path) -> Reference | None:
 
 def _run(run: dict[str, object]) -> Published:
     return Published(
-        variant=VARIANTS.get(str(run["variant"]), str(run["variant"])),
+        variant=OUR_NAMES.get(str(run["variant"]), str(run["variant"])),
         budget_bytes=round(float(str(run["budget_gib"])) * GIB),
         objective_s=_seconds(run.get("objective_ms"), 1e3),
         bound_s=_seconds(run.get("bound_ms"), 1e3),

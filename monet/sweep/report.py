@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from monet.planner.schedules import SCHEDULES
+from monet.planner.schedules import VARIANTS
 from monet.sweep.published_runs import Reference, side_by_side
 from monet.sweep.rows import Row
 from monet.sweep.tables import (
@@ -22,7 +22,6 @@ from monet.sweep.tables import (
     published_table,
 )
 from monet.sweep.units import MemoryUnit, step_unit_of
-from monet.sweep.variants import label
 
 TEMPLATE = "report.html.jinja"
 
@@ -86,7 +85,7 @@ def _sections(
 ) -> list[Section]:
     pairs = side_by_side(rows, reference) if reference is not None else ()
     scopes = " and ".join(sorted({row.bound_scope for row in rows if row.bound_scope})) or "no cell"
-    descriptions = {label(name): entry.description for name, entry in SCHEDULES.items()}
+    descriptions = {name: variant.description for name, variant in VARIANTS.items()}
     return [
         Section(
             "Overhead against budget",

@@ -1,29 +1,16 @@
-"""Names of variants on the command line.
-
-The planner's registry calls MONeT's whole program ``all``. On the command line ``all`` means every variant,
-so there and in everything a sweep writes the whole program is called ``monet``.
-"""
+"""Variants as people name them, one or several at once."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from monet.errors import ConfigError
-from monet.planner.schedules import ABLATION, BASELINES, SCHEDULES, STORAGE
+from monet.planner.ablation import MONET
+from monet.planner.schedules import ABLATION, BASELINES, STORAGE, VARIANTS
 
-MONET = "monet"
-_WHOLE_PROGRAM = "all"
-
-
-def label(schedule: str) -> str:
-    """The name in a sweep of an entry of ``monet.planner.schedules.SCHEDULES``."""
-    return MONET if schedule == _WHOLE_PROGRAM else schedule
-
-
-def schedule_name(variant: str) -> str:
-    """The entry of the registry that ``variant`` is; the reverse of :func:`label`."""
-    return _WHOLE_PROGRAM if variant == MONET else variant
+GROUPS: Mapping[str, tuple[str, ...]] = {"all": tuple(VARIANTS), "ablation": ABLATION, "baselines": BASELINES}
+"""Names that stand for several variants: every one, MONeT with the parts of it, and what it is compared with."""
 
 
 def storage_of(variants: Iterable[str]) -> tuple[str, ...]:
@@ -31,18 +18,20 @@ def storage_of(variants: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(frozenset[str]().union(*(STORAGE.get(name, frozenset()) for name in variants))))
 
 
-def known_variants() -> tuple[str, ...]:
-    """Every variant and baseline, in the registry's order."""
-    return tuple(label(name) for name in SCHEDULES)
+def parse_variant(text: str) -> str:
+    """The one variant that ``text`` names.
 
-
-def groups() -> dict[str, tuple[str, ...]]:
-    """Names that stand for several variants: ``all``, ``ablation`` (parts of MONeT) and ``baselines``."""
-    return {
-        "all": known_variants(),
-        "ablation": tuple(label(name) for name in ABLATION),
-        "baselines": tuple(label(name) for name in BASELINES),
-    }
+    Raises :class:`ConfigError`, which lists the names, for an unknown one and for a name of several.
+    """
+    name = text.strip()
+    if name in GROUPS:
+        raise ConfigError(
+            f"{name!r} stands for several variants; choose one of {', '.join(VARIANTS)}: "
+            f"the whole program is called {MONET}"
+        )
+    if name not in VARIANTS:
+        raise ConfigError(_unknown(name, [*VARIANTS]))
+    return name
 
 
 def parse_variants(text: str) -> tuple[str, ...]:
@@ -50,18 +39,15 @@ def parse_variants(text: str) -> tuple[str, ...]:
 
     Raises :class:`ConfigError`, which lists the names, for an unknown or an empty one.
     """
-    known, meaning = known_variants(), groups()
     chosen: set[str] = set()
     for part in (part.strip() for part in text.split(",")):
-        if part in meaning:
-            chosen |= set(meaning[part])
-        elif part in known:
-            chosen.add(part)
-        else:
-            close = difflib.get_close_matches(part, [*meaning, *known], n=1)
-            guess = f" (did you mean {close[0]}?)" if close else ""
-            raise ConfigError(
-                f"no variant is called {part!r}{guess}; variants are {', '.join(known)}; "
-                f"several at once: {', '.join(meaning)}"
-            )
-    return tuple(variant for variant in known if variant in chosen)
+        if part not in GROUPS and part not in VARIANTS:
+            raise ConfigError(f"{_unknown(part, [*GROUPS, *VARIANTS])}; several at once: {', '.join(GROUPS)}")
+        chosen |= set(GROUPS.get(part, (part,)))
+    return tuple(variant for variant in VARIANTS if variant in chosen)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    guess = f" (did you mean {close[0]}?)" if close else ""
+    return f"no variant is called {name!r}{guess}; variants are {', '.join(VARIANTS)}"

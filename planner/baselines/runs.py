@@ -62,8 +62,8 @@ def cheapest(problem: Problem, what: str, budget_bytes: int, found: Sequence[Sol
         return min(fits, key=lambda plan: (plan.objective_s, plan.peak_bytes))
     smallest = min(found, key=lambda plan: plan.peak_bytes)
     raise InfeasibleBudget(
-        f"No plan of {problem.name} by {what} fits in {budget_bytes:,} bytes.",
+        (f"No plan of {problem.name} by {what} fits in ", budget_bytes, "."),
         smallest.peak_bytes,
-        advice="that budget, or a schedule that plans for the budget",
+        advice="that budget, or a variant that plans for the budget",
         smallest_plan=smallest,
     )

@@ -21,7 +21,7 @@ from monet.planner.runs import without_useless
 from monet.planner.search.best import BestPlan
 from monet.planner.search.hunt import Hunt, hunt_for
 from monet.planner.search.proof import bound_full_program
-from monet.planner.search.refusal import human, refusal
+from monet.planner.search.refusal import refusal
 from monet.planner.search.scope import Scope, build, needed_besides, scope_of
 from monet.planner.search.solving import Solving
 from monet.planner.solution import Proof, Runs, Solution
@@ -61,8 +61,8 @@ def plan_problem(
     hunt = hunt_for(best, solving, progress, enough=float("-inf") if enough_s is None else enough_s)
     least = floor_bytes(problem)
     if budget_bytes < least:
-        scope = f"every plan in the captured order, which needs {human(least)}"
-        raise refusal(problem, budget_bytes, "infeasible", scope, solving.time_limit_s)
+        scope = "every plan in the captured order"
+        raise refusal(problem, budget_bytes, "infeasible", scope, solving.time_limit_s, least)
     with hunt:
         _hunt(hunt, budget_bytes, start)
     bound_s = max(0.0, min(hunt.bound, best.value))

@@ -18,7 +18,14 @@ from click.testing import CliRunner, Result
 
 from monet.amounts import ByteCount
 from monet.cli import plan_main, program
+from monet.commands.plan import plan as plan_command
+from monet.commands.sweep import sweep as sweep_command
 from monet.errors import InfeasibleBudget
+from monet.pipeline.planning import PlanResult
+from monet.pipeline.summary import OrderSummary, Summary
+from monet.planner.schedules import VARIANTS
+from monet.planner.solvers.cvxpy import MIP_SOLVERS
+from monet.sweep.variants import GROUPS
 
 SUMMARY: dict[str, Any] = {
     "status": "optimal",
@@ -54,7 +61,7 @@ class FakePlan:
 
 
 class FakeApi(types.ModuleType):
-    """Stands for two modules of ``monet.pipeline``: records the call and answers as it is told to."""
+    """Stands for ``prepare`` and for the module ``planning``: records the call and answers as it is told to."""
 
     def __init__(self, answer: Callable[[], dict[str, Any]]) -> None:
         super().__init__("monet.pipeline.planning")
@@ -76,7 +83,9 @@ class FakeApi(types.ModuleType):
     def _answer(self, **options: Any) -> object:
         self.call |= options
         logging.getLogger("monet.pipeline.planning").info("planning")
-        return types.SimpleNamespace(plan=FakePlan(), summary=self.answer())
+        answer = self.answer()
+        summary = Summary(**{**answer, "order": OrderSummary(**answer["order"])})
+        return PlanResult(FakePlan(), summary, None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -84,8 +93,8 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     """A planner that answers at once, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     fake = FakeApi(lambda: dict(SUMMARY))
-    for stage in ("preparation", "planning"):
-        monkeypatch.setitem(sys.modules, f"monet.pipeline.{stage}", fake)
+    monkeypatch.setattr("monet.experiments.configured.prepare", fake.prepare)
+    monkeypatch.setitem(sys.modules, "monet.pipeline.planning", fake)
     measurement = types.ModuleType("monet.experiments.measured_steps")
     monkeypatch.setattr(measurement, "measure_config", lambda config, plan_path, progress: MEASURED, raising=False)
     monkeypatch.setitem(sys.modules, "monet.experiments.measured_steps", measurement)
@@ -125,6 +134,22 @@ def test_a_plan_is_saved_and_summarised(api: FakeApi) -> None:
     assert "planning" not in result.stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("budget", "amounts"),
+    [
+        ("6GiB", ["5.588 GiB", "5.586 GiB", "13.970 GiB", "280.380 MiB"]),
+        ("6442450944", ["6,000,000,000 bytes", "5,998,000,000 bytes", "294,000,000 bytes"]),
+        ("50%", ["6.000 GB", "5.998 GB", "294.000 MB"]),
+    ],
+)
+def test_amounts_are_in_the_unit_of_the_budget(api: FakeApi, budget: str, amounts: list[str]) -> None:
+    result = run("--budget", budget, "tiny.yaml", "--measure")
+    assert result.exit_code == 0, result.output
+    assert all(f" {amount} " in f"{result.stdout} ".replace("\n", " ") for amount in amounts)
+    others = {" GB", " GiB", ",000 bytes"} - {unit for unit in (" GB", " GiB", ",000 bytes") if unit in amounts[0]}
+    assert not [unit for unit in others if unit in result.stdout]
+
+
 def test_options_reach_the_planner(api: FakeApi) -> None:
     result = run(
         *("tiny.yaml", "--budget", "6GB", "--reserve", "200MB", "--solver", "gurobi", "--window", "8"),
@@ -150,7 +175,7 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
         "seed": 0,
         "storage": (),
         "density": 0.75,
-        "variant": "all",
+        "variant": "monet",
         "prove": False,
     }
     assert run("tiny.yaml", "--budget", "6GB", "--batch", "3").exit_code == 0
@@ -203,7 +228,7 @@ def test_infeasible_is_status_1_with_one_message(api: FakeApi) -> None:
     result = run("tiny.yaml", "--budget", "1MB")
     assert result.exit_code == 1
     assert result.stdout == ""
-    named = "The smallest budget known to work is 2.9 MiB (3,000,000 bytes). Try that."
+    named = "The smallest budget known to work is 3.000 MB (3,000,000 bytes). Try that."
     assert f"monet: error: no plan fits 1.000 MB. {named}\n" in result.stderr
     assert "Traceback" not in result.stderr
     assert os.listdir() == []
@@ -281,7 +306,9 @@ def test_help_and_usage_errors_do_not_import_torch(arguments: list[str]) -> None
     code = (
         "import contextlib, sys; from monet.cli import program\n"
         f"with contextlib.suppress(SystemExit): program({arguments!r})\n"
-        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
+        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules\n"
+        f"if {arguments!r} != ['plan', '--help']:\n"  # which lists the planner's variants
+        "    assert not {'scipy', 'numpy', 'highspy', 'cvxpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
@@ -292,3 +319,39 @@ def test_monet_plan_is_the_plan_command(monkeypatch: pytest.MonkeyPatch, capsys:
         plan_main()
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("Usage: monet-plan [OPTIONS] [CONFIG]")
+
+
+def _said(*command: str) -> str:
+    result = CliRunner().invoke(program, [*command, "--help"], terminal_width=1000)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_help_explains_every_name_that_it_takes(command: str) -> None:
+    """Names of variants, baselines and solvers come from where they are decided, each with its line."""
+    text = _said(command)
+    for name, variant in VARIANTS.items():
+        assert f" {name} {variant.description}" in text
+    assert all(f" {name}" in text for name in MIP_SOLVERS)
+    for word in (
+        "monet-profile-1, the operators",
+        "eager PyTorch's own",
+        "stage One operator",
+        "0-1 program The",
+        "bound What",
+    ):
+        assert word in text
+    assert "--layout" not in text and "--order" not in text
+
+
+def test_sweeps_help_says_what_the_names_of_several_stand_for() -> None:
+    text = _said("sweep")
+    for name, several in GROUPS.items():
+        assert f" {name} {', '.join(several)}" in text
+
+
+def test_options_that_both_commands_have_are_explained_alike() -> None:
+    plan, sweep = ({option.opts[0]: option for option in command.params} for command in (plan_command, sweep_command))
+    for named in ("--profile", "--reserve", "--solver", "--window", "--gap", "--density", "--threads", "--exact"):
+        assert vars(plan[named])["help"] == vars(sweep[named])["help"]

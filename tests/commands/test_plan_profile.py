@@ -18,7 +18,7 @@ from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.published.solution import runs_from_published
 from monet.planner.replay import Replay, replay
-from monet.planner.schedules import schedule
+from monet.planner.schedules import plan_variant
 from monet.planner.search.smallest import keep_everything_bytes
 
 KEYS = {
@@ -58,7 +58,7 @@ def check(profile: Path, summary: dict[str, Any]) -> None:
     assert found.peak_bytes == summary["peak_bytes"] <= summary["budget_bytes"]
     assert found.objective_s == pytest.approx(summary["objective_s"])
     problem = load_published(profile)
-    eager = schedule("pytorch", problem, keep_everything_bytes(problem))
+    eager = plan_variant("pytorch", problem, keep_everything_bytes(problem))
     assert (summary["baseline_s"], summary["baseline_peak_bytes"]) == (eager.objective_s, eager.peak_bytes)
     assert summary["overhead"] == pytest.approx(summary["objective_s"] / eager.objective_s - 1)
     assert summary["recomputed"] == sum(len(stage["forward"]) for stage in summary["stages"][1:])
@@ -112,15 +112,21 @@ def test_an_infeasible_budget(profile: Path) -> None:
     result = run("--profile", str(profile), "--budget", "2MB", "--json", "out.json")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert "2,000,000" in result.stderr and "smallest budget known" in result.stderr
+    assert "fits in 2.000 MB (2,000,000 bytes)" in result.stderr and "smallest budget known" in result.stderr
     assert "Traceback" not in result.stderr and not Path("out.json").exists()
+    for written, shown in (("2.5MiB", "2.500 MiB (2,621,440 bytes)"), ("2,000,000 bytes", "2,000,000 bytes")):
+        refused = run("--profile", str(profile), "--budget", written, "--variant", "pytorch").stderr
+        assert f"fits in {shown}. The smallest budget known to work is " in refused
+        named = refused.partition("known to work is ")[2].partition(". Try")[0]
+        exact = named.rpartition("(")[2].rstrip(")")
+        assert run("--profile", str(profile), "--budget", exact, "--variant", "pytorch").exit_code == 0
 
 
 @pytest.mark.parametrize("variant", ["none", "conv", "in-place", "monet", "checkmate-d", "checkmate-o"])
 def test_variants(profile: Path, variant: str) -> None:
     summary = planned(profile, "--budget", "90%", "--variant", variant)
     check(profile, summary)
-    assert summary["variant"] == ("all" if variant == "monet" else variant)
+    assert summary["variant"] == variant
     assert summary["objective_s"] >= planned(profile, "--budget", "90%")["objective_s"] * (1 - 0.011)
 
 
@@ -148,6 +154,7 @@ def test_fixed_policies_prove_nothing(profile: Path, variant: str) -> None:
         (["--minimise", "memory", "--max-overhead", "0.1"], "not a percentage"),
         (["--budget", "6GB", "--max-batch"], "--max-batch does not go with --profile"),
         (["--budget", "50%", "--variant", "nothing"], "no variant is called 'nothing'"),
+        (["--budget", "50%", "--variant", "all"], "the whole program is called monet"),
         (["--budget", "50%", "--measure"], "--measure does not go with --profile"),
         (["--budget", "50%", "--output", "x.json"], "--output does not go with --profile"),
         (["--budget", "50%", "--reserve", "1MB"], "--reserve does not go with --profile"),

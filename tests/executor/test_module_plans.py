@@ -57,6 +57,7 @@ def test_the_smallest_plan_is_not_the_slowest(monkeypatch: pytest.MonkeyPatch) -
     prepared = prepare(case_model("residual"), args, kwargs)
     smallest = plan_smallest(prepared, solving=Solving(time_limit_s=10))
     alone = smallest_plan(prepared.problem, solving=Solving(time_limit_s=10))
-    assert smallest.summary["objective_s"] < alone.solution.objective_s
+    assert smallest.summary.objective_s < alone.solution.objective_s
     assert smallest.plan.peak_bytes <= 1.01 * alone.solution.peak_bytes
-    assert smallest.summary["bound_bytes"] <= smallest.plan.peak_bytes == smallest.plan.budget_bytes
+    assert smallest.summary.bound_bytes is not None
+    assert smallest.summary.bound_bytes <= smallest.plan.peak_bytes == smallest.plan.budget_bytes

@@ -17,10 +17,10 @@ from monet.configuration.config import Config, InputSpec, load_config
 from monet.configuration.model_loading import build_model
 from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import ConfigError, InfeasibleBudget
-from monet.experiments.batch_search import largest_batch, scale
+from monet.experiments.batch_search import largest_batch, problem_at_batch
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare
-from monet.planner.schedules import schedule
+from monet.planner.schedules import plan_variant
 from monet.planner.search import Solving
 from monet.plans.plan import Plan
 
@@ -72,7 +72,7 @@ def test_the_largest_batch_that_fits() -> None:
 
 def test_overhead_makes_the_batch_smaller() -> None:
     limited = largest_batch(TINY, parse_budget(BUDGET), 0.1, solving=Solving(time_limit_s=15.0, gap=0.02))
-    assert limited.result.summary["overhead"] <= 0.1
+    assert limited.result.summary.overhead <= 0.1
     assert limited.result.plan.peak_bytes <= BUDGET
     # As much memory without a limit of time holds at least this batch.
     assert fits(limited.batch, BUDGET)
@@ -104,12 +104,12 @@ def test_a_scaled_step_costs_in_proportion() -> None:
     args, kwargs = empty_inputs(TINY, model)
     problem = prepare(model, args, kwargs).problem
     per_batch = 1000
-    double = scale(problem, per_batch, 2.0)
+    double = problem_at_batch(problem, per_batch, 2.0)
     assert double.fixed_bytes == problem.fixed_bytes + per_batch
-    one, two = schedule("pytorch", problem, 2**62), schedule("pytorch", double, 2**62)
+    one, two = plan_variant("pytorch", problem, 2**62), plan_variant("pytorch", double, 2**62)
     assert two.objective_s == pytest.approx(2 * one.objective_s)
     assert two.peak_bytes - double.fixed_bytes == 2 * (one.peak_bytes - problem.fixed_bytes)
-    assert replace(scale(problem, per_batch, 1.0), name="") == replace(problem, name="")
+    assert replace(problem_at_batch(problem, per_batch, 1.0), name="") == replace(problem, name="")
 
 
 def test_the_command_finds_plans_and_measures_a_batch(tmp_path: Path) -> None:

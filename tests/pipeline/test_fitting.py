@@ -20,7 +20,7 @@ def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(mo
     prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
     ended, solves = ["interrupted"], []
 
-    def schedule(_: str, problem: Any, budget_bytes: int, *__: Any, **options: Any) -> Any:
+    def plan_variant(_: str, problem: Any, budget_bytes: int, *__: Any, **options: Any) -> Any:
         found = fastest_plan(problem)
         assert found is not None
         solves.append(budget_bytes)
@@ -28,7 +28,7 @@ def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(mo
             raise KeyboardInterrupt
         return replace(found, status=ended[0])
 
-    monkeypatch.setattr(fitting, "schedule", schedule)
+    monkeypatch.setattr(fitting, "plan_variant", plan_variant)
     for status, expected in (("interrupted", 1), ("time_limit", 2)):
         ended[0] = status
         solves.clear()

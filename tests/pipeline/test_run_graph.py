@@ -18,7 +18,7 @@ from trainer_cases import MODELS, OPTIMIZERS, EagerStep, both_step, case_loss, c
 from monet.executor.trainer import Trainer
 from monet.ops.offers.offering import Offering
 from monet.pipeline.placement import Placement
-from monet.pipeline.planning import _result, plan_prepared
+from monet.pipeline.planning import plan_prepared, plan_result
 from monet.pipeline.preparation import Prepared, prepare, prepare_whole
 from monet.pipeline.run_graph import reorder, run_graph
 from monet.pipeline.schedule import Call, calls
@@ -60,7 +60,7 @@ def _plan(prepared: Prepared, solution: Solution, schedule: list[Call]) -> Plan:
     unrolled = unroll(schedule, prepared.lowered)
     lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
     placed = Placement(unrolled, Ordered((), 0, 0, "random"), layout(lifetimes, alignment=ALIGNMENT, time_limit_s=0))
-    return _result(prepared, prepared.problem.fixed_bytes + placed.layout.arena_bytes, solution, placed).plan
+    return plan_result(prepared, prepared.problem.fixed_bytes + placed.layout.arena_bytes, solution, placed).plan
 
 
 def _shuffled(prepared: Prepared, solution: Solution, seed: int, *, differs: bool = True) -> Plan:

@@ -41,12 +41,12 @@ def _refused(prepared: Prepared, budget_bytes: int = 1) -> int:
 def _finds_nothing_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were no time: the only plan known keeps everything."""
 
-    def schedule(_: str, problem: Any, __: int, *___: Any, **options: Any) -> Any:
+    def plan_variant(_: str, problem: Any, __: int, *___: Any, **options: Any) -> Any:
         found = fastest_plan(problem)
         assert found is not None
         raise InfeasibleBudget("No plan was found.", found.peak_bytes, smallest_plan=found)
 
-    monkeypatch.setattr(fitting, "schedule", schedule)
+    monkeypatch.setattr(fitting, "plan_variant", plan_variant)
 
 
 def test_a_named_budget_works_whatever_the_next_search_finds(monkeypatch: pytest.MonkeyPatch) -> None:

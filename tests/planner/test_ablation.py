@@ -11,7 +11,7 @@ from planner_problems import problems
 from published_profiles import GIB, P100, published
 
 from monet.errors import ConfigError, InfeasibleBudget
-from monet.planner.ablation import VARIANTS, restrict
+from monet.planner.ablation import ALLOWED, restrict
 from monet.planner.problem import (
     BackwardImplementation,
     BackwardOperator,
@@ -23,10 +23,10 @@ from monet.planner.problem import (
 )
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
-from monet.planner.schedules import ABLATION, BASELINES, SCHEDULES, schedule
+from monet.planner.schedules import ABLATION, BASELINES, VARIANTS, plan_variant
 from monet.planner.search import Solving, plan_problem
 
-SINGLE = [name for name in VARIANTS if name not in ("none", "all")]
+SINGLE = [name for name in ALLOWED if name not in ("none", "monet")]
 
 
 def every_kind() -> Problem:
@@ -73,7 +73,7 @@ def every_kind() -> Problem:
         ("output-activated", "a", "a", "ac", ()),
         ("intermediate-activated", "a", "a", "ad", ("bits",)),
         ("in-place", "a", "ab", "af", ()),
-        ("all", "ab", "ab", "abcdef", ("bits",)),
+        ("monet", "ab", "ab", "abcdef", ("bits",)),
     ],
 )
 def test_kinds_are_told_apart_by_structure(
@@ -87,21 +87,21 @@ def test_kinds_are_told_apart_by_structure(
 
 
 def test_a_problem_without_encodings_is_left_as_it_is() -> None:
-    problem = restrict(every_kind(), "all")
-    assert restrict(problem, "all") is problem
+    problem = restrict(every_kind(), "monet")
+    assert restrict(problem, "monet") is problem
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'fast'.*none, conv.*all"):
+    with pytest.raises(ConfigError, match=r"'fast'.*none, conv.*monet"):
         restrict(every_kind(), "fast")
     with pytest.raises(ConfigError, match=r"'fast'.*none.*pytorch.*gist"):
-        schedule("fast", every_kind(), 100)
+        plan_variant("fast", every_kind(), 100)
 
 
 def test_the_registry_has_every_name_once() -> None:
-    assert list(SCHEDULES) == [*ABLATION, *BASELINES]
-    assert set(ABLATION) == set(VARIANTS)
-    assert all(name == found.name and found.description for name, found in SCHEDULES.items())
+    assert list(VARIANTS) == [*ABLATION, *BASELINES]
+    assert set(ABLATION) == set(ALLOWED)
+    assert all(name == found.name and found.description for name, found in VARIANTS.items())
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -110,9 +110,9 @@ def test_more_freedom_never_costs_time(data: st.DataObject) -> None:
     problem = data.draw(problems())
     budget = problem.fixed_bytes + data.draw(st.integers(5, 40))
     best: dict[str, float] = {}
-    for name in VARIANTS:
+    for name in ALLOWED:
         try:
-            plan = schedule(name, problem, budget, Solving(window=None, gap=0.0, time_limit_s=20.0))
+            plan = plan_variant(name, problem, budget, Solving(window=None, gap=0.0, time_limit_s=20.0))
         except InfeasibleBudget:
             best[name] = float("inf")
             continue
@@ -121,7 +121,7 @@ def test_more_freedom_never_costs_time(data: st.DataObject) -> None:
         assert (cost.objective_s, cost.peak_bytes) == (plan.objective_s, plan.peak_bytes)
         best[name] = plan.objective_s
     for name in SINGLE:
-        assert best["all"] <= best[name] + 1e-7
+        assert best["monet"] <= best[name] + 1e-7
         assert best[name] <= best["none"] + 1e-7
 
 

@@ -21,7 +21,7 @@ from made_up_profile import write_profile
 
 from monet.cli import program, sweep_main
 from monet.planner.published.profile import load_published
-from monet.planner.schedules import schedule
+from monet.planner.schedules import plan_variant
 from monet.planner.search import Solving
 
 BUDGETS = "3500kB:5500kB:1MB"
@@ -70,8 +70,8 @@ def test_every_cell_has_a_row_with_the_planners_own_figures(made: tuple[Path, Re
     rows = rows_of(folder)
     assert [(row["variant"], row["budget_bytes"]) for row in rows] == [(v, b) for v in VARIANTS for b in AMOUNTS]
     problem = load_published(folder / "chain.json")
-    kept = schedule("pytorch", problem, 10**12)
-    expected = schedule("all", problem, AMOUNTS[0], Solving(gap=0.0, time_limit_s=5.0))
+    kept = plan_variant("pytorch", problem, 10**12)
+    expected = plan_variant("monet", problem, AMOUNTS[0], Solving(gap=0.0, time_limit_s=5.0))
     for row in rows:
         assert row["baseline_s"] == pytest.approx(kept.objective_s)
         assert row["baseline_peak_bytes"] == kept.peak_bytes

@@ -13,7 +13,7 @@ from made_up_profile import write_profile
 
 from monet.amounts import ByteCount, PeakShare
 from monet.errors import ConfigError
-from monet.planner.schedules import SCHEDULES
+from monet.planner.schedules import VARIANTS
 from monet.planner.solution import Proof, Runs, Solution
 from monet.sweep.budgets import parse_budgets
 from monet.sweep.cells import Cell
@@ -22,7 +22,7 @@ from monet.sweep.palette import look
 from monet.sweep.records import load_record, save_record
 from monet.sweep.source import Options, Source, cell_key, source_key
 from monet.sweep.units import unit_of
-from monet.sweep.variants import known_variants, label, parse_variants, schedule_name
+from monet.sweep.variants import parse_variant, parse_variants
 from monet.sweep.workers import Workers
 
 GB = 10**9
@@ -52,24 +52,27 @@ def test_no_budgets(written: str) -> None:
 
 
 def test_all_is_everything_and_monet_is_the_whole_program() -> None:
-    assert parse_variants("all") == known_variants()
-    assert len(known_variants()) == len(SCHEDULES)
-    assert schedule_name("monet") == "all"
-    assert all(schedule_name(label(name)) == name for name in SCHEDULES)
+    assert parse_variants("all") == tuple(VARIANTS)
     assert parse_variants("gist, monet,none,monet") == ("none", "monet", "gist")
-    assert set(parse_variants("ablation,baselines")) == set(known_variants())
+    assert set(parse_variants("ablation,baselines")) == set(VARIANTS)
     assert "pytorch" not in parse_variants("ablation")
     with pytest.raises(ConfigError, match="variants are none"):
         parse_variants("")
+    assert parse_variant(" monet ") == "monet"
+    for several in ("all", "ablation", "baselines"):
+        with pytest.raises(ConfigError, match=f"'{several}' stands for several.* the whole program is called monet"):
+            parse_variant(several)
+    with pytest.raises(ConfigError, match=r"no variant is called 'mone' \(did you mean monet\?\); variants are none"):
+        parse_variant("mone")
 
 
 def test_every_variant_looks_different() -> None:
-    looks = [look(variant) for variant in known_variants()]
+    looks = [look(variant) for variant in VARIANTS]
     assert len({found.colour for found in looks}) == len(looks)
     assert len({found.marker for found in looks}) == len(looks)
 
 
-@pytest.mark.parametrize("variant", sorted({*known_variants()} - {"monet"}))  # which has the colour of the text
+@pytest.mark.parametrize("variant", sorted({*VARIANTS} - {"monet"}))  # which has the colour of the text
 def test_colours_are_seen_on_light_and_on_dark_ground(variant: str) -> None:
     def luminance(colour: str) -> float:
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -27,7 +27,7 @@ from monet.planner.problem import (
 )
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
-from monet.planner.schedules import BASELINES, schedule
+from monet.planner.schedules import BASELINES, plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Solution
 
@@ -137,10 +137,10 @@ def test_policies_replay_and_fit_or_say_what_they_need(data: st.DataObject) -> N
     budget = problem.fixed_bytes + data.draw(st.integers(5, 60))
     for name in ("pytorch", "sqrt-n", "gist"):
         try:
-            plan = schedule(name, problem, budget)
+            plan = plan_variant(name, problem, budget)
         except InfeasibleBudget as error:
             assert error.smallest_bytes is not None and error.smallest_bytes > budget
-            plan = schedule(name, problem, error.smallest_bytes)
+            plan = plan_variant(name, problem, error.smallest_bytes)
             assert plan.peak_bytes == error.smallest_bytes
             budget_given = error.smallest_bytes
         else:
@@ -336,7 +336,7 @@ def test_published_profiles(model: str, gib: float) -> None:
         keep_all(problem, budget)
     for name in BASELINES:
         try:
-            plan = schedule(name, problem, budget, Solving(time_limit_s=2.0))
+            plan = plan_variant(name, problem, budget, Solving(time_limit_s=2.0))
         except InfeasibleBudget:
             assert name in ("pytorch", "gist", "gist-reduced")
             continue
