@@ -71,7 +71,7 @@ class Plan:
     ``peak_bytes`` = ``fixed_bytes`` + ``arena_bytes`` and is at most ``budget_bytes``.
     ``fixed``: breakdown of ``fixed_bytes`` (parameters, buffers, gradients, inputs, outputs, reserve).
     ``model``: fingerprint and description of the captured graph and its inputs.
-    ``environment``: what the plan depends on (torch version, device, threads, what was measured with).
+    ``environment``: what the plan depends on (torch version, device, dtype, threads, native library).
     ``solver``: objective_s, bound_s, gap, bound_scope, status, baseline_s, baseline_peak_bytes; order, layout: methods;
     order_peak_bytes, order_bound_bytes: the order's certificate, in whole runs.
     Nothing in a plan is a wall-clock time of planning, so equal inputs give equal files.
