@@ -7,12 +7,13 @@ PYTEST = $(BIN)/python -m pytest -q --durations=20 --durations-min=0.5
 WORKERS ?= 2
 AT_A_TIME = -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test lint types layers tests slow gpu bench coverage format clean .venv
+.PHONY: help demo test lint types layers docs tests slow gpu bench coverage format clean .venv
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      plan ResNet-50 at batch 184 for 6 GB and measure it (15 minutes, 20 GB)"
-	@echo "make test      lint, types, import layers and tests: what .ci/run runs"
+	@echo "make test      lint, types, import layers, docs and tests: what .ci/run runs"
+	@echo "make docs      the pages of docs/ as a site in build/docs"
 	@echo "make slow      tests that take minutes or gigabytes"
 	@echo "make gpu       tests that need a CUDA device"
 	@echo "make bench     benchmarks; results as JSON under benchmarks/results"
@@ -26,14 +27,14 @@ help:
 # Bytecode afterwards, on all cores: pip makes it on one. Some packages carry templates, which are no Python: no error.
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --no-compile -c constraints.txt -e '.[dev,models,plots]'
+	.venv/bin/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs,models,plots]'
 	.venv/bin/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 	touch $@
 
 demo: $(INSTALLED)
 	$(BIN)/monet-plan --budget 6GB resnet50.yaml --measure
 
-test: lint types layers tests
+test: lint types layers docs tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -44,6 +45,11 @@ types: $(INSTALLED)
 
 layers: $(INSTALLED)
 	$(BIN)/lint-imports
+
+# Anew each time: a page that is not read again would keep its warnings, which are errors, to itself.
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -q -E -n -W --keep-going -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 tests: $(INSTALLED)
 	$(PYTEST) $(AT_A_TIME) -m 'not slow and not gpu'

@@ -65,11 +65,17 @@ class MonetModule(torch.nn.Module):
         return self._step.plan
 
     def train(self, mode: bool = True) -> MonetModule:
+        """Set the mode of the model and of this module; returns this module."""
         self._model.train(mode)
         self.training = mode
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns: by the plan in training mode with gradients enabled, else by the model itself.
+
+        Inputs must be of the structure and geometry that were planned, else ``PlanMismatch`` is raised. The step's
+        backward pass must come before the next call.
+        """
         if not self._model.training or not torch.is_grad_enabled():
             return self._model(*args, **kwargs)
         step = self._step
@@ -99,6 +105,7 @@ class MonetModule(torch.nn.Module):
         return MonetModule, (self._model, self.plan)
 
     def extra_repr(self) -> str:
+        """Peak, budget and number of steps, for ``print``."""
         return f"planned: peak {self.plan.peak_bytes} of {self.plan.budget_bytes} bytes, {len(self.plan.steps)} steps"
 
 

@@ -91,6 +91,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
+        """All that the step holds at once at most: what is there throughout, and the arena."""
         return self.fixed_bytes + self.arena_bytes
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -19,8 +19,8 @@ from monet.configuration.model_loading import build_model
 README = (ROOT / "README.md").read_text()
 
 
-def _blocks(language: str, text: str = README) -> list[str]:
-    found = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+def _blocks(language: str) -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
     assert found, f"there is no {language} block"
     return found
 
@@ -48,15 +48,6 @@ def test_whole_step_example() -> None:
     space: dict[str, Any] = {}
     exec(_small(_blocks("python")[1]), space)
     assert space["outputs"].shape == (4, 1000) and torch.isfinite(space["loss"])
-
-
-def test_examples_of_the_training_step() -> None:
-    """The planned steps, and on the same objects eager's lines and a step under autocast."""
-    blocks = _blocks("python", (ROOT / "docs" / "training-step.md").read_text())
-    space: dict[str, Any] = {}
-    for block in blocks:
-        exec(block, space)
-    assert len(blocks) == 3 and torch.isfinite(space["loss"])
 
 
 def test_yaml_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,10 +89,3 @@ def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         words += ["--variants", "monet,sqrt-n", "--jobs", "1"]
     done = CliRunner().invoke(program, words)
     assert done.exit_code == 0, done.output
-
-
-def test_the_graph_in_the_architecture_can_be_ordered(tmp_path: Path) -> None:
-    blocks = _blocks("json", (ROOT / "docs" / "architecture.md").read_text())
-    (tmp_path / "graph.json").write_text(blocks[0])
-    done = CliRunner().invoke(program, ["order", str(tmp_path / "graph.json"), "--quiet"])
-    assert done.exit_code == 0 and "no order needs less" in done.output

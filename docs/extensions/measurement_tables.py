@@ -1,0 +1,91 @@
+"""The directive ``measurements``: a table of one record under ``benchmarks/results``, so that no number is copied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+Row = tuple[str, ...]
+"""Texts of the cells; the first row of a table is its heading."""
+
+
+def _share(number: float | None) -> str:
+    return "–" if number is None else f"{100 * number:.1f} %"
+
+
+def _overhead(plan: Mapping[str, Any] | None) -> str:
+    return "–" if plan is None else f"{100 * plan['overhead']:+.0f} %"
+
+
+def step_times(result: Any) -> Iterable[Row]:
+    yield "model", "batch", "eager", "planned", "ratio"
+    for model, row in result.items():
+        batch = str(row["shape"][0]) if row["shape"] else "8"
+        yield model, batch, f"{row['eager_s']:.3f} s", f"{row['planned_s']:.3f} s", f"{row['ratio']:.2f}"
+
+
+def whole_steps(result: Any) -> Iterable[Row]:
+    yield "step", "budget, of eager's peak", "promised bytes", "measured bytes", "time, of eager's"
+    for row in result:
+        share = _share(row["share"])
+        if row.get("measured_bytes") is None:
+            yield row["case"], share, "infeasible", "–", "–"
+        else:
+            yield (
+                row["case"], share, f"{row['promised_bytes']:,}", f"{row['measured_bytes']:,}", f"{row['ratio']:.2f}",
+            )  # fmt: skip
+
+
+def models(result: Any) -> Iterable[Row]:
+    shares = ("70%", "50%", "30%")
+    yield "model", "batch", "smallest budget, of eager's peak", *(f"overhead at {share}" for share in shares)
+    for model, row in result.items():
+        plans = row["plans"]
+        least = plans["smallest"]["measured_peak_bytes"] / row["eager"]["allocator_peak_bytes"]
+        yield model, str(row["batch"]), _share(least), *(_overhead(plans[share]) for share in shares)
+
+
+def memory_budget(result: Any) -> Iterable[Row]:
+    """PyTorch's ``activation_memory_budget`` and plans under the same shares, side by side."""
+    yield "model", "method", "asked for", "peak, of eager's", "time, of eager's"
+    eager = {run["model"]: run["peak_bytes"] for run in result["runs"] if run["method"] == "eager"}
+    names = {"memory_budget": "`activation_memory_budget`", "monet": "monet", "checkpoint": "`checkpoint`"}
+    for run in result["runs"]:
+        if run["method"] in names and run.get("peak_bytes"):
+            asked = "" if run["asked"] is None else _share(run["asked"])
+            peak = _share(run["peak_bytes"] / eager[run["model"]])
+            yield run["model"], names[run["method"]], asked, peak, f"{run['time_ratio']:.2f}"
+
+
+TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
+    "step-times": ("step_time.json", step_times),
+    "whole-steps": ("whole_step.json", whole_steps),
+    "models": ("models.json", models),
+    "memory-budget": ("peers.json", memory_budget),
+}
+
+
+class Measurements(SphinxDirective):
+    """One argument: a name of ``TABLES``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        file, rows_of = TABLES[self.arguments[0]]
+        path = RESULTS / file
+        self.env.note_dependency(str(path))
+        heading, *rows = rows_of(json.loads(path.read_text())["result"])
+        lines = [heading, ("---",) * len(heading), *rows]
+        return self.parse_text_to_nodes("\n".join(f"| {' | '.join(row)} |" for row in lines))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_directive("measurements", Measurements)
+    return {"parallel_read_safe": True}
