@@ -57,7 +57,10 @@ class PlanRequest:
         searches = self.minimise is not None or self.max_batch
         wrong = (
             ((self.config is None) == (self.profile is None), "give either CONFIG or --profile FILE"),
-            (self.minimise is None and self.budget is None, "give --budget, or --minimise memory to find the smallest"),
+            (
+                self.minimise is None and self.budget is None,
+                "give --budget, or --minimise memory to find the smallest one",
+            ),
             *(
                 (mode_is_on and _given(context, name), f"{_spelling(context, name)} does not go with {mode}")
                 for mode, mode_is_on in modes.items()

@@ -73,6 +73,7 @@ def test_infeasible_budget_says_what_is_feasible(folder: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert "smallest" in done.stderr and "Traceback" not in done.stderr
+    assert "fits in 1.000 MB (1,000,000 bytes)" in done.stderr and "MiB" not in done.stderr
     assert not (folder / "no.plan.json").exists() and not (folder / "no.json").exists()
 
 
