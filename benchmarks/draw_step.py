@@ -147,7 +147,7 @@ def _curve(scale: Scale, timeline: Timeline, colour: str) -> Iterator[str]:
     start, rest = scale.y(memory[0]), steps[steps.index("H") :]
     yield f'<path d="M{LEFT} {start}{rest}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
     x, y = scale.x(timeline.forward), scale.y(memory[timeline.forward])
-    yield f'<path d="M{x} {y}l-7 -12h14z" fill="{colour}" stroke="#ffffff"/>'
+    yield f'<path d="M{x} {y}l-7 12h14z" fill="{colour}" stroke="#ffffff"/>'
 
 
 def _budget(scale: Scale, budget_bytes: int) -> Iterator[str]:
@@ -188,7 +188,6 @@ def main(eager_plan: Path, plan: Path, output: Path) -> None:
         "eager_peak_bytes": eager.peak_bytes,
         "runs": len(made.steps),
         "eager_runs": len(eager.memory_bytes),
-        "solver": made.solver,
     }
     click.echo(f"drew {output}: {content['eager_peak_bytes']} bytes eager, {content['peak_bytes']} bytes planned")
     if output == PICTURE:
