@@ -10,26 +10,34 @@ from pathlib import Path
 from monet.files.cache import cache_folder, open_table
 from monet.measurement import Measurement, Request
 
+FORMAT = 3
+"""Of a measurement and of its key. What was kept under another number is left where it is, and not read."""
+
 
 class ProfileCache:
-    """Measurements on disk by key. Safe for several processes; a broken file is set aside and said."""
+    """Measurements on disk by key, beside those of other formats. Safe for several processes."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_folder() / "profile.sqlite3"
         self._database = open_table("measurement", "value TEXT", self.path)
 
     def get(self, key: str) -> Measurement | None:
-        row = self._database.execute("SELECT value FROM measurement WHERE key = ?", (key,)).fetchone()
+        row = self._database.execute("SELECT value FROM measurement WHERE key = ?", (_in_format(key),)).fetchone()
         return _decode(row[0]) if row is not None else None
 
     def put(self, entries: Iterable[tuple[str, Measurement]]) -> None:
         with self._database:
             self._database.executemany(
-                "INSERT OR REPLACE INTO measurement VALUES (?, ?)", [(key, _encode(value)) for key, value in entries]
+                "INSERT OR REPLACE INTO measurement VALUES (?, ?)",
+                [(_in_format(key), _encode(value)) for key, value in entries],
             )
 
     def close(self) -> None:
         self._database.close()
+
+
+def _in_format(key: str) -> str:
+    return f"format {FORMAT}|{key}"
 
 
 def _encode(measurement: Measurement) -> str:
