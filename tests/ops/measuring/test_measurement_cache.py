@@ -41,3 +41,16 @@ def test_another_format_is_left_alone(
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT count(*) FROM measurement").fetchone() == (3,)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("broken", ["", "[1]", '{"time_s": "1", "requests": [], "ticks": 1}'])
+def test_what_cannot_be_read_is_measured_again(tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "profile.sqlite3"
+    with closing(ProfileCache(path)) as store:
+        store.put([("key", MEASURED)])
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("UPDATE measurement SET value = ?", (broken,))
+        assert store.get("key") is None
+        assert "cannot be read, and is made again" in caplog.text
+        store.put([("key", MEASURED)])
+        assert store.get("key") == MEASURED
