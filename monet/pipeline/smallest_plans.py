@@ -12,6 +12,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 
+from monet.errors import CacheRefused
 from monet.files.cache import open_table
 from monet.files.frozen_json import Unreadable, decode, description, encode
 from monet.pipeline.lowering import Lowered
@@ -44,7 +45,7 @@ def recall(lowered: Lowered, variant: str) -> Placed | None:
         with closing(_open()) as database:
             row = database.execute(f"SELECT plan FROM {_TABLE} WHERE key = ?", (_key(lowered, variant),)).fetchone()
         return None if row is None else _read(row[0])
-    except (OSError, sqlite3.Error, Unreadable) as error:
+    except (CacheRefused, OSError, sqlite3.Error, Unreadable) as error:
         logger.warning("the smallest plan of an earlier search cannot be read: %s", error)
         return None
 
@@ -55,7 +56,7 @@ def remember(lowered: Lowered, variant: str, placed: Placed) -> None:
         entry = (_key(lowered, variant), encode(_Kept(FORMAT, *placed), _Kept))
         with closing(_open()) as database, database:
             database.execute(f"INSERT OR REPLACE INTO {_TABLE} VALUES (?, ?)", entry)
-    except (OSError, sqlite3.Error, TypeError) as error:  # TypeError: what is no plain number, say
+    except (CacheRefused, OSError, sqlite3.Error, TypeError) as error:  # TypeError: what is no plain number, say
         logger.warning("the smallest plan found cannot be kept for another search: %s", error)
 
 
