@@ -13,9 +13,9 @@ from monet.capture.input_geometry import describe_inputs
 from monet.errors import CaptureError
 from monet.graph import Graph
 from monet.ops.catalogue import Catalogue, catalogue
-from monet.ops.compressed.sparse import DENSITY
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.profiling import profile
+from monet.ops.offers.offering import DENSITY, Offering
 from monet.pipeline.current_scales import present_scales
 from monet.pipeline.eager_peak import eager_peak_bytes
 from monet.pipeline.lowering import Lowered, lower
@@ -77,9 +77,8 @@ def prepare(
             "choice such as argmax)"
         )
     graph = with_accumulation(captured).captured.graph if accumulate else captured.graph
-    offers = catalogue(
-        graph, exact=exact, storage=frozenset(storage), density=density, scales=present_scales(model, captured)
-    )
+    offering = Offering(exact, frozenset(storage), density)
+    offers = catalogue(graph, offering, scales=present_scales(model, captured))
     lowered = _measured(offers, type(model).__name__, reserve_bytes, cache=cache, progress=progress)
     described = _described(model, lowered, (args, kwargs), exact, seed, storage, density)
     described |= {"accumulate": True} if accumulate else {}
@@ -107,10 +106,8 @@ def prepare_whole(
 ) -> Prepared:
     """Measure a step that has its own loss and updates; see ``prepare``. Eager's is the same with all updates last."""
     graph, name = step.captured.graph, type(step.module.model).__name__
-    offers = catalogue(
-        graph, exact=exact, storage=frozenset(storage), density=density,
-        scales=present_scales(step.module, step.captured),
-    )  # fmt: skip
+    offering = Offering(exact, frozenset(storage), density)
+    offers = catalogue(graph, offering, scales=present_scales(step.module, step.captured))
     lowered = _measured(offers, name, reserve_bytes, cache=cache, progress=progress)
     described = _described(step.module, lowered, (step.args, {}), exact, seed, storage, density)
     eager = _eager(lowered, updates_last(graph), reserve_bytes)

@@ -26,10 +26,6 @@ from monet.ops.offers.implementation import Implementation, SavedIntermediate
 
 aten = torch.ops.aten
 
-# Share of the elements that may be other than zero. A ReLU of a symmetric distribution passes half, one after a
-# residual sum (something non-negative plus a batch norm) about four fifths when training begins: give those 0.9.
-DENSITY = 0.75
-
 _SAMPLE = 1 << 20
 
 

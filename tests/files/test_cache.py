@@ -211,7 +211,7 @@ def test_a_folder_that_cannot_be_made_is_no_refusal(
 
 def test_the_command_ends_with_the_sentence(cache: Path) -> None:
     private_folder(cache).chmod(0o777)
-    done = CliRunner().invoke(plan, ["tiny.yaml", "--budget", "80%"])
+    done = CliRunner().invoke(plan, ["tiny.yaml", "--budget", "80%", "--output", str(cache.parent / "plan.json")])
     assert done.exit_code == 1 and not issubclass(CacheRefused, ConfigError)
     assert f"monet: error: {cache} can be written by everyone (mode 0777)" in done.stderr
     assert "Traceback" not in done.output and not list(cache.iterdir())
