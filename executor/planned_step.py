@@ -14,8 +14,8 @@ from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
 from monet.graph import CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Source
 from monet.ops.catalogue import Catalogue, catalogue
-from monet.ops.compressed.sparse import DENSITY
 from monet.ops.measuring.signature import environment
+from monet.ops.offers.offering import DENSITY, Offering
 from monet.plans.plan import Plan
 
 Locate = Callable[[], torch.Tensor | None]
@@ -24,7 +24,8 @@ Locate = Callable[[], torch.Tensor | None]
 def planned_catalogue(graph: Graph, plan: Plan) -> Catalogue:
     """What a plan's steps may name: the storages it was made with are part of it (``model.storage``: a list of
     names, ``model.density``); a plan without these has none."""
-    return catalogue(graph, storage=plan.model.get("storage", ()), density=plan.model.get("density", DENSITY))
+    storage, density = frozenset(plan.model.get("storage", ())), plan.model.get("density", DENSITY)
+    return catalogue(graph, Offering(storage=storage, density=density))
 
 
 def owner_of(model: torch.nn.Module, target: str) -> tuple[torch.nn.Module, str]:

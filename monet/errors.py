@@ -25,6 +25,10 @@ class ProfileError(MonetError):
     """An operator implementation cannot be measured, or does not behave as its record says."""
 
 
+class CacheRefused(MonetError):
+    """The cache's folder, or a file in it, can be written by others, or belongs to somebody else."""
+
+
 class InfeasibleBudget(MonetError):
     """No plan fits the budget; ``smallest_bytes`` is the smallest feasible budget known, if any.
 

@@ -7,22 +7,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from monet.errors import ConfigError
 from monet.graph import Graph, Operator, Value
 from monet.ops.compressed import half, sparse
 from monet.ops.compressed.packing import replaces
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Guard, Implementation, SavedIntermediate
+from monet.ops.offers.offering import Offering
 from monet.ops.registry import GENERIC, record
 
 Named = Mapping[str, Implementation]
 
 # How many times its limit a scale must be when a plan is made that divides by it: training changes scales.
 SCALE_MARGIN = 10.0
-
-# Storages that are offered only where asked for: a step ends with an error where "sparse" is too full, and "half"
-# changes gradients.
-STORAGES = frozenset({"half", "sparse"})
 
 
 @dataclass(frozen=True)
@@ -45,22 +41,13 @@ class Catalogue:
 
 
 def catalogue(
-    graph: Graph,
-    *,
-    exact: bool = False,
-    storage: Collection[str] = frozenset(),
-    density: float = sparse.DENSITY,
-    scales: Callable[[Guard], float] | None = None,
+    graph: Graph, offering: Offering = Offering(), *, scales: Callable[[Guard], float] | None = None
 ) -> Catalogue:
-    """``exact``: only implementations whose results equal eager's bit by bit.
+    """What ``offering`` says of every operator of ``graph``.
 
     ``scales``: what a guard bounds, as it is now. What divides by a source is offered if that is well above its
     limit (zero-initialised scales of residual branches are not); None: in any case, and each step checks the limit.
-
-    ``storage``: which of ``STORAGES`` to offer besides. ``density``: the share of non-zero values that a sparse
-    storage has room for, in (0, 1]. Raises ``ConfigError`` for others.
     """
-    _check(storage, density)
     context = Context(graph)
     values = dict(graph.values)
     forward: dict[str, Named] = {}
@@ -69,7 +56,8 @@ def catalogue(
     intermediates: dict[str, tuple[SavedIntermediate, ...]] = {}
 
     def named(offers: list[Implementation]) -> Named:
-        return {offer.name: offer for offer in offers if (offer.exact or not exact) and _divides(offer, scales)}
+        allowed = [offer for offer in offers if offer.exact or not offering.exact]
+        return {offer.name: offer for offer in allowed if _divides(offer, scales)}
 
     for op in graph.forward:
         if op.view:
@@ -91,8 +79,8 @@ def catalogue(
             # An operator can occur in the other pass than its own: a ReLU in the gradient of another operator.
             offered = record(op) if op.target in record(op).backward_targets else GENERIC
             backward[op.name] = named(offered.backward(op, context))
-    packings = sparse.packings(context, density) if "sparse" in storage else []
-    packings += half.packings(context) if "half" in storage and not exact else []
+    packings = sparse.packings(context, offering.density) if "sparse" in offering.storage else []
+    packings += half.packings(context) if "half" in offering.storage and not offering.exact else []
     for packing in [p for p in packings if replaces(p, backward, values)]:
         intermediates[packing.operator] = (*intermediates.get(packing.operator, ()), packing.saved)
         values[packing.saved.value.name] = packing.saved.value
@@ -115,14 +103,6 @@ def _divides(offer: Implementation, scales: Callable[[Guard], float] | None) -> 
     if offer.guard is None or scales is None:
         return True
     return scales(offer.guard) >= SCALE_MARGIN * offer.guard.least
-
-
-def _check(storage: Collection[str], density: float) -> None:
-    unknown = sorted(set(storage) - STORAGES)
-    if unknown:
-        raise ConfigError(f"storage {unknown[0]!r} is none of {', '.join(sorted(STORAGES))}")
-    if not 0.0 < density <= 1.0:
-        raise ConfigError(f"density is {density}; it is a share of elements, more than 0 and at most 1")
 
 
 def _generator_state(op: Operator, graph: Graph) -> Value:

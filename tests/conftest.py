@@ -21,14 +21,13 @@ def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
     Where the user has none, the workers of a run share what they build.
     """
-    from monet.files.cache import cache_folder
+    from monet.files.cache import cache_folder, private_folder
 
     built = cache_folder() / "native"
     folder = tmp_path_factory.mktemp("monet-cache")
     before = os.environ.get("MONET_CACHE")
     if not built.exists() and "PYTEST_XDIST_WORKER" in os.environ:
-        built = tmp_path_factory.getbasetemp().parent / "native"  # beside the folders of the workers
-        built.mkdir(exist_ok=True)
+        built = private_folder(tmp_path_factory.getbasetemp().parent / "native")  # beside the folders of the workers
     if built.exists():
         (folder / "native").symlink_to(built)
     os.environ["MONET_CACHE"] = str(folder)

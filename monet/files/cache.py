@@ -1,28 +1,96 @@
-"""The user's cache: the folder, and the database in it."""
+"""The user's cache: the folder, the database of measurements in it, and compiled libraries.
+
+monet runs those libraries, so whoever can write to the cache can make its user run anything. What monet makes there is
+its user's alone (folders 0700, files 0600), and what is there already is used only where nobody else can write to it
+and it belongs to the user that monet runs as. That goes for root too: a folder of another user's, say a home that
+``sudo`` has kept, would give that user root's rights. ``MONET_CACHE`` then names another folder. The folders above the
+cache are not looked at.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
+import pwd
+import shlex
 import sqlite3
+import stat
 from pathlib import Path
 
 import platformdirs
 
+from monet.errors import CacheRefused
+
+
+def cache_folder() -> Path:
+    """Where measured profiles and built libraries live; ``MONET_CACHE`` overrides it."""
+    return Path(os.environ.get("MONET_CACHE") or platformdirs.user_cache_dir("monet"))
+
+
+def library_folder() -> Path:
+    """The cache's folder of compiled libraries, made if need be. Raises ``CacheRefused`` as ``private_folder``."""
+    return private_folder(private_folder(cache_folder()) / "native")
+
+
+def private_folder(path: Path) -> Path:
+    """``path``, which is made if need be, as are the folders above it, for the user alone whatever the umask.
+
+    Raises ``CacheRefused`` where it is there and others can write in it, or it is somebody else's.
+    """
+    for folder in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue  # another process was faster
+        folder.chmod(0o700)  # the umask may take from the user, too
+    _require_private(path, f"chmod go-w {shlex.quote(str(path))}")
+    return path
+
+
+def require_private_library(path: Path) -> None:
+    """Raises ``CacheRefused`` where others can write to a compiled library in the cache, or it is somebody else's."""
+    _require_private(path, f"rm {shlex.quote(str(path))}")  # it is built again, and may have been changed
+
 
 def open_table(name: str, content: str, path: Path | None = None) -> sqlite3.Connection:
-    """The database of the cache, or at ``path``, with a table ``name`` of a key and a column ``content`` in it."""
+    """The database of the cache, or at ``path``, with a table ``name`` of a key and a column ``content`` in it.
+
+    Raises ``CacheRefused`` for the folder or the file, and ``OSError`` or ``sqlite3.Error`` where it cannot be made.
+    """
     path = path or cache_folder() / "profile.sqlite3"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
+    if not path.exists():
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite takes an empty file for a new database
+        path.chmod(0o600)
+    _require_private(path, f"chmod go-w {shlex.quote(str(path))}")
     database = sqlite3.connect(path, timeout=30)
     with database:
         database.execute(f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, {content} NOT NULL)")
     return database
 
 
-logger = logging.getLogger(__name__)
+def _require_private(path: Path, mend: str) -> None:
+    """``mend``: the command that makes it private where only its mode is wrong."""
+    found, user = path.stat(), os.geteuid()
+    # A link is its owner's to point elsewhere; root can do that with any.
+    if found.st_uid != user or path.lstat().st_uid not in (user, 0):
+        owner = found.st_uid if found.st_uid != user else path.lstat().st_uid
+        raise CacheRefused(
+            f"{path} belongs to {_name(owner)}, and monet runs as {_name(user)}: monet runs compiled libraries in its "
+            "cache, which nobody else may change. Set MONET_CACHE to a folder of your own"
+        )
+    others = {stat.S_IWOTH: "everyone", stat.S_IWGRP: "its group"}
+    writers = [who for bit, who in others.items() if found.st_mode & bit]
+    if writers:
+        for_all = found.st_mode & stat.S_ISVTX  # /tmp, say, which must stay as it is
+        raise CacheRefused(
+            f"{path} can be written by {writers[0]} (mode {stat.S_IMODE(found.st_mode):04o}): monet runs compiled "
+            f"libraries in its cache, which nobody else may change. {'Set' if for_all else f'Run `{mend}`, or set'} "
+            "MONET_CACHE to a folder of your own"
+        )
 
 
-def cache_folder() -> Path:
-    """Where measured profiles and built libraries live; ``MONET_CACHE`` overrides it."""
-    return Path(os.environ.get("MONET_CACHE") or platformdirs.user_cache_dir("monet"))
+def _name(user: int) -> str:
+    try:
+        return f"{pwd.getpwuid(user).pw_name} (user {user})"
+    except KeyError:
+        return f"user {user}"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from monet.files.cache import cache_folder
+from monet.files.cache import library_folder, require_private_library
 
 logger = logging.getLogger(__name__)
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
@@ -41,6 +41,7 @@ def shared_library(source: Path, compile_flags: Sequence[str] = (), link_flags: 
     """The shared library made from ``source`` with ``FLAGS`` and these, or None where it cannot be made.
 
     Without a compiler nothing is said: the caller knows what is lost. A failed build is logged with its reason.
+    Raises ``CacheRefused`` where others could have changed the library.
     """
     cxx = compiler()
     if cxx is None:
@@ -49,20 +50,20 @@ def shared_library(source: Path, compile_flags: Sequence[str] = (), link_flags: 
     texts = (*FLAGS, *compile_flags, *link_flags, _cpu_model(), cxx)
     parts = [*(file.read_bytes() for file in files), *(text.encode() for text in texts)]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-    target = cache_folder() / "native" / f"{source.stem}-{key}.so"
-    if not target.exists():
-        try:
+    try:
+        target = library_folder() / f"{source.stem}-{key}.so"
+        if not target.exists():
             _compile(cxx, compile_flags, link_flags, source, target)
-        except (OSError, subprocess.CalledProcessError) as error:
-            detail = getattr(error, "stderr", "") or str(error)
-            logger.warning("%s could not be built by %s: %s", source.name, cxx, detail[-2000:])
-            return None
+        require_private_library(target)
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = getattr(error, "stderr", "") or str(error)
+        logger.warning("%s could not be built by %s: %s", source.name, cxx, detail[-2000:])
+        return None
     return target
 
 
 def _compile(cxx: str, compile_flags: Sequence[str], link_flags: Sequence[str], source: Path, target: Path) -> None:
     """Compile and link in a temporary folder beside the target, then move into place (safe for several processes)."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         unit, out = Path(folder) / "unit.o", Path(folder) / "unit.so"
         subprocess.run(
@@ -72,4 +73,5 @@ def _compile(cxx: str, compile_flags: Sequence[str], link_flags: Sequence[str], 
         subprocess.run(
             [cxx, "-shared", str(unit), "-o", str(out), *link_flags], check=True, capture_output=True, text=True
         )
+        out.chmod(0o700)
         os.replace(out, target)

@@ -124,10 +124,7 @@ class _Step:
 
 
 def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: bool) -> Prepared:
-    offers = catalogue(
-        step.graph, exact=offering.exact, storage=offering.storage, density=offering.density,
-        scales=present_scales(step.module, step.captured),
-    )  # fmt: skip
+    offers = catalogue(step.graph, offering, scales=present_scales(step.module, step.captured))
     lowered = _measured(offers, step.name, preparing, progress)
     as_eager = lower_as_eager(
         replace(offers, graph=step.as_eager), lowered.profile, name=step.name, reserve_bytes=preparing.reserve_bytes

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import pickle
 import sqlite3
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import dataclass
 
+from monet.errors import CacheRefused
 from monet.files.cache import open_table
+from monet.files.frozen_json import Unreadable, decode, description, encode
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.placement import Placement
 from monet.planner.solution import Solution
@@ -22,48 +23,60 @@ logger = logging.getLogger(__name__)
 
 Placed = tuple[Solution, Placement]
 
+FORMAT = 1
+"""Of what is kept. Two with the same fields that mean something else differ in it."""
+
+_TABLE = "smallest_plan"  # a table "smallest" is an older monet's, who keeps pickles there
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is written for one problem."""
+
+    format: int
+    solution: Solution
+    placement: Placement
+
 
 def recall(lowered: Lowered, variant: str) -> Placed | None:
     """What ``remember`` was last given for the same problem, measurements and variant; None if nothing, or if it cannot
-    be read."""
+    be read, which is said."""
     try:
         with closing(_open()) as database:
-            row = database.execute("SELECT plan FROM smallest WHERE key = ?", (_key(lowered, variant),)).fetchone()
-        # The folder has compiled libraries of monet's too: who can write there needs no pickle to run code.
-        found = None if row is None else pickle.loads(row[0])
-    except Exception as error:  # unpickling raises anything
+            row = database.execute(f"SELECT plan FROM {_TABLE} WHERE key = ?", (_key(lowered, variant),)).fetchone()
+        return None if row is None else _read(row[0])
+    except (CacheRefused, OSError, sqlite3.Error, Unreadable) as error:
         logger.warning("the smallest plan of an earlier search cannot be read: %s", error)
         return None
-    return found if found is None or _is_placed(found) else None
 
 
 def remember(lowered: Lowered, variant: str, placed: Placed) -> None:
     """Keep ``placed``, and say so if that fails."""
     try:
+        entry = (_key(lowered, variant), encode(_Kept(FORMAT, *placed), _Kept))
         with closing(_open()) as database, database:
-            entry = (_key(lowered, variant), pickle.dumps(placed))
-            database.execute("INSERT OR REPLACE INTO smallest VALUES (?, ?)", entry)
-    except (OSError, sqlite3.Error) as error:
+            database.execute(f"INSERT OR REPLACE INTO {_TABLE} VALUES (?, ?)", entry)
+    except (CacheRefused, OSError, sqlite3.Error, TypeError) as error:  # TypeError: what is no plain number, say
         logger.warning("the smallest plan found cannot be kept for another search: %s", error)
 
 
 def _open() -> sqlite3.Connection:
-    return open_table("smallest", "plan BLOB")
+    return open_table(_TABLE, "plan TEXT")
+
+
+def _read(text: object) -> Placed:
+    """Raises ``Unreadable`` for anything but what ``remember`` writes."""
+    if not isinstance(text, str):
+        raise Unreadable("it is no text")
+    kept = decode(text, _Kept)
+    if kept.format != FORMAT:
+        raise Unreadable(f"it has format {kept.format}, not {FORMAT}")
+    return kept.solution, kept.placement
 
 
 def _key(lowered: Lowered, variant: str) -> str:
-    """Also of the fields that are stored: another version of monet may have others."""
-    layout = [[field.name for field in fields(kind)] for kind in (Solution, Placement)]
+    """Also of the format and of all fields: another version of monet may have others, and finds nothing then."""
     profile = lowered.profile
     measured = sorted(profile.measurements.items(), key=lambda item: item[0])  # the cache has another order
-    parts = (variant, layout, lowered.problem, profile.environment, measured)
+    parts = (variant, FORMAT, description(_Kept), lowered.problem, profile.environment, measured)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _is_placed(found: object) -> bool:
-    return (
-        isinstance(found, tuple)
-        and len(found) == 2
-        and isinstance(found[0], Solution)
-        and isinstance(found[1], Placement)
-    )

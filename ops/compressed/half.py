@@ -20,6 +20,7 @@ import torch
 
 from monet.graph import Operator, Ref, Value
 from monet.ops.compressed.packing import Packing, readers
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels.packed import half_pack, half_unpack, library
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation, SavedIntermediate
@@ -74,6 +75,7 @@ def _reader(op: Operator, packed: Value, value: Value) -> Implementation:
     )
 
 
+@kernel("gradient_from_half")
 def gradient_from_half(
     target: Callable[..., Any],
     gradient: torch.Tensor,

@@ -18,16 +18,13 @@ import torch
 
 from monet.graph import Operator, Ref, Value
 from monet.ops.compressed.packing import Packing, readers
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels.packed import library, sparse_pack, sparse_unpack, sparse_words
 from monet.ops.offers.contents import Contents, Operators
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation, SavedIntermediate
 
 aten = torch.ops.aten
-
-# Share of the elements that may be other than zero. A ReLU of a symmetric distribution passes half, one after a
-# residual sum (something non-negative plus a batch norm) about four fifths when training begins: give those 0.9.
-DENSITY = 0.75
 
 _SAMPLE = 1 << 20
 
@@ -68,6 +65,7 @@ def _reader(op: Operator, packed: Value, value: Value) -> Implementation:
     return Implementation("from-sparse", convolution_gradient, args, op.kwargs, op.outputs, op.single)
 
 
+@kernel("convolution_gradient_from_sparse")
 def convolution_gradient(
     gradient: torch.Tensor, packed: torch.Tensor, shape: Sequence[int], stride: Sequence[int], *rest: Any
 ) -> tuple[torch.Tensor | None, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from monet.graph import Operator, Ref, Value
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels import bits
 from monet.ops.offers import generic
 from monet.ops.offers.context import Context
@@ -100,16 +101,19 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     return found
 
 
+@kernel("dropout")
 def dropout(x: torch.Tensor, probability: float, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """x * mask * scale and the boolean mask, drawn as eager's ``dropout`` draws it."""
     mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1.0 - probability)
     return x.mul(mask).mul_(scale), mask
 
 
+@kernel("dropout_gradient")
 def masked(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     return gradient.mul(mask).mul_(scale)
 
 
+@kernel("dropout_gradient_in_place")
 def masked_(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     return gradient.mul_(mask).mul_(scale)
 

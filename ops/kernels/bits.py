@@ -15,6 +15,7 @@ import torch
 
 from monet.graph import Value
 from monet.native.library import build, required
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels.formats import FORMATS
 from monet.ops.strides import require_strides, without_gaps
 
@@ -50,6 +51,7 @@ def bit_value(name: str, like: Value) -> Value:
     return Value(name, (size,), (1,), 0, torch.uint8, like.device, name, size)
 
 
+@kernel("inside_bits")
 def inside_bits(x: torch.Tensor, low: float, high: float | None, nan: bool, stride: Sequence[int]) -> torch.Tensor:
     """Bits of low < x < high; for a NaN what ``nan`` says. ``stride``: of x, or ``ExecutionError``."""
     require_strides(x, stride, "an activation")
@@ -60,6 +62,7 @@ def inside_bits(x: torch.Tensor, low: float, high: float | None, nan: bool, stri
     return bits
 
 
+@kernel("mask_bits")
 def mask_bits(mask: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """Bits of a dense boolean tensor of ``stride``, or ``ExecutionError``."""
     require_strides(mask, stride, "a mask")
@@ -68,6 +71,7 @@ def mask_bits(mask: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return bits
 
 
+@kernel("branch_gradient")
 def branch_gradient(
     gradient: torch.Tensor, bits: torch.Tensor, inside: float, outside: float | None, stride: Sequence[int]
 ) -> torch.Tensor:
@@ -80,6 +84,7 @@ def branch_gradient(
     return _branch(gradient, bits, torch.empty_like(gradient), inside, outside)
 
 
+@kernel("branch_gradient_in_place")
 def branch_gradient_(
     gradient: torch.Tensor, bits: torch.Tensor, inside: float, outside: float | None, stride: Sequence[int]
 ) -> torch.Tensor:

@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels.norms import channel_norm, library, row_norm
 
 aten = torch.ops.aten
@@ -50,6 +51,7 @@ def variant_of(trial: Trial, data: torch.dtype, parameters: torch.dtype, channel
     return variants[0] if variants else None
 
 
+@kernel("batch_norm_apply")
 def batch_norm_apply(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, invstd: torch.Tensor
 ) -> torch.Tensor:
@@ -58,6 +60,7 @@ def batch_norm_apply(
     return channel_norm(x, weight, bias, mean, invstd, None, variant or 0)
 
 
+@kernel("group_norm_apply")
 def group_norm_apply(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -71,6 +74,7 @@ def group_norm_apply(
     return channel_norm(x, weight, bias, mean, rstd, groups, variant or 0)
 
 
+@kernel("layer_norm_apply")
 def layer_norm_apply(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, rstd: torch.Tensor
 ) -> torch.Tensor:

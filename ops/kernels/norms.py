@@ -15,6 +15,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from monet.native.library import build, required
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels.formats import FORMATS
 from monet.ops.strides import require_contiguous
 
@@ -119,6 +120,7 @@ def row_norm(
     return y
 
 
+@kernel("layer_norm_gradient_from_output")
 def layer_norm_from_output(
     gradient: torch.Tensor,
     y: torch.Tensor,
@@ -131,6 +133,7 @@ def layer_norm_from_output(
     return _layer_norm(gradient, y, weight, bias, rstd, mask, torch.empty_like(gradient) if mask[0] else None)
 
 
+@kernel("layer_norm_gradient_from_output_in_place")
 def layer_norm_from_output_(
     gradient: torch.Tensor,
     y: torch.Tensor,
@@ -173,6 +176,7 @@ def _reciprocal(weight: torch.Tensor) -> torch.Tensor:
     return weight.float().reciprocal_()
 
 
+@kernel("group_norm_gradient_from_output")
 def group_norm_from_output(
     gradient: torch.Tensor,
     y: torch.Tensor,
@@ -185,6 +189,7 @@ def group_norm_from_output(
     return _group_norm(gradient, y, weight, bias, rstd, mask, torch.empty_like(gradient) if mask[0] else None)
 
 
+@kernel("group_norm_gradient_from_output_in_place")
 def group_norm_from_output_(
     gradient: torch.Tensor,
     y: torch.Tensor,

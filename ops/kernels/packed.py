@@ -14,6 +14,7 @@ import torch
 
 from monet.errors import ExecutionError
 from monet.native.library import build, required
+from monet.ops.kernel_names import kernel
 
 
 @cache
@@ -43,6 +44,7 @@ def sparse_words(count: int) -> int:
     return (count + 31) // 32
 
 
+@kernel("sparse_pack")
 def sparse_pack(x: torch.Tensor, capacity: int) -> torch.Tensor:
     """The elements of dense x that are not +0 (bit by bit: -0 and NaN are kept), in the order of memory.
 
@@ -73,6 +75,7 @@ def sparse_unpack(packed: torch.Tensor, shape: Sequence[int], stride: Sequence[i
     return out
 
 
+@kernel("half_pack")
 def half_pack(x: torch.Tensor) -> torch.Tensor:
     """Dense x times 2^k in float16, then k; shape (n + 1,). k takes the largest finite |x| to [2^14, 2^15)."""
     packed = torch.empty(x.numel() + 1, dtype=torch.float16)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from monet.native.library import build, required
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels.formats import FORMATS
 from monet.ops.strides import channels_inside
 
@@ -80,6 +81,7 @@ def _windows_of(cells: torch.Tensor, geometry: PoolGeometry) -> int:
     return ctypes.addressof(_windows(tuple(cells.shape), cells.stride(), tuple(tuple(part) for part in geometry)))
 
 
+@kernel("pool_pack")
 def pool_pack(indices: torch.Tensor, geometry: PoolGeometry) -> torch.Tensor:
     """ATen's int64 pool indices as the number of the cell in its window, uint8, in the indices' memory format.
 
@@ -91,6 +93,7 @@ def pool_pack(indices: torch.Tensor, geometry: PoolGeometry) -> torch.Tensor:
     return cells
 
 
+@kernel("pool_gradient")
 def pool_gradient(
     gradient: torch.Tensor, cells: torch.Tensor, shape: Sequence[int], stride: Sequence[int], geometry: PoolGeometry
 ) -> torch.Tensor:

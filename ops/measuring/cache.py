@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 from monet.files.cache import cache_folder, open_table
-from monet.measurement import Measurement, Request
+from monet.files.frozen_json import Unreadable, decode, encode
+from monet.measurement import Measurement
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 3
+"""Of a measurement and of its key. What was kept under another number is left where it is, and not read."""
 
 
 class ProfileCache:
-    """Measurements on disk by key. Safe for several processes; a broken file is set aside and said."""
+    """Measurements on disk by key, beside those of other formats. Safe for several processes."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_folder() / "profile.sqlite3"
         self._database = open_table("measurement", "value TEXT", self.path)
 
     def get(self, key: str) -> Measurement | None:
-        row = self._database.execute("SELECT value FROM measurement WHERE key = ?", (key,)).fetchone()
-        return _decode(row[0]) if row is not None else None
+        """What was last put there; None if nothing, or if it cannot be read, which is said."""
+        row = self._database.execute("SELECT value FROM measurement WHERE key = ?", (_in_format(key),)).fetchone()
+        try:
+            return decode(row[0], Measurement) if row is not None else None
+        except Unreadable as error:
+            logger.warning("a measurement that was kept cannot be read, and is made again: %s", error)
+            return None
 
     def put(self, entries: Iterable[tuple[str, Measurement]]) -> None:
         with self._database:
             self._database.executemany(
-                "INSERT OR REPLACE INTO measurement VALUES (?, ?)", [(key, _encode(value)) for key, value in entries]
+                "INSERT OR REPLACE INTO measurement VALUES (?, ?)",
+                [(_in_format(key), encode(value, Measurement)) for key, value in entries],
             )
 
     def close(self) -> None:
         self._database.close()
 
 
-def _encode(measurement: Measurement) -> str:
-    return json.dumps(asdict(measurement))
-
-
-def _decode(text: str) -> Measurement:
-    raw = json.loads(text)
-    return Measurement(raw["time_s"], tuple(Request(**request) for request in raw["requests"]), raw["ticks"])
+def _in_format(key: str) -> str:
+    return f"format {FORMAT}|{key}"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from monet.graph import Ref, Value
+from monet.ops.kernel_names import call_name
 from monet.ops.offers.implementation import Implementation
 
 
@@ -21,9 +22,7 @@ def signature(implementation: Implementation, values: Mapping[str, Value]) -> st
             return f"{v.dtype}{list(v.shape)}/{list(v.stride)}+{v.offset}{lazy}"
         if isinstance(argument, list | tuple):
             return f"[{', '.join(describe(item) for item in argument)}]"
-        if callable(argument) and not hasattr(argument, "_schema"):
-            return f"{argument.__module__}.{argument.__qualname__}"
-        return str(argument)
+        return call_name(argument) if callable(argument) else str(argument)
 
     same = _repeated(implementation)
     arguments = ", ".join(describe(a) for a in implementation.args)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from monet.graph import Operator, Ref, operator_inputs
+from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context, plain
 from monet.ops.offers.implementation import Implementation
 
@@ -158,6 +159,7 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     return found
 
 
+@kernel("draw")
 def draw(target: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
     """A random operator's results followed by the generator's state from before (CPU: 5,056 bytes)."""
     state = _get_state(args)
@@ -165,6 +167,7 @@ def draw(target: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.T
     return (*results, state) if isinstance(results, tuple | list) else (results, state)
 
 
+@kernel("draw_again")
 def draw_again(target: Callable[..., Any], state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """A random operator run from a saved state; the generator is afterwards where it was before."""
     now = _get_state(args)

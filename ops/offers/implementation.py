@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monet.graph import Value, references
+from monet.ops.kernel_names import call_name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,9 +52,8 @@ class Implementation:
 
     @property
     def call_name(self) -> str:
-        """Stable across processes: part of the key under which it is measured."""
-        name = getattr(self.call, "__qualname__", None)
-        return f"{self.call.__module__}.{name}" if name and not hasattr(self.call, "_schema") else str(self.call)
+        """Of ``call``: a kernel's own name, or torch's."""
+        return call_name(self.call)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,35 @@
-"""Which implementations to offer: the settings that a person may give, made once where they are given."""
+"""What a catalogue offers beyond, or short of, its default."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monet.errors import ConfigError
+
+# Storages that are offered only where asked for: a step ends with an error where "sparse" is too full, and "half"
+# changes gradients.
+STORAGES = frozenset({"half", "sparse"})
+
+# Share of the elements that may be other than zero. A ReLU of a symmetric distribution passes half, one after a
+# residual sum (something non-negative plus a batch norm) about four fifths when training begins: give those 0.9.
+DENSITY = 0.75
+
 
 @dataclass(frozen=True, slots=True)
 class Offering:
-    """``exact``: only implementations whose results equal eager's bit by bit. ``storage``: compressed storages to offer
-    besides (``sparse``, ``half``). ``density``: the share of non-zero values that a sparse storage has room for, in
-    (0, 1].
+    """``exact``: only implementations whose results equal eager's bit by bit. ``storage``: which of ``STORAGES`` to
+    offer besides. ``density``: the share of non-zero values that a sparse storage has room for, in (0, 1].
+
+    Raises ``ConfigError`` for other storages and densities.
     """
 
     exact: bool = False
     storage: frozenset[str] = frozenset()
-    density: float = 0.75
+    density: float = DENSITY
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.storage) - STORAGES)
+        if unknown:
+            raise ConfigError(f"storage {unknown[0]!r} is none of {', '.join(sorted(STORAGES))}")
+        if not 0.0 < self.density <= 1.0:
+            raise ConfigError(f"density is {self.density}; it is a share of elements, more than 0 and at most 1")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from monet.graph import Operator, Ref, references
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels.stand_in import stand_in
 from monet.ops.offers.context import Context, plain
 from monet.ops.offers.implementation import Implementation
@@ -68,6 +69,7 @@ def shape_only(op: Operator, context: Context, positions: Sequence[int]) -> Impl
     return Implementation("aten", on_stand_ins, call, op.kwargs, op.outputs, op.single, holds=holds)
 
 
+@kernel("on_stand_ins")
 def on_stand_ins(
     target: Callable[..., Any], where: Sequence[Any], wanted: Sequence[int], *args: Any, **kwargs: Any
 ) -> Any:

@@ -19,8 +19,10 @@ from monet.ops.kernels.packed import sparse_unpack, sparse_words
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.profiling import profile
 from monet.ops.offers.implementation import Implementation
+from monet.ops.offers.offering import DENSITY, Offering
 
 BOTH = frozenset({"sparse", "half"})
+SPARSE = frozenset({"sparse"})
 
 
 class Clamped(nn.Module):
@@ -47,8 +49,8 @@ def test_default_catalogue_has_neither(case: str) -> None:
     """With storages, what was there stays there, in the same order; nothing else is added but theirs."""
     model, args, kwargs = TABLE[case]
     graph = capture(model, args, kwargs).graph
-    default, more = catalogue(graph), catalogue(graph, storage=BOTH)
-    assert default == catalogue(graph, storage=())
+    default, more = catalogue(graph), catalogue(graph, Offering(storage=BOTH))
+    assert default == catalogue(graph, Offering(storage=frozenset()))
     assert list(more.values)[: len(default.values)] == list(default.values)
     assert all(n.endswith((".sparse", ".half")) for n in more.values.keys() - default.values.keys())
     assert default.forward == more.forward and default.recompute == more.recompute
@@ -58,20 +60,18 @@ def test_default_catalogue_has_neither(case: str) -> None:
         assert all(named[n] == default.backward[node][n] for n in kept)
     for node, saved in more.intermediates.items():
         assert tuple(s for s in saved if s.kind not in BOTH) == default.intermediates.get(node, ())
-    assert not any(
-        s.kind == "half" for saved in catalogue(graph, exact=True, storage=BOTH).intermediates.values() for s in saved
-    )
-    exact = catalogue(graph, exact=True, storage=BOTH)
+    exact = catalogue(graph, Offering(exact=True, storage=BOTH))
+    assert not any(s.kind == "half" for saved in exact.intermediates.values() for s in saved)
     assert all(i.exact for named in exact.backward.values() for i in named.values())
 
 
 def test_unknown_storage_or_density() -> None:
     graph = capture(nn.Linear(2, 2), (torch.randn(1, 2),), {}).graph
     with pytest.raises(ConfigError, match="'quarter' is none of half, sparse"):
-        catalogue(graph, storage={"sparse", "quarter"})
+        catalogue(graph, Offering(storage=frozenset({"sparse", "quarter"})))
     for density in (0.0, -1.0, 1.01, math.nan):
         with pytest.raises(ConfigError, match="density"):
-            catalogue(graph, storage={"sparse"}, density=density)
+            catalogue(graph, Offering(storage=SPARSE, density=density))
 
 
 @pytest.mark.parametrize("case", ["residual", "clamped", "inverted"])
@@ -80,7 +80,7 @@ def test_every_implementation_computes_what_eager_does(case: str) -> None:
     model, args, kwargs = TABLE[case]
     torch.manual_seed(0)
     captured = capture(model, args, kwargs)
-    offers = catalogue(captured.graph, storage=BOTH, density=1.0)
+    offers = catalogue(captured.graph, Offering(storage=BOTH, density=1.0))
     tried = {"from-sparse": 0, "from-half": 0}
     with torch.no_grad():
         env = evaluate(offers, captured, model, [*args, *kwargs.values()])
@@ -115,7 +115,7 @@ def _magnitude(plain: Implementation, env: Mapping[str, torch.Tensor], output: s
 def test_what_is_offered() -> None:
     """A sparse storage for ReLU and ReLU6 before convolutions; none where something else reads the dense value."""
     model, args, kwargs = TABLE["clamped"]
-    offers = catalogue(capture(model, args, kwargs).graph, storage=BOTH)
+    offers = catalogue(capture(model, args, kwargs).graph, Offering(storage=BOTH))
     kinds = {node: [s.kind for s in saved] for node, saved in offers.intermediates.items()}
     assert kinds == {
         "hardtanh": ["sign-bits", "sparse", "half"],
@@ -126,7 +126,7 @@ def test_what_is_offered() -> None:
     assert len(readers) == 3
     for saved in offers.intermediates["relu"]:
         count = offers.values["relu"].numel
-        size = {"sign-bits": count // 8, "sparse": count // 8 + 4 * int(sparse.DENSITY * count), "half": 2 * count + 2}[
+        size = {"sign-bits": count // 8, "sparse": count // 8 + 4 * int(DENSITY * count), "half": 2 * count + 2}[
             saved.kind
         ]
         assert saved.value.storage_bytes == size
@@ -136,7 +136,7 @@ def test_density_sets_the_bytes() -> None:
     model, args, kwargs = TABLE["clamped"]
     graph = capture(model, args, kwargs).graph
     for density in (0.001, 0.25, 1.0):
-        offers = catalogue(graph, storage={"sparse"}, density=density)
+        offers = catalogue(graph, Offering(storage=SPARSE, density=density))
         count = offers.values["relu"].numel
         assert offers.values["relu.sparse"].storage_bytes == 4 * math.ceil(count / 32) + 4 * math.ceil(density * count)
 
@@ -157,7 +157,7 @@ def test_samples_are_as_full_as_planned(count: int, density: float) -> None:
 def test_measuring_runs_on_storages_as_full_as_planned() -> None:
     """Time depends on the number of values, and noise in every element would not fit."""
     model, args, kwargs = TABLE["clamped"]
-    offers = catalogue(capture(model, args, kwargs).graph, storage={"sparse"}, density=0.3)
+    offers = catalogue(capture(model, args, kwargs).graph, Offering(storage=SPARSE, density=0.3))
     value = offers.values["relu"]
     capacity = math.ceil(0.3 * value.numel)
     (make,) = (s.implementation for s in offers.intermediates["relu"] if s.kind == "sparse")
@@ -182,7 +182,7 @@ def test_measuring_runs_on_storages_as_full_as_planned() -> None:
 def test_measured_memory() -> None:
     """Packing asks for the storage alone; a reader for eager's requests and the dense tensor."""
     model, args, kwargs = TABLE["residual"]
-    offers = catalogue(capture(model, args, kwargs).graph, storage=BOTH, density=0.3)
+    offers = catalogue(capture(model, args, kwargs).graph, Offering(storage=BOTH, density=0.3))
     measured = profile(offers)
     tried = 0
     for saved in (s for group in offers.intermediates.values() for s in group if s.kind in BOTH):

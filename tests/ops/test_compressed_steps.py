@@ -21,9 +21,9 @@ from monet.capture.input_geometry import describe_inputs
 from monet.errors import ExecutionError, PlanMismatch
 from monet.native import allocator
 from monet.ops.catalogue import catalogue
-from monet.ops.compressed import sparse
 from monet.ops.measuring.profiling import profile
 from monet.ops.measuring.signature import environment
+from monet.ops.offers.offering import DENSITY, Offering
 from monet.pipeline.lowering import Lowered, lower
 from monet.pipeline.schedule import calls
 from monet.pipeline.unrolling import place, unroll
@@ -51,7 +51,7 @@ class Lowering(nn.Module):
 
 
 def _lowered(model: nn.Module, args: tuple[torch.Tensor, ...], storage: Collection[str], density: float) -> Lowered:
-    offers = catalogue(capture(model, args, {}).graph, storage=storage, density=density)
+    offers = catalogue(capture(model, args, {}).graph, Offering(storage=frozenset(storage), density=density))
     return lower(offers, profile(offers), name=type(model).__name__)
 
 
@@ -88,7 +88,7 @@ def _plan(
     args: tuple[torch.Tensor, ...],
     prefer: tuple[str, ...],
     storage: Collection[str] = (),
-    density: float = sparse.DENSITY,
+    density: float = DENSITY,
     again: Collection[str] = (),
 ) -> Plan:
     lowered = _lowered(model, args, storage, density)

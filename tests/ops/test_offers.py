@@ -15,6 +15,7 @@ from monet.ops.families.convolution.offers import chunk_counts
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.profiling import implementations, profile
 from monet.ops.offers.implementation import Implementation
+from monet.ops.offers.offering import Offering
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -60,7 +61,7 @@ def test_exact_leaves_only_exact_implementations() -> None:
     model, args, kwargs = CASES["residual"]
     graph = capture(model, args, kwargs).graph
     assert any(not i.exact for i in implementations(catalogue(graph)))
-    assert all(i.exact for i in implementations(catalogue(graph, exact=True)))
+    assert all(i.exact for i in implementations(catalogue(graph, Offering(exact=True))))
 
 
 def test_measurements_tell_outputs_from_temporaries() -> None:

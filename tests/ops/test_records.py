@@ -19,6 +19,7 @@ from monet.ops.catalogue import catalogue
 from monet.ops.measuring import bench
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.profiling import implementations
+from monet.ops.measuring.signature import signature
 from monet.ops.offers.implementation import Implementation
 from monet.ops.offers.record import Record
 from monet.ops.offers.sample import Sample
@@ -65,6 +66,7 @@ def test_sample(
     compare_with_eager(captured, env, module, inputs, {})
     try_every_implementation(offers, captured, module, env)
     for implementation in implementations(offers):
+        assert "monet" not in signature(implementation, offers.values), "a key that a move of files would change"
         resident_bench.measure(implementation, offers.values)
 
 

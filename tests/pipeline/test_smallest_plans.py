@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ from small_models import Residual
 
 import monet
 from monet.errors import InfeasibleBudget
-from monet.pipeline import fitting
+from monet.pipeline import fitting, smallest_plans
+from monet.pipeline.placement import placement
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, prepare
+from monet.pipeline.smallest_plans import Placed, recall, remember
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.search import Solving
 
@@ -67,16 +72,96 @@ def test_what_is_kept_belongs_to_one_problem(monkeypatch: pytest.MonkeyPatch) ->
     assert _refused(other) > named
 
 
-@pytest.mark.parametrize("broken", [b"no pickle", pickle.dumps(("a", "pair"))])
-def test_what_cannot_be_read_is_searched_again(
-    own_cache: Path, broken: bytes, caplog: pytest.LogCaptureFixture
+def _database(folder: Path) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(folder / "profile.sqlite3"))
+
+
+@pytest.fixture(scope="module")
+def placed() -> tuple[Prepared, Placed]:
+    """A step and a plan of it to keep."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("monet.pipeline.placement.ORDER_S", 1.0)
+        prepared = _prepared()
+        solution = fastest_plan(prepared.problem)
+        assert solution is not None
+        return prepared, (solution, placement(solution.runs, prepared.lowered, 1 << 30))
+
+
+def test_what_is_kept_is_recalled_exactly(placed: tuple[Prepared, Placed]) -> None:
+    prepared, kept = placed
+    assert recall(prepared.lowered, "all") is None
+    remember(prepared.lowered, "all", kept)
+    found = recall(prepared.lowered, "all")
+    assert found == kept and repr(found) == repr(kept)
+    assert recall(prepared.lowered, "none") is None
+
+
+def _without_a_field(text: str) -> str:
+    content = json.loads(text)
+    del content["placement"]["layout"]["offsets"]
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (lambda text: "no JSON", "no JSON"),
+        (lambda text: text.encode(), "no text"),
+        (lambda text: text[:-1], "no JSON"),
+        (lambda text: json.dumps(["a", "pair"]), "not of type"),
+        (_without_a_field, "has no field offsets"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "format 2, not 1"),
+    ],
+)
+def test_what_is_not_as_expected_is_said_and_not_used(
+    own_cache: Path,
+    placed: tuple[Prepared, Placed],
+    broken: Callable[[str], str | bytes],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    prepared, kept = placed
+    remember(prepared.lowered, "all", kept)
+    with _database(own_cache) as database, database:
+        (text,) = database.execute("SELECT plan FROM smallest_plan").fetchone()
+        assert broken(text) != text
+        database.execute("UPDATE smallest_plan SET plan = ?", (broken(text),))
+    assert recall(prepared.lowered, "all") is None
+    (line,) = caplog.messages
+    assert "cannot be read" in line and reason in line and "\n" not in line
+
+
+def test_a_plan_that_cannot_be_written_is_said(
+    placed: tuple[Prepared, Placed], caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared, (solution, laid_out) = placed
+    wrong = replace(laid_out, layout=replace(laid_out.layout, arena_bytes=torch.tensor(1)))  # type: ignore[arg-type]
+    remember(prepared.lowered, "all", (solution, wrong))
+    assert "cannot be kept" in caplog.text and ".arena_bytes is tensor(1)" in caplog.text
+    assert recall(prepared.lowered, "all") is None
+
+
+def test_an_older_monets_pickles_are_left_alone(
+    own_cache: Path, placed: tuple[Prepared, Placed], caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared, kept = placed
+    with _database(own_cache) as database, database:
+        database.execute("CREATE TABLE smallest (key TEXT PRIMARY KEY, plan BLOB NOT NULL)")
+        database.execute("INSERT INTO smallest VALUES (?, 'a pickle')", (smallest_plans._key(prepared.lowered, "all"),))
+    assert recall(prepared.lowered, "all") is None
+    remember(prepared.lowered, "all", kept)
+    with _database(own_cache) as database:
+        assert database.execute("SELECT plan FROM smallest").fetchall() == [("a pickle",)]
+    assert not caplog.records
+
+
+def test_what_cannot_be_read_is_searched_again(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     prepared = _prepared()
     named = _refused(prepared)
-    with sqlite3.connect(own_cache / "profile.sqlite3") as database:
-        assert database.execute("UPDATE smallest SET plan = ?", (broken,)).rowcount == 1
+    with _database(own_cache) as database, database:
+        assert database.execute("UPDATE smallest_plan SET plan = 'no JSON'").rowcount == 1
     assert plan_prepared(prepared, _refused(prepared)).plan.peak_bytes <= named * 1.1
-    assert ("cannot be read" in caplog.text) == (broken == b"no pickle")
+    assert "cannot be read" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_is_said(

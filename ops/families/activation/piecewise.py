@@ -9,6 +9,7 @@ import torch
 
 from monet.graph import Operator, Ref, Value
 from monet.ops.families.activation.branch import Branch, branch, of_backward
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels import bits
 from monet.ops.offers import generic
 from monet.ops.offers.context import Context
@@ -80,6 +81,7 @@ def _from_output(op: Operator, forward: Operator, way: Branch, context: Context)
     return [replace(i, name=f"from-output-{i.name}") for i in generic.backward(kernel, context)]
 
 
+@kernel("branch_gradient_from_output")
 def from_output(
     gradient: torch.Tensor,
     y: torch.Tensor,

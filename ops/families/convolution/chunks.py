@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels.stand_in import stand_in, stand_in_elsewhere
 
 aten = torch.ops.aten
 
 
+@kernel("convolution_in_chunks")
 def forward(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -35,6 +37,7 @@ def forward(
     return out
 
 
+@kernel("convolution_input_gradient")
 def input_gradient(
     gradient: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any], shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
@@ -43,6 +46,7 @@ def input_gradient(
     return _input_gradient(gradient, stand_in(shape, stride, gradient.dtype), weight, geometry)
 
 
+@kernel("convolution_input_gradient_elsewhere")
 def input_gradient_elsewhere(
     gradient: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any], shape: Sequence[int]
 ) -> torch.Tensor:
@@ -57,6 +61,7 @@ def _input_gradient(
     return result
 
 
+@kernel("convolution_input_gradient_in_chunks")
 def input_gradient_in_parts(
     gradient: torch.Tensor,
     weight: torch.Tensor,
@@ -76,6 +81,7 @@ def input_gradient_in_parts(
     return out
 
 
+@kernel("convolution_parameter_gradient_in_chunks")
 def parameter_gradient(
     gradient: torch.Tensor,
     x: torch.Tensor,

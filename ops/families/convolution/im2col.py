@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from monet.ops.kernel_names import kernel
+
 
 def temporary_numbers(
     channels: int,
@@ -100,6 +102,7 @@ def _flat(weight: torch.Tensor, groups: int) -> torch.Tensor:
     return weight.reshape(groups, weight.shape[0] // groups, -1)
 
 
+@kernel("im2col_convolution")
 def forward(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -122,6 +125,7 @@ def forward(
     return result
 
 
+@kernel("im2col_input_gradient")
 def input_gradient(
     gradient: torch.Tensor,
     weight: torch.Tensor,
@@ -149,6 +153,7 @@ def input_gradient(
     return result
 
 
+@kernel("im2col_weight_gradient")
 def weight_gradient(
     gradient: torch.Tensor,
     x: torch.Tensor,

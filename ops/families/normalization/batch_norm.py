@@ -9,6 +9,7 @@ import torch
 from monet.graph import Operator, Ref
 from monet.ops import strides
 from monet.ops.families.normalization.least_scale import from_output as scaled
+from monet.ops.kernel_names import kernel
 from monet.ops.kernels import norm_variants
 from monet.ops.kernels.bits import dense
 from monet.ops.offers import generic
@@ -90,6 +91,7 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     return found + scaled(made, weight, bias, y.dtype, context)
 
 
+@kernel("batch_norm_gradient_from_output")
 def from_output(
     gradient: torch.Tensor,
     y: torch.Tensor,
@@ -114,6 +116,7 @@ def from_output(
     return (results[0], *(None if r is None else r.to(weight.dtype) for r in results[1:]))
 
 
+@kernel("batch_norm_gradient_from_output_of_running")
 def from_output_of_running(
     gradient: torch.Tensor,
     y: torch.Tensor,
@@ -128,6 +131,7 @@ def from_output_of_running(
     return (from_gradient(gradient, weight, var, eps, mask)[0], *of_parameters[1:])
 
 
+@kernel("batch_norm_gradient_from_gradient")
 def from_gradient(
     gradient: torch.Tensor, weight: torch.Tensor | None, var: torch.Tensor, eps: float, mask: list[bool]
 ) -> tuple[torch.Tensor | None, ...]:

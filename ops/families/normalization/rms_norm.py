@@ -14,6 +14,7 @@ import torch
 
 from monet.graph import Operator, Ref, Value
 from monet.ops.families.normalization.least_scale import source_of
+from monet.ops.kernel_names import kernel
 from monet.ops.offers import generic
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Guard, Implementation
@@ -54,6 +55,7 @@ def from_product(product: torch.Tensor, divisors: list[torch.Tensor], dtype: tor
     return found
 
 
+@kernel("times_factor")
 def times_factor(
     gradient: torch.Tensor, product: torch.Tensor, divisors: list[torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
@@ -61,6 +63,7 @@ def times_factor(
     return from_product(product, divisors, dtype).mul_(gradient)
 
 
+@kernel("power_of_factor")
 def power_of_factor(
     exponent: float, product: torch.Tensor, divisors: list[torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:

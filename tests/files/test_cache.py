@@ -1,0 +1,223 @@
+"""The cache is its user's alone: made so, and refused where it is not."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from monet.commands.plan import plan
+from monet.errors import CacheRefused, ConfigError
+from monet.files.cache import library_folder, open_table, private_folder
+from monet.native import compiling
+from monet.native.compiling import shared_library
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is not there yet, nor is the one above it."""
+    folder = tmp_path / "above" / "cache"
+    monkeypatch.setenv("MONET_CACHE", str(folder))
+    return folder
+
+
+@contextmanager
+def umask(bits: int) -> Iterator[None]:
+    before = os.umask(bits)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def open_database() -> None:
+    open_table("test", "value TEXT").close()
+
+
+def mend(refused: CacheRefused) -> None:
+    """Runs the command that the error tells."""
+    _, command, _ = str(refused).split("`")
+    subprocess.run(shlex.split(command), check=True)
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file to compile, by a compiler that takes no time and writes what everyone may write."""
+    compiler = tmp_path / "c++"
+    find_output = 'for last; do test "$before" = -o && break; before=$last; done'
+    compiler.write_text(f'#!/bin/sh\n{find_output}\n: > "$last"; chmod 666 "$last"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    source = tmp_path / "unit.cpp"
+    source.write_text("")
+    return source
+
+
+@pytest.mark.parametrize("bits", [0o000, 0o002, 0o022, 0o077], ids=oct)
+def test_what_is_made_is_the_users_alone(cache: Path, bits: int, source: Path) -> None:
+    with umask(bits):
+        open_database()
+        target = shared_library(source)
+        assert target is not None and target.parent == library_folder()
+        for folder in (cache.parent, cache, cache / "native"):
+            assert mode(folder) == 0o700, folder
+        assert (mode(cache / "profile.sqlite3"), mode(target)) == (0o600, 0o700)
+        with closing(open_table("test", "value TEXT")) as database, database:
+            database.execute("INSERT INTO test VALUES ('key', 'value')")
+        assert shared_library(source) == target
+    assert [mode(path) & 0o077 for path in cache.rglob("*")] == [0, 0, 0]
+
+
+def test_the_user_may_write_what_is_made(cache: Path) -> None:
+    """Under an umask that takes that away, too."""
+    with umask(0o377):
+        open_database()
+        library_folder()
+    assert [mode(cache.parent), mode(cache), mode(cache / "native")] == [0o700] * 3
+    assert mode(cache / "profile.sqlite3") == 0o600
+
+
+def test_what_others_may_only_read_is_used(cache: Path, source: Path) -> None:
+    open_database()
+    target = shared_library(source)
+    assert target is not None
+    for path in (cache, cache / "native", target):
+        path.chmod(0o755)
+    (cache / "profile.sqlite3").chmod(0o644)
+    open_database()
+    assert shared_library(source) == target
+
+
+@pytest.mark.parametrize(("bits", "who"), [(0o775, "its group"), (0o707, "everyone"), (0o777, "everyone")])
+def test_a_folder_that_others_can_write_is_refused(cache: Path, source: Path, bits: int, who: str) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(bits)
+    message = (
+        f"^{cache} can be written by {who} \\(mode 0{bits:o}\\): monet runs compiled libraries in its cache, which "
+        f"nobody else may change. Run `chmod go-w {cache}`, or set MONET_CACHE to a folder of your own$"
+    )
+    for use in (open_database, library_folder, partial(shared_library, source)):
+        with pytest.raises(CacheRefused, match=message) as refused:
+            use()
+    assert not list(cache.iterdir())
+    mend(refused.value)
+    open_database()
+    assert shared_library(source) is not None
+
+
+def test_a_folder_of_libraries_that_others_can_write_is_refused(cache: Path, source: Path) -> None:
+    library_folder().chmod(0o770)
+    open_database()  # there is nothing to run
+    with pytest.raises(CacheRefused, match=f"^{cache}/native can be written by its group"):
+        shared_library(source)
+
+
+def test_a_database_that_others_can_write_is_refused(cache: Path) -> None:
+    open_database()
+    (cache / "profile.sqlite3").chmod(0o666)
+    with pytest.raises(CacheRefused, match=r"profile\.sqlite3 can be written by everyone") as refused:
+        open_database()
+    mend(refused.value)
+    open_database()
+
+
+def test_a_link_to_what_others_can_write_is_refused(cache: Path, tmp_path: Path, source: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "native").mkdir(mode=0o700)
+    (shared / "file").touch()
+    private_folder(cache)
+    (cache / "profile.sqlite3").symlink_to(shared / "file")
+    (cache / "native").symlink_to(shared / "native")
+    open_database()
+    assert shared_library(source) is not None  # links to what is the user's alone are the user's choice
+    (shared / "file").chmod(0o606)
+    with pytest.raises(CacheRefused, match="can be written by everyone"):
+        open_database()
+    (shared / "native").chmod(0o722)
+    with pytest.raises(CacheRefused, match="can be written by everyone"):
+        shared_library(source)
+
+
+def test_a_library_that_others_can_write_is_refused(cache: Path, source: Path) -> None:
+    target = shared_library(source)
+    assert target is not None
+    target.chmod(0o720)
+    with pytest.raises(CacheRefused, match=f"Run `rm {target}`, or set MONET_CACHE") as refused:
+        shared_library(source)
+    mend(refused.value)
+    assert shared_library(source) == target
+
+
+def test_what_is_somebody_elses_is_refused(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user, root say, finds it."""
+    open_database()
+    library_folder()
+    monkeypatch.setattr("os.geteuid", lambda: 4_000_000)
+    message = f"{cache} belongs to .*, and monet runs as user 4000000: .* Set MONET_CACHE to a folder of your own$"
+    for use in (open_database, library_folder, partial(shared_library, source)):
+        with pytest.raises(CacheRefused, match=message):
+            use()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", ["profile.sqlite3", "native", "library"])
+def test_a_part_of_the_cache_that_is_somebody_elses_is_refused(cache: Path, source: Path, name: str) -> None:
+    open_database()
+    target = shared_library(source)
+    assert target is not None
+    os.chown(target if name == "library" else cache / name, 4_000_000, -1)
+    with pytest.raises(CacheRefused, match="belongs to user 4000000, and monet runs as root"):
+        open_database() if name == "profile.sqlite3" else shared_library(source)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_somebody_elses_link_to_the_users_own_folder_is_refused(cache: Path) -> None:
+    mine = private_folder(cache.parent / "mine")
+    cache.symlink_to(mine)
+    open_database()
+    os.chown(cache, 4_000_000, -1, follow_symlinks=False)
+    with pytest.raises(CacheRefused, match="belongs to user 4000000"):
+        open_database()
+
+
+def test_a_folder_for_all_is_not_to_be_changed(cache: Path) -> None:
+    private_folder(cache).chmod(0o1777)
+    with pytest.raises(CacheRefused, match=r"mode 1777.* may change\. Set MONET_CACHE to a folder of your own$"):
+        open_database()
+
+
+def test_a_folder_that_cannot_be_made_is_no_refusal(
+    cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MONET_CACHE", str(source / "below a file"))
+    assert shared_library(source) is None
+    assert "unit.cpp could not be built" in caplog.text
+    with pytest.raises(OSError, match="below a file"):
+        open_database()
+
+
+def test_the_command_ends_with_the_sentence(cache: Path) -> None:
+    private_folder(cache).chmod(0o777)
+    done = CliRunner().invoke(plan, ["tiny.yaml", "--budget", "80%", "--output", str(cache.parent / "plan.json")])
+    assert done.exit_code == 1 and not issubclass(CacheRefused, ConfigError)
+    assert f"monet: error: {cache} can be written by everyone (mode 0777)" in done.stderr
+    assert "Traceback" not in done.output and not list(cache.iterdir())
+
+
+def test_without_a_compiler_no_library_is_looked_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private_folder(cache).chmod(0o777)
+    monkeypatch.setattr(compiling, "compiler", lambda: None)
+    assert shared_library(Path("unit.cpp")) is None
