@@ -1,4 +1,4 @@
-"""A bound from below on the memory of every plan in the captured order: what each operator must have beside it."""
+"""A bound from below on the memory of every plan in the captured order: what each operator needs to run at all."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from monet.planner.problem import Problem
 
 
 def floor_bytes(problem: Problem) -> int:
-    """No plan's peak is less in the captured order, whatever it keeps or runs again: inputs and outputs of one operator
-    by its leanest implementation, what the backward pass holds by then, and the fixed bytes."""
+    """No plan in the captured order has a smaller peak, whatever it keeps or runs again: the fixed bytes, and the most
+    that any one operator needs by its leanest implementation.
+
+    A forward operator needs its inputs and outputs, a backward operator what it reads and the gradients of that time.
+    """
     size = {tensor.id: tensor.bytes for tensor in problem.tensors}
     size |= {made.id: made.bytes for made in problem.intermediates}
     forward = (

@@ -1,8 +1,8 @@
 """Exact replay of a solution on its problem: validity, cost, and bytes at every moment.
 
-Independent of the program that made the solution: it shares no code with it and knows nothing of
-keep or resident variables. It walks the runs in order and gives every tensor *instances*. An instance
-lives from the run that makes it to its last read before the tensor is made again::
+Replay is independent of the program that made the solution: it shares no code with the program (hence ``_cost``
+beside ``problem.recompute_cost``) and knows nothing of its columns. It walks the runs in order and gives every tensor
+*instances*. An instance lives from the run that makes it to its last read before the tensor is made again::
 
     forward      a   b   c                      stage 0          stage 1
     runs        [a] [b] [c]                 bwd c            [b]   bwd b
@@ -50,6 +50,11 @@ class Replay:
 
 @dataclass(slots=True)
 class _Instance:
+    """``size`` bytes in memory from moment ``made`` to moment ``last``, both included.
+
+    ``overwritten_by``: the run that destroyed it; nothing may read it afterwards.
+    """
+
     size: int
     made: int
     last: int
@@ -58,7 +63,10 @@ class _Instance:
 
 @dataclass(slots=True)
 class _Walk:
-    """The state of the walk; ``moments`` hold everything but live instances until the end."""
+    """The state of the walk. ``moments``: what happens, the stage, and bytes besides instances and fixed bytes.
+
+    ``current``: the latest instance of each tensor.
+    """
 
     problem: Problem
     tensors: dict[str, Tensor]
@@ -68,6 +76,7 @@ class _Walk:
     seconds: list[float] = field(default_factory=list)
 
     def begin(self, what: str, stage: int | None, extra_bytes: int) -> None:
+        """The next moment; what is read, made and overwritten from here on happens in it."""
         self.moments.append((what, stage, extra_bytes))
 
     def read(self, names: Iterable[str]) -> None:

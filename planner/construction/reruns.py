@@ -1,7 +1,7 @@
 """What must run again so that missing tensors are there, and how long that takes.
 
-A closure is the set of forward operators to recompute at one stage, each by its fastest
-implementation, given what is in memory.
+The *reruns* for some tensors are the forward operators to recompute at one stage, given what is in memory: those that
+make the tensors, and those that make what they read in turn. Each runs by its fastest implementation.
 """
 
 from __future__ import annotations
@@ -13,59 +13,64 @@ from monet.planner.problem import recompute_cost
 from monet.planner.program.windows import Windows
 
 NEVER = float("inf")
+"""Seconds to make again what cannot be made again."""
 
 
 def uses(index: Windows, name: str) -> list[int]:
+    """The stages whose backward operator may read ``name``, ascending."""
     return [stage for stage in range(index.last.get(name, -1) + 1) if name in index.reads[stage]]
 
 
 def stage_seconds(index: Windows, present: set[str], stage: int) -> float:
+    """How long ``stage`` takes at least with ``present`` in memory, reruns included; ``NEVER`` if it cannot run."""
     return min(
-        (q.time_s + closure_seconds(index, present, q.reads, stage) for q in index.runs_backward[stage]),
+        (q.time_s + rerun_seconds(index, present, q.reads, stage) for q in index.runs_backward[stage]),
         default=0.0,
     )
 
 
-def closure(index: Windows, present: set[str], names: Iterable[str], stage: int) -> dict[int, set[str]] | None:
+def reruns(index: Windows, present: set[str], names: Iterable[str], stage: int) -> dict[int, set[str]] | None:
     """Operators to run again at ``stage`` so that ``names`` are there, each with the intermediates it makes.
 
-    None if something cannot be made again at this stage.
+    In forward order; None if something cannot be made again at this stage.
     """
-    heap: list[int] = []
-    runs: dict[int, set[str]] = {}
+    latest_first: list[int] = []  # a heap: what an operator reads is made by operators before it
+    operators: dict[int, set[str]] = {}
 
-    def want(name: str) -> bool:
+    def prepare(name: str) -> bool:
+        """Whether ``name`` is there or can be; what makes it is to run again then."""
         if name in present:
             return True
         i = index.producer[name]
         # A tensor outside its window can only be there as kept.
-        if name in index.pinned or stage not in index.stages_again[i] or not index.start[name] <= stage:
+        if name in index.pinned or stage not in index.stages_again[i] or stage < index.start[name]:
             return False
         if name in index.runs_again[i][0].recompute_reads:
             return False  # its own recomputation reads it
-        if i not in runs:
-            runs[i] = set()
-            heapq.heappush(heap, -i)
+        if i not in operators:
+            operators[i] = set()
+            heapq.heappush(latest_first, -i)
         if name not in index.problem.forward[i].outputs:
-            runs[i].add(name)
+            operators[i].add(name)
         return True
 
-    if not all([want(name) for name in names]):
+    if not all([prepare(name) for name in names]):
         return None
-    while heap:
-        i = -heapq.heappop(heap)
-        making = [n for v in index.intermediates[i] if v.id in runs[i] for n in v.reads]
+    while latest_first:
+        i = -heapq.heappop(latest_first)
+        making = [n for v in index.intermediates[i] if v.id in operators[i] for n in v.reads]
         operator = index.problem.forward[i]
         reads = [*operator.inputs, *index.runs_again[i][0].recompute_reads]
         reads += [n for n in making if n not in operator.outputs]
-        if not all([want(name) for name in reads]):
+        if not all([prepare(name) for name in reads]):
             return None
-    return dict(sorted(runs.items()))
+    return dict(sorted(operators.items()))
 
 
-def closure_seconds(index: Windows, present: set[str], names: Iterable[str], stage: int) -> float:
-    runs = closure(index, present, names, stage)
-    if runs is None:
+def rerun_seconds(index: Windows, present: set[str], names: Iterable[str], stage: int) -> float:
+    """How long the reruns for ``names`` take, the making of their intermediates included; ``NEVER`` without any."""
+    operators = reruns(index, present, names, stage)
+    if operators is None:
         return NEVER
-    made = sum(v.time_s for i, wanted in runs.items() if wanted for v in index.intermediates[i] if v.id in wanted)
-    return made + sum(recompute_cost(index.runs_again[i][0])[0] for i in runs)
+    making_s = sum(v.time_s for i, made in operators.items() if made for v in index.intermediates[i] if v.id in made)
+    return making_s + sum(recompute_cost(index.runs_again[i][0])[0] for i in operators)

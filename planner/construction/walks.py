@@ -5,20 +5,23 @@ read is missing, what it needs is run again. Dynamic Tensor Rematerialization (K
 2021) evicts in the same way, but while training and blind to the future; here the next use of every
 tensor is known. A *thrifty* walk drops everything at once and takes the leanest implementations.
 
+Every choice is tried on a copy of the walk, and the walk goes on from the best copy.
+
 The walk counts a tensor until it is dropped, replay until its last read: replay never finds more.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
 
-from monet.planner.construction.reruns import NEVER, closure, closure_seconds, stage_seconds, uses
-from monet.planner.problem import BackwardImplementation, ForwardImplementation, recompute_cost
+from monet.planner.construction.reruns import NEVER, rerun_seconds, reruns, stage_seconds, uses
+from monet.planner.problem import BackwardImplementation, ForwardImplementation, Intermediate, recompute_cost
 from monet.planner.program.windows import Windows
 from monet.planner.solution import Run, Stage
 
@@ -36,63 +39,75 @@ class DoesNotFit(Exception):
 class Walk:
     """Memory while the plan is being made.
 
-    ``present``: tensors in memory, ``held`` bytes of them.
-    ``budget``: bytes; the thrifty walk has none and minimises ``worst`` instead. ``chosen``: never
-    dropped while needed; its intermediates are made in the forward pass. ``fast``: stages that run their
-    fastest implementation, whatever has to be dropped for its workspace. ``deadline_s``: on ``time.monotonic``; a walk
-    that drops everything runs a chain of n operators n²/2 times, and unrolled networks are long chains.
+    ``present``: tensors in memory, ``present_bytes`` of them. ``peak_bytes``: the most so far, fixed bytes included.
+    ``thrifty``: drops all that it may at every moment, and prefers the least peak to the least time.
+    ``chosen``: never dropped while needed; its intermediates are made in the forward pass. ``deadline_s``: on
+    ``time.monotonic``; a walk that drops everything runs a chain of n operators n²/2 times, and unrolled networks
+    are long chains. ``score``: seconds lost per byte by doing without a tensor, as last computed.
     """
 
     index: Windows
-    budget: int
+    budget_bytes: int
     thrifty: bool
     chosen: frozenset[str] = frozenset()
-    fast: frozenset[int] = frozenset()
     deadline_s: float = math.inf
     present: set[str] = field(default_factory=set)
-    held: int = 0
-    worst: int = 0
+    present_bytes: int = 0
+    peak_bytes: int = 0
     score: dict[str, float] = field(default_factory=dict)
 
     def copy(self, thrifty: bool) -> Walk:
+        """For a trial: its own memory, and its own peak from here on; scores are shared."""
+        # Spelled out: every trial copies, and dataclasses.replace is slower.
         return Walk(
-            self.index, self.budget, self.thrifty or thrifty, self.chosen, self.fast, self.deadline_s,
-            set(self.present), self.held, 0, self.score,
+            self.index, self.budget_bytes, self.thrifty or thrifty, self.chosen, self.deadline_s,
+            set(self.present), self.present_bytes, 0, self.score,
         )  # fmt: skip
 
+    def adopt(self, trial: Walk) -> None:
+        """Goes on from a trial."""
+        self.present, self.present_bytes = trial.present, trial.present_bytes
+        self.peak_bytes = max(self.peak_bytes, trial.peak_bytes)
+
     def take(self, names: Iterable[str]) -> None:
+        """``names`` are in memory from here on."""
         for name in names:
             if name not in self.present:
                 self.present.add(name)
-                self.held += self.index.size[name]
+                self.present_bytes += self.index.size[name]
 
     def drop(self, names: Iterable[str]) -> None:
+        """``names`` are not in memory any more."""
         for name in names:
             if name in self.present:
                 self.present.remove(name)
-                self.held -= self.index.size[name]
+                self.present_bytes -= self.index.size[name]
 
-    def fit(self, extra: int, locked: set[str], stage: int) -> float:
-        """Makes room for a moment with ``extra`` bytes beyond what is present; returns seconds lost."""
-        lost = 0.0
+    def make_room(self, extra_bytes: int, locked: Set[str], stage: int) -> float:
+        """Drops tensors, but for ``locked``, until ``extra_bytes`` fit besides what is present; the seconds lost.
+
+        Raises:
+            DoesNotFit: they never do, or the deadline is over.
+        """
+        lost_s = 0.0
         if time.monotonic() > self.deadline_s:
             raise DoesNotFit
         if self.thrifty:
             self.drop([n for n in self.present if n not in locked and self.droppable(n, stage)])
-            if self.held + extra > self.budget:
+            if self.present_bytes + extra_bytes > self.budget_bytes:
                 raise DoesNotFit
-        elif self.held + extra > self.budget:
-            lost = self._evict(extra, locked, stage)
-        self.worst = max(self.worst, self.held + extra)
-        return lost
+        elif self.present_bytes + extra_bytes > self.budget_bytes:
+            lost_s = self._evict(extra_bytes, locked, stage)
+        self.peak_bytes = max(self.peak_bytes, self.present_bytes + extra_bytes)
+        return lost_s
 
-    def _evict(self, extra: int, locked: set[str], stage: int) -> float:
-        """Drops by seconds per byte until ``extra`` fits, looking again at a score before using it."""
-        fixed = locked | self.index.pinned | self.chosen
-        heap = [(self.score.get(n, 0.0), n) for n in self.present if n not in fixed]
+    def _evict(self, extra_bytes: int, locked: Set[str], stage: int) -> float:
+        """Drops by seconds per byte until ``extra_bytes`` fit, looking again at a score before using it."""
+        kept = locked | self.index.pinned | self.chosen
+        heap = [(self.score.get(n, 0.0), n) for n in self.present if n not in kept]
         heapq.heapify(heap)
-        lost = 0.0
-        while self.held + extra > self.budget:
+        lost_s = 0.0
+        while self.present_bytes + extra_bytes > self.budget_bytes:
             if not heap:
                 raise DoesNotFit
             _, name = heapq.heappop(heap)
@@ -105,8 +120,8 @@ class Walk:
                 heapq.heappush(heap, (score, name))
                 continue
             self.drop((name,))
-            lost += cost
-        return lost
+            lost_s += cost
+        return lost_s
 
     def droppable(self, name: str, stage: int) -> bool:
         """Whether the thrifty walk may drop ``name``: nothing needs it, or it can be made again."""
@@ -144,53 +159,111 @@ class Walk:
         if not needed:
             return 0.0 if index.runs_again[index.producer[name]] else NEVER
         last = index.last[name]
-        with_it = closure_seconds(index, self.present, [name], last)
-        without = closure_seconds(index, self.present - {name}, [name], last)
+        with_it = rerun_seconds(index, self.present, [name], last)
+        without = rerun_seconds(index, self.present - {name}, [name], last)
         return without - with_it
 
 
-def forward_pass(walk: Walk) -> list[Run]:
+Choice = TypeVar("Choice", ForwardImplementation, Stage)
+
+
+# These small values are not frozen: a search tries tens of thousands of runs, and freezing makes it a tenth slower.
+
+
+@dataclass(slots=True)
+class _Trial(Generic[Choice]):
+    """``choice`` was tried, and ``walk`` is how it goes on.
+
+    ``own_s``: the choice's own seconds. ``lost_s``: those that dropping tensors for it will cost later.
+    """
+
+    choice: Choice
+    walk: Walk
+    own_s: float
+    lost_s: float = 0.0
+
+    def order(self) -> tuple[float, float]:
+        """What a walk minimises: time, then memory; a thrifty one the other way round."""
+        peak = float(self.walk.peak_bytes)
+        return (peak, self.own_s) if self.walk.thrifty else (self.own_s + self.lost_s, peak)
+
+
+def _best(trials: Callable[[bool], Iterator[_Trial[Choice]]]) -> _Trial[Choice]:
+    """The best trial; where none fits, the first that does if everything is dropped that may be.
+
+    ``trials``: given whether to be thrifty, tries one choice after the other.
+    """
+    best = min(trials(False), key=_Trial.order, default=None) or next(trials(True), None)
+    if best is None:
+        raise DoesNotFit
+    return best
+
+
+@dataclass(slots=True)
+class _Moment:
+    """A forward operator is to run: ``stage`` is 0 in the forward pass.
+
+    ``base_bytes``: in memory besides what is present: what is fixed, gradients, and its outputs. ``locked``: what may
+    not be dropped for it. ``outputs``: what it adds to what is present.
+    """
+
+    stage: int
+    base_bytes: int
+    locked: Set[str]
+    outputs: Sequence[str]
+
+
+def _run_trial(
+    trial: Walk, moment: _Moment, q: ForwardImplementation, own_s: float, workspace_bytes: int
+) -> _Trial[ForwardImplementation] | None:
+    """A run by ``q``; None where it does not fit or destroys what the walk cannot do without."""
+    try:
+        lost_s = trial.make_room(moment.base_bytes + workspace_bytes - q.aliased_bytes, moment.locked, moment.stage)
+    except DoesNotFit:
+        return None
+    trial.take(moment.outputs)
+    if q.overwrites is not None:
+        lost_s += trial.without(q.overwrites, moment.stage)
+        trial.drop((q.overwrites,))
+    return _Trial(q, trial, own_s, lost_s) if lost_s < NEVER else None
+
+
+def _make(walk: Walk, v: Intermediate, base_bytes: int, locked: Set[str], stage: int) -> float:
+    """Makes an intermediate; the seconds of that, those lost included. ``base_bytes``: what is fixed, and gradients."""
+    seconds = v.time_s + walk.make_room(base_bytes + v.bytes + v.workspace_bytes, locked, stage)
+    walk.take((v.id,))
+    return seconds
+
+
+def forward_pass(walk: Walk) -> Iterator[Run]:
     """Runs everything once; what the backward pass may want stays until room is needed."""
     index = walk.index
     final = {name: (index.consumers.get(name) or (i,))[-1] for name, i in index.producer.items()}
-    runs = []
     for i, operator in enumerate(index.problem.forward):
-        locked = {n for n in walk.present if final[n] >= i}
-        outputs = sum(index.size[n] for n in operator.outputs)
-        best: tuple[tuple[float, float], Walk, ForwardImplementation] | None = None
-        made = tuple(v.id for v in index.intermediates[i] if v.id in walk.chosen or _must_be_made(index, v.id))
-        read_by_making = {n for v in index.intermediates[i] if v.id in made for n in v.reads}
-        for thrifty, q in itertools.product((False, True), index.runs_forward[i]):
-            if thrifty and best is not None:
-                break
-            if q.overwrites in read_by_making:
-                continue
-            trial = walk.copy(thrifty)
-            try:
-                extra = index.problem.fixed_bytes + outputs + q.workspace_bytes - q.aliased_bytes
-                lost = trial.fit(extra, locked, 0)
-                trial.take(operator.outputs)
-                if q.overwrites is not None:
-                    lost += trial.without(q.overwrites, 0)
-                    trial.drop((q.overwrites,))
-            except DoesNotFit:
-                continue
-            order = (float(trial.worst), q.time_s) if walk.thrifty else (q.time_s + lost, float(trial.worst))
-            if lost < NEVER and (best is None or order < best[0]):
-                best = (order, trial, q)
-        if best is None:
-            raise DoesNotFit
-        _adopt(walk, best[1])
-        for name in made:
-            walk.fit(index.problem.fixed_bytes + index.size[name] + _workspace(index, name), locked | read_by_making, 0)
-            walk.take((name,))
+        made = [v for v in index.intermediates[i] if v.id in walk.chosen or _must_be_made(index, v.id)]
+        needed = {n for n in walk.present if final[n] >= i}
+        best = _best(partial(_forward_trials, walk, i, needed, made))
+        walk.adopt(best.walk)
+        for v in made:
+            _make(walk, v, index.problem.fixed_bytes, needed | _making_reads(made), 0)
         walk.drop([n for n in walk.present if final.get(n, -1) <= i and n not in index.last])
-        runs.append(Run(operator.id, best[2].name, made))
-    return runs
+        yield Run(operator.id, best.choice.name, tuple(v.id for v in made))
 
 
-def _workspace(index: Windows, name: str) -> int:
-    return next(v.workspace_bytes for v in index.intermediates[index.producer[name]] if v.id == name)
+def _forward_trials(
+    walk: Walk, i: int, needed: Set[str], made: list[Intermediate], thrifty: bool
+) -> Iterator[_Trial[ForwardImplementation]]:
+    """Operator i by each implementation that fits and leaves what making ``made`` reads."""
+    index, operator = walk.index, walk.index.problem.forward[i]
+    base_bytes = index.problem.fixed_bytes + sum(index.size[n] for n in operator.outputs)
+    moment = _Moment(0, base_bytes, needed, operator.outputs)
+    making_reads = _making_reads(made)
+    for q in index.runs_forward[i]:
+        if q.overwrites in making_reads:
+            continue
+        trial = _run_trial(walk.copy(thrifty), moment, q, q.time_s, q.workspace_bytes)
+        if trial is not None:
+            yield trial
 
 
 def _must_be_made(index: Windows, name: str) -> bool:
@@ -201,103 +274,130 @@ def _must_be_made(index: Windows, name: str) -> bool:
 
 
 def backward_pass(walk: Walk) -> Iterator[Stage]:
-    again = 0
-    for stage, operator in enumerate(walk.index.problem.backward):
-        best: tuple[tuple[float, float], Walk, Stage] | None = None
-        # Sorted by seconds: the first is the fastest.
-        offered = walk.index.runs_backward[stage][: 1 if stage in walk.fast else None]
-        for thrifty, q in itertools.product((False, True), offered):
-            if thrifty and best is not None:
-                break
-            trial = walk.copy(thrifty)
-            try:
-                cost, runs = _run_stage(trial, stage, q)
-            except DoesNotFit:
-                continue
-            order = (float(trial.worst), cost) if walk.thrifty else (cost, float(trial.worst))
-            if best is None or order < best[0]:
-                best = (order, trial, Stage(tuple(runs), operator.id, q.name))
-        if best is None:
-            raise DoesNotFit
-        _adopt(walk, best[1])
+    """Runs every stage by the implementation that takes least time, with what it makes the walk recompute or drop.
+
+    Raises:
+        DoesNotFit: also where more than ``MOST_AGAIN`` operators run again.
+    """
+    runs_again = 0
+    for stage in range(len(walk.index.problem.backward)):
+        best = _best(partial(_stage_trials, walk, stage))
+        walk.adopt(best.walk)
         walk.drop([n for n in walk.present if not walk.index.needed(n, stage + 1)])
-        again += len(best[2].recompute)
-        if again > MOST_AGAIN:
+        runs_again += len(best.choice.recompute)
+        if runs_again > MOST_AGAIN:
             raise DoesNotFit
-        yield best[2]
+        yield best.choice
 
 
-def _adopt(walk: Walk, trial: Walk) -> None:
-    walk.present, walk.held, walk.score = trial.present, trial.held, trial.score
-    walk.worst = max(walk.worst, trial.worst)
+def _stage_trials(walk: Walk, stage: int, thrifty: bool) -> Iterator[_Trial[Stage]]:
+    """Each backward implementation of ``stage``, with what must run again before it; those that do not fit left out."""
+    for q in walk.index.runs_backward[stage]:
+        trial = walk.copy(thrifty)
+        try:
+            seconds, runs = _run_stage(trial, stage, q)
+        except DoesNotFit:
+            continue
+        yield _Trial(Stage(tuple(runs), walk.index.problem.backward[stage].id, q.name), trial, seconds)
 
 
 def _run_stage(walk: Walk, stage: int, q: BackwardImplementation) -> tuple[float, list[Run]]:
     """Recomputes what q misses, then q itself; seconds of both and of what was dropped for them."""
-    index, problem = walk.index, walk.index.problem
-    again = closure(index, walk.present, q.reads, stage)
-    if again is None:
-        raise DoesNotFit
-    operators = list(again)
-    base = problem.fixed_bytes + problem.backward[stage].live_before_bytes
-    cost, runs = q.time_s, []
-    later: list[set[str]] = [set(q.reads)]
-    for i in reversed(operators):
-        later.append(later[-1] | _reads(index, i, again[i]))
-    later.reverse()  # later[n]: read by the n-th recomputation or afterwards
-    for n, i in enumerate(operators):
-        seconds, run = _run_again(walk, stage, i, again[i], later[n], later[n + 1], base)
-        cost += seconds
+    problem = walk.index.problem
+    seconds, runs = q.time_s, []
+    for rerun in _reruns(walk, stage, q):
+        rerun_s, run = _run_again(walk, rerun)
+        seconds += rerun_s
         runs.append(run)
-    extra = problem.fixed_bytes + problem.backward[stage].live_during_bytes + q.workspace_bytes - q.aliased_bytes
-    cost += walk.fit(extra, set(q.reads), stage + 1)
-    return cost, runs
+    extra_bytes = problem.fixed_bytes + problem.backward[stage].live_during_bytes
+    seconds += walk.make_room(extra_bytes + q.workspace_bytes - q.aliased_bytes, set(q.reads), stage + 1)
+    return seconds, runs
 
 
-def _reads(index: Windows, i: int, making: set[str]) -> set[str]:
-    made = {n for v in index.intermediates[i] if v.id in making for n in v.reads}
+@dataclass(slots=True)
+class _Rerun:
+    """Operator ``operator`` runs again at ``stage``, then makes the intermediates ``made``.
+
+    ``read_later``: what the reruns after it and the stage's backward operator read. ``reads``: the same and what it
+    reads itself. ``base_bytes``: what is fixed, and gradients.
+    """
+
+    operator: int
+    stage: int
+    made: list[Intermediate]
+    reads: Set[str]
+    read_later: Set[str]
+    base_bytes: int
+
+
+def _reruns(walk: Walk, stage: int, q: BackwardImplementation) -> list[_Rerun]:
+    """What must run again before ``q``, in forward order.
+
+    Raises:
+        DoesNotFit: something that ``q`` needs cannot be made again at this stage.
+    """
+    index, problem = walk.index, walk.index.problem
+    operators = reruns(index, walk.present, q.reads, stage)
+    if operators is None:
+        raise DoesNotFit
+    base_bytes = problem.fixed_bytes + problem.backward[stage].live_before_bytes
+    latest_first: list[_Rerun] = []
+    read_later = set(q.reads)
+    for i, wanted in reversed(operators.items()):
+        made = [v for v in index.intermediates[i] if v.id in wanted]
+        reads = read_later | _rerun_reads(index, i, made)
+        latest_first.append(_Rerun(i, stage, made, reads, read_later, base_bytes))
+        read_later = reads
+    return latest_first[::-1]
+
+
+def _rerun_reads(index: Windows, i: int, made: list[Intermediate]) -> set[str]:
+    """What operator i reads when it runs again, and what making ``made`` reads besides i's outputs."""
     operator = index.problem.forward[i]
-    return {*operator.inputs, *index.runs_again[i][0].recompute_reads, *(made - set(operator.outputs))}
+    besides = _making_reads(made) - set(operator.outputs)
+    return {*operator.inputs, *index.runs_again[i][0].recompute_reads, *besides}
 
 
-def _run_again(
-    walk: Walk, stage: int, i: int, making: set[str], locked: set[str], later: set[str], base: int
-) -> tuple[float, Run]:
-    """One recomputation by its best implementation, then the intermediates wanted of it."""
-    index, operator = walk.index, walk.index.problem.forward[i]
-    outputs = [n for n in operator.outputs if n not in walk.present]
-    best: tuple[tuple[float, float], float, Walk, ForwardImplementation] | None = None
-    kept_for_making = {n for v in index.intermediates[i] if v.id in making for n in v.reads}
-    for q in index.runs_again[i]:
-        if q.recompute_reads != index.runs_again[i][0].recompute_reads:
-            continue  # the closure was made for the fastest one's reads
-        if q.overwrites is not None and (
-            q.overwrites in later | kept_for_making or not index.start[q.overwrites] <= stage
-        ):
-            continue
-        trial = walk.copy(False)
-        seconds, workspace = recompute_cost(q)
-        # What is there and made again counts twice here: as present and as output.
-        extra = base + sum(index.size[n] for n in operator.outputs) + workspace - q.aliased_bytes
-        try:
-            lost = trial.fit(extra, locked, stage)
-        except DoesNotFit:
-            continue
-        trial.take(outputs)
-        if q.overwrites is not None:
-            lost += trial.without(q.overwrites, stage)
-            trial.drop((q.overwrites,))
-        order = (float(trial.worst), seconds) if walk.thrifty else (seconds + lost, float(trial.worst))
-        if lost < NEVER and (best is None or order < best[0]):
-            best = (order, seconds + lost, trial, q)
+def _run_again(walk: Walk, rerun: _Rerun) -> tuple[float, Run]:
+    """One recomputation by its best implementation, then its intermediates; seconds, those lost included."""
+    index, stage = walk.index, rerun.stage
+    best = min(_rerun_trials(walk, rerun), key=_Trial.order, default=None)
     if best is None:
         raise DoesNotFit
-    _adopt(walk, best[2])
-    cost = best[1]
-    made = tuple(v.id for v in index.intermediates[i] if v.id in making)
-    for v in index.intermediates[i]:
-        if v.id in making:
-            cost += v.time_s + walk.fit(base + v.bytes + v.workspace_bytes, later | set(v.reads), stage)
-            walk.take((v.id,))
-    walk.drop([n for n in walk.present if n not in later and not index.needed(n, stage)])
-    return cost, Run(operator.id, best[3].name, made)
+    walk.adopt(best.walk)
+    seconds = best.own_s + best.lost_s
+    for v in rerun.made:
+        seconds += _make(walk, v, rerun.base_bytes, rerun.read_later | set(v.reads), stage)
+    walk.drop([n for n in walk.present if n not in rerun.read_later and not index.needed(n, stage)])
+    made = tuple(v.id for v in rerun.made)
+    return seconds, Run(index.problem.forward[rerun.operator].id, best.choice.name, made)
+
+
+def _rerun_trials(walk: Walk, rerun: _Rerun) -> Iterator[_Trial[ForwardImplementation]]:
+    """The rerun by each implementation that is usable and fits."""
+    index, operator = walk.index, walk.index.problem.forward[rerun.operator]
+    # What is there and made again counts twice here: as present and as output.
+    base_bytes = rerun.base_bytes + sum(index.size[n] for n in operator.outputs)
+    missing = [n for n in operator.outputs if n not in walk.present]
+    moment = _Moment(rerun.stage, base_bytes, rerun.reads, missing)
+    for q in _usable_again(index, rerun):
+        trial = _run_trial(walk.copy(thrifty=False), moment, q, *recompute_cost(q))
+        if trial is not None:
+            yield trial
+
+
+def _usable_again(index: Windows, rerun: _Rerun) -> Iterator[ForwardImplementation]:
+    """Implementations that read what was prepared for the fastest one, and destroy nothing that is read later or
+    whose window has not begun."""
+    offered = index.runs_again[rerun.operator]
+    read_later = rerun.read_later | _making_reads(rerun.made)
+    for q in offered:
+        if q.recompute_reads != offered[0].recompute_reads:
+            continue
+        if q.overwrites is None or (q.overwrites not in read_later and index.start[q.overwrites] <= rerun.stage):
+            yield q
+
+
+def _making_reads(made: list[Intermediate]) -> set[str]:
+    """What making the intermediates reads."""
+    return {name for v in made for name in v.reads}

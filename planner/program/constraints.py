@@ -19,11 +19,11 @@ def build_program(
     after_peaks: frozenset[int] = NO_STAGES,
     relaxed: bool = False,
 ) -> Program:
-    """The program of ``problem``, without its memory rows; ``also_at`` and ``after_peaks`` as for ``windows``.
+    """The program of ``problem`` but for its memory rows, which ``memory_rows.add_memory_rows`` adds.
 
-    With ``window=None`` it is the full program: recomputation of anything at any stage.
-
-    ``relaxed``: a relaxation of the full program (see ``relaxation.py``) instead of the windowed one.
+    ``window``, ``also_at`` and ``after_peaks`` as for ``windows``. With ``window=None`` it is the full program:
+    recomputation of anything at any stage. ``relaxed``: instead of the windowed program, a relaxation of the full one
+    (``relaxation.py``).
     """
     index = windows(problem, window, also_at, after_peaks, offer_idle_stages=relaxed or window is None)
     program = Program(index, budget_bytes, relaxed)
@@ -43,7 +43,7 @@ def build_program(
 
 
 def _keep_columns(program: Program) -> None:
-    """One column for everything the backward pass can need; pinned tensors always survive."""
+    """keep[k] for everything that the backward pass can need; 1 for a pinned k, which always survives."""
     made_by = {v.id: v for made in program.windows.intermediates for v in made}
     for name in program.windows.producer:
         if name not in program.windows.last:
@@ -63,7 +63,10 @@ def _forward_choice(program: Program) -> None:
 
 
 def _recompute_columns(program: Program) -> None:
-    """Σ_q again[i, q, t] ≤ 1, in the window of i; an in-place q needs its victim's window too."""
+    """Σ_q again[i, q, t] ≤ 1 where i may run again at t, and a column make[v, t] for each intermediate v of i.
+
+    An in-place q is offered only where its victim has a decision of its own, too.
+    """
     for i, stages in enumerate(program.windows.stages_again):
         for stage in sorted(stages):
             for q in program.windows.runs_again[i]:
@@ -76,7 +79,7 @@ def _recompute_columns(program: Program) -> None:
 
 
 def _resident_columns(program: Program) -> None:
-    """A column wherever residency can differ from the stage before; elsewhere it is the same one."""
+    """resident[k, t]: a column wherever it can differ from the stage before; elsewhere it is the same one."""
     index = program.windows
     for name, last in index.last.items():
         for stage in range(last + 1):
@@ -100,6 +103,7 @@ def _moves(program: Program, name: str, stage: int) -> bool:
 
 
 def _readers(program: Program, name: str, stage: int) -> list[int]:
+    """Operators that may run again at ``stage`` and read ``name``, in forward order."""
     return [c for c in program.windows.readers_again.get(name, ()) if stage in program.windows.stages_again[c]]
 
 
@@ -139,7 +143,7 @@ def _local_columns(program: Program) -> None:
 
 
 def _levels(program: Program, name: str, stage: int) -> list[tuple[int, Presence]]:
-    """One level for each reader that may run at ``stage``, last reader first."""
+    """One level for each reader that may run again at ``stage``, last reader first."""
     levels: list[tuple[int, Presence]] = []
     following = program.resident.get((name, stage), ABSENT)
     for reader in reversed(_readers(program, name, stage)):
@@ -225,6 +229,7 @@ def _in_place(program: Program) -> None:
 
 
 def _in_place_again(program: Program, operator: int) -> list[tuple[ForwardImplementation, int, int]]:
+    """(implementation, stage, column) of every recomputation of ``operator`` that overwrites something."""
     return [
         (q, stage, program.again[operator, q.name, stage])
         for q in program.windows.runs_again[operator]

@@ -11,11 +11,15 @@ from __future__ import annotations
 from monet.planner.program.windows import Windows
 
 PEAKS = 2
+"""Peaks that are followed up. Each makes the program larger by one stage for every tensor."""
 
 
 def after_peaks(index: Windows, count: int = PEAKS) -> frozenset[int]:
-    """The first stages that offer recomputation after each of the ``count`` stages whose fastest
-    implementation gains most time times memory over the one that needs least memory."""
+    """The stages right after peaks: for each of ``count`` peaks, the first later stage that offers recomputation.
+
+    A peak is a stage whose fastest implementation is faster than the one that needs least memory; the largest peaks
+    are those with most (seconds gained) · (bytes of the fastest one's workspace and of gradients).
+    """
     score: dict[int, float] = {}
     for stage, runs in enumerate(index.runs_backward):
         if not runs:

@@ -17,7 +17,7 @@ here                  meaning                                                   
 ``backward[t, q]``    the backward operator of t runs by q                       δ̂
 ====================  =========================================================  ==================
 
-Costs are seconds, memory is in bytes; ``scaling.py`` brings both to a solver's liking.
+Costs are seconds, memory is in bytes; ``solvers/scaling.py`` brings both to a solver's liking.
 """
 
 from __future__ import annotations
@@ -36,9 +36,14 @@ Levels = tuple[tuple[int, Presence], ...]
 class Program:
     """Columns and rows of one problem, and which column means what.
 
-    ``resident`` answers for every (tensor, stage) at which the tensor may be needed; equal states
-    share a column. ``local`` is absent where it equals ``resident``. ``peak``: where the least memory is
-    looked for, the column that is the peak as a share of ``budget_bytes``.
+    ``resident`` answers for every (tensor, stage) at which the tensor may be needed; equal states share a column.
+    ``local`` is absent where it equals ``resident``. ``peak``: where the least memory is looked for, the column that
+    is the peak as a share of ``budget_bytes``.
+
+    ``relaxed``: the relaxation of the full program, which alone has columns in ``brief`` and ``early``
+    (``relaxation.py``). ``brief[k]``: k survives the forward pass and is dropped before its window begins.
+    ``early[k]``: k is made again before its window begins; absent where k never can be. Each holds every tensor and
+    intermediate that has stages before its window, pinned ones left out.
     """
 
     windows: Windows
@@ -62,7 +67,7 @@ class Program:
 
     @property
     def scope(self) -> str:
-        """The name of the program that a bound is about."""
+        """The name of the program that a bound is about: ``full``, ``window N``, or ``window N + K stages``."""
         if self.relaxed or self.windows.window is None:
             return "full"
         more = f" + {len(self.windows.after_peaks)} stages" if self.windows.after_peaks else ""

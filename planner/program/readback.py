@@ -18,13 +18,14 @@ def read_point(program: Program, x: Floats) -> Runs:
     problem, index = program.problem, program.windows
     on = x > 0.5
 
-    def first(names: Iterable[tuple[str, int]]) -> str:
-        return max(names, key=lambda pair: float(x[pair[1]]))[0]
+    def chosen(columns: Iterable[tuple[str, int]]) -> str:
+        """The implementation whose column is largest."""
+        return max(columns, key=lambda pair: float(x[pair[1]]))[0]
 
     forward = tuple(
         Run(
             operator.id,
-            first((q.name, program.forward[i, q.name]) for q in index.runs_forward[i]),
+            chosen((q.name, program.forward[i, q.name]) for q in index.runs_forward[i]),
             tuple(v.id for v in index.intermediates[i] if any(on[c] for c in program.kept(v.id))),
         )
         for i, operator in enumerate(problem.forward)
@@ -37,13 +38,13 @@ def read_point(program: Program, x: Floats) -> Runs:
                 made = tuple(
                     v.id for v in index.intermediates[i] if (c := program.make.get((v.id, stage))) is not None and on[c]
                 )
-                run = Run(operator.id, first((n, program.again[i, n, stage]) for n in names), made)
+                run = Run(operator.id, chosen((n, program.again[i, n, stage]) for n in names), made)
                 recompute[stage].append(run)
     stages = tuple(
         Stage(
             tuple(recompute[stage]),
             operator.id,
-            first((q.name, program.backward[stage, q.name]) for q in index.runs_backward[stage]),
+            chosen((q.name, program.backward[stage, q.name]) for q in index.runs_backward[stage]),
         )
         for stage, operator in enumerate(problem.backward)
     )
@@ -110,6 +111,7 @@ def _kept(program: Program, x: Floats, name: str, held: Set[str]) -> Presence:
 
 
 def _set(program: Program, x: Floats, presences: dict[str, Presence]) -> bool:
+    """Sets the columns by which each name is there; False where one has none."""
     for name, presence in presences.items():
         if not presence:
             return False
@@ -133,7 +135,8 @@ def _set_local(program: Program, x: Floats) -> None:
 
 
 def earlier(index: Windows, runs: Runs) -> dict[str, frozenset[int]]:
-    """At which stages, outside the windows of ``index``, the program must offer what to contain ``runs``."""
+    """``also_at`` of a program that contains ``runs``: what it must offer at which stages, outside the windows of
+    ``index``."""
     operators = {operator.id: i for i, operator in enumerate(index.problem.forward)}
     also_at: dict[str, set[int]] = {}
     for t, stage in enumerate(runs.stages):

@@ -20,13 +20,9 @@ does this one inside its windows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from monet.planner.problem import recompute_cost
+from monet.planner.program.program import Program
 from monet.planner.solvers.rows import ABSENT, Presence
-
-if TYPE_CHECKING:
-    from monet.planner.program.program import Program
 
 
 def add_early_columns(program: Program) -> None:
@@ -69,7 +65,10 @@ def add_early_columns(program: Program) -> None:
 
 
 def resident_early(program: Program, name: str, stage: int) -> Presence:
-    """Bytes of ``name`` at a stage before its window; where the stage may read it, it must be there."""
+    """Presence of ``name`` at a stage before its window: as kept.
+
+    Where the stage may read ``name``, a column that may also be 1 if ``name`` survives briefly or is made again early.
+    """
     kept = program.kept(name)
     if name not in program.windows.reads[stage]:
         return kept

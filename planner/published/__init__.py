@@ -1,3 +1,3 @@
-"""Published instances: ``document.py`` checks a file, ``profile.py`` makes a problem of a profile, ``solution.py``
-reads and writes published schedules.
+"""Published instances: ``document.py`` checks a profile's document, ``profile.py`` makes a problem of it, and
+``solution.py`` reads and writes published solutions.
 """

@@ -1,7 +1,8 @@
-"""What a document in the format ``monet-profile-1`` must look like, checked before anything is made of it.
+"""What a document in the format ``monet-profile-1`` must look like, checked before a problem is made of it.
 
-Fields are data: a name and what it holds; a name that ends in ``_`` is of a field that may be missing. Unknown
-fields are ignored. After the types, references: who reads, overwrites or saves something that is not there.
+Its fields are listed as data (``_DOCUMENT``): a name and what it holds; a name that ends in ``_`` is of a field that
+may be missing. Unknown fields are ignored. References are checked after types: nothing may read, overwrite or save
+what is not there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from monet.errors import ConfigError
 FORMAT = "monet-profile-1"
 
 Check = Callable[[Any, str], None]
-"""(value, where) -> None; raises ConfigError."""
+"""(value, its place in the document) -> None; raises ``_Wrong``."""
 
 
 def check_document(document: Any, path: str) -> None:
@@ -38,6 +39,8 @@ class _Wrong(Exception):
 
 
 def _is(what: str, accepts: Callable[[Any], bool]) -> Check:
+    """A single value; ``what`` it must be, for the message."""
+
     def check(value: Any, where: str) -> None:
         if not accepts(value):
             shown = repr(value)
@@ -67,6 +70,8 @@ def _record(**fields: Check) -> Check:
 
 
 def _list(inner: Check, least: int = 0) -> Check:
+    """A JSON list of at least so many items, each checked by ``inner``."""
+
     def check(value: Any, where: str) -> None:
         _LIST(value, where)
         if len(value) < least:
@@ -133,6 +138,7 @@ _DOCUMENT = _record(
 
 
 def _check_references(document: Mapping[str, Any]) -> None:
+    """Refuses what names an operator or a tensor that is not there, and saving without a plain run beside it."""
     made: set[int | str] = set()
     for position, f in enumerate(document["forward"]):
         where = f"forward[{position}]"
@@ -167,6 +173,7 @@ def _check_references(document: Mapping[str, Any]) -> None:
 
 
 def _known(names: list[int | str], known: set[Any], where: str) -> None:
+    """Refuses the first of ``names`` that is not in ``known``."""
     for name in names:
         if name not in known:
             raise _Wrong(f"{where} has {name!r}, which is not there")

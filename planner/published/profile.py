@@ -1,12 +1,12 @@
-"""Published profiles (format ``monet-profile-1``) as problems, and solutions back in their format.
+"""Published profiles (format ``monet-profile-1``) as problems.
 
-The format is described beside the profiles, which are not part of this project. What it says and a
-``Problem`` cannot say directly:
+The format is described beside the profiles, which are not part of this project. What a profile says and a
+``Problem`` says in another way:
 
-* A saving implementation (``save``, ``save_inplace``) is an intermediate made after a plain run: it costs
-  the difference ``save − plain``, and its workspace. Sign bits are read off the output; a pool index
-  needs the input as well.
-* ``recompute_ms`` of batch norm: statistics are reused, and are part of fixed memory.
+* A saving implementation (``save``, ``save_inplace``) is an intermediate made after a plain run: making it takes
+  the difference ``save − plain``, and the saving implementation's workspace. Sign bits are read off the output; a
+  pool index needs the input as well.
+* ``recompute_ms`` of batch norm is its time with the statistics of the forward pass, which are part of fixed memory.
 * Parameter gradients stay once they are made.
 * Which implementation is PyTorch's own: it comes first here, as in a captured problem. The evidence is in
   docs/baselines.md.
@@ -32,7 +32,8 @@ from monet.planner.published.document import check_document
 
 FORWARD_DEFAULTS = ("plain", "implicit_precomp_gemm")
 BACKWARD_DEFAULTS = ("plain", "algo_1", "input", "output")
-"""Names of what PyTorch runs unasked, the earlier before the later; a ReLU has its own."""
+"""Names of what PyTorch runs unasked; the first of them that an operator has is its default. A ReLU's backward has
+another one before these."""
 
 
 def load_published(path: str | Path, *, relu_reads: str = "output") -> Problem:
@@ -52,7 +53,7 @@ def load_published(path: str | Path, *, relu_reads: str = "output") -> Problem:
     forward = document["forward"]
     return Problem(
         name=f"{document['model']} batch {document['batch']}",
-        tensors=tuple(Tensor(_tensor(f["id"]), f["bytes"]) for f in forward),
+        tensors=tuple(Tensor(tensor_id(f["id"]), f["bytes"]) for f in forward),
         forward=tuple(_forward(f) for f in forward),
         intermediates=tuple(_intermediate(f, saved) for f in forward for saved in f["saved"]),
         backward=_backward(document, (relu_reads, *BACKWARD_DEFAULTS)),
@@ -60,22 +61,24 @@ def load_published(path: str | Path, *, relu_reads: str = "output") -> Problem:
     )
 
 
-def _tensor(identity: int | str) -> str:
-    """Forward ids are integers and become ``f3``; saved ids are ``s3`` already."""
+def tensor_id(identity: int | str) -> str:
+    """The id of a tensor or intermediate in a ``Problem``: forward ids are integers, and 3 becomes ``f3``; ids of
+    what is saved are text already (``s3``). A forward operator has the id of its one output.
+    """
     return f"f{identity}" if isinstance(identity, int) else identity
 
 
 def _forward(f: dict[str, Any]) -> ForwardOperator:
     return ForwardOperator(
-        id=_tensor(f["id"]),
-        inputs=tuple(_tensor(i) for i in f["inputs"]),
-        outputs=(_tensor(f["id"]),),
+        id=tensor_id(f["id"]),
+        inputs=tuple(tensor_id(i) for i in f["inputs"]),
+        outputs=(tensor_id(f["id"]),),
         implementations=tuple(
             ForwardImplementation(
                 name=q["name"],
                 time_s=q["ms"] / 1e3,
                 workspace_bytes=q["workspace"],
-                overwrites=_tensor(q["overwrites"]) if "overwrites" in q else None,
+                overwrites=tensor_id(q["overwrites"]) if "overwrites" in q else None,
                 aliased_bytes=q["aliased"],
                 recompute_time_s=q["recompute_ms"] / 1e3 if "recompute_ms" in q else None,
                 recompute_workspace_bytes=q.get("recompute_workspace"),
@@ -89,13 +92,13 @@ def _forward(f: dict[str, Any]) -> ForwardOperator:
 def _intermediate(f: dict[str, Any], saved: dict[str, Any]) -> Intermediate:
     saving = [q for q in f["impls"] if q.get("saves") == saved["id"]]
     plain = min(q["ms"] for q in f["impls"] if q["name"] == "plain")
-    reads = [_tensor(f["id"])]
+    reads = [tensor_id(f["id"])]
     if saved["kind"] == "pool_index":
-        reads += [_tensor(i) for i in f["inputs"]]
+        reads += [tensor_id(i) for i in f["inputs"]]
     return Intermediate(
         id=saved["id"],
         bytes=saved["bytes"],
-        operator=_tensor(f["id"]),
+        operator=tensor_id(f["id"]),
         reads=tuple(reads),
         time_s=max(0.0, min(q["ms"] for q in saving) - plain) / 1e3,
         workspace_bytes=max(0, min(q["workspace"] for q in saving)),
@@ -111,7 +114,8 @@ def _default_first(implementations: list[dict[str, Any]], names: tuple[str, ...]
 
 
 def _backward(document: dict[str, Any], relu_defaults: tuple[str, ...]) -> tuple[BackwardOperator, ...]:
-    """Walks the backward pass once to count live activation gradients and parameter gradients."""
+    """Walks the backward pass once to count the bytes of live gradients: an activation's until the operator that made
+    the activation has used it, a parameter's to the end."""
     size = {f["id"]: f["bytes"] for f in document["forward"]}
     gradients = {identity: size[identity] for identity in document["outputs"]}
     parameters = 0
@@ -124,7 +128,7 @@ def _backward(document: dict[str, Any], relu_defaults: tuple[str, ...]) -> tuple
                 id=f"b{b['id']}",
                 implementations=tuple(
                     BackwardImplementation(
-                        q["name"], q["ms"] / 1e3, tuple(map(_tensor, q["reads"])), q["workspace"], q["aliased"]
+                        q["name"], q["ms"] / 1e3, tuple(map(tensor_id, q["reads"])), q["workspace"], q["aliased"]
                     )
                     for q in _default_first(
                         b["impls"], relu_defaults if b["op"].startswith("relu") else BACKWARD_DEFAULTS

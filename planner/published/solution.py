@@ -1,13 +1,15 @@
-"""Published solutions: from and to the stages that MONeT's authors published."""
+"""Published solutions: the ``stages`` that MONeT's authors published, from and to a ``Solution``.
+
+The first stage is the forward pass, and one stage of each backward operator follows. An implementation that saves
+(``save``, ``save_inplace``) stands for a run that makes an intermediate, as in ``profile.py``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from monet.planner.problem import (
-    Problem,
-)
-from monet.planner.published.profile import _tensor
+from monet.planner.problem import Problem
+from monet.planner.published.profile import tensor_id
 from monet.planner.replay import replay
 from monet.planner.solution import Run, Runs, Stage
 
@@ -49,7 +51,7 @@ def runs_from_published(stages: list[dict[str, Any]], saved: dict[str, str]) -> 
     """Published ``stages`` as runs; ``saved`` maps operator ids to their intermediate."""
 
     def run(pair: list[Any]) -> Run:
-        operator, name = _tensor(pair[0]), str(pair[1])
+        operator, name = tensor_id(pair[0]), str(pair[1])
         if not name.startswith("save"):
             return Run(operator, name)
         return Run(operator, "inplace" if name == "save_inplace" else "plain", (saved[operator],))
@@ -64,6 +66,7 @@ def runs_from_published(stages: list[dict[str, Any]], saved: dict[str, str]) -> 
 
 
 def _published_order(problem: Problem) -> list[str]:
+    """Tensors and intermediates in the order of the operators that make them."""
     made: dict[str, list[str]] = {}
     for v in problem.intermediates:
         made.setdefault(v.operator, []).append(v.id)
@@ -71,10 +74,12 @@ def _published_order(problem: Problem) -> list[str]:
 
 
 def _published(name: str) -> int | str:
+    """The inverse of ``tensor_id``."""
     return int(name[1:]) if name.startswith("f") else name
 
 
 def _published_run(run: Run) -> list[Any]:
+    """(operator, implementation); one that makes an intermediate is an implementation that saves."""
     name = run.implementation
     if run.intermediates:
         name = "save_inplace" if name == "inplace" else "save"

@@ -21,13 +21,24 @@ from monet.planner.solvers.model import Limits, Model, Solve, Tick
 from monet.planner.solvers.rows import Floats
 
 NODES = 10
+"""Of a round's search tree. A round that needs more is stopped, and the next one frees less."""
 ROUND_S = 6.0
+"""The limit of a round whose nodes take long. Unlike ``NODES`` it depends on the machine: from a round that reaches
+it on, the same problem may give other plans."""
 ROUND_GAP = 1e-3
-MOST_WIDTH = 0.6
-FIRST_WIDTH = 0.2
+"""Relative, and at most the plan's own gap. A tenth of that gap's default, since a search is the sum of small gains."""
+FIRST_WIDTH, MOST_WIDTH = 0.2, 0.6
+"""Shares of the network: what the first round frees, and what a round frees at most. To free nearly all of it would be
+to solve the whole, which comes afterwards."""
+WIDER, NARROWER = 1.15, 0.7
+"""Factors of the width after a round that was solved to its gap, and after one that was stopped. One step down
+takes more than two steps up to undo: a round that is too narrow ends soon, one that is too wide uses up its limit."""
 STALE_ROUNDS = 20
+"""Rounds without a better plan that end the search: five of each kind of stretch."""
 SCATTERED = 1.5
 """Single operators anywhere may be this much more of the network than a stretch: few of their columns interact."""
+LEAST_GAIN = 1e-6
+"""Relative. A plan that is better by less may be better by the solver's tolerance only."""
 
 
 def positions(program: Program) -> npt.NDArray[np.int64]:
@@ -57,7 +68,7 @@ def positions(program: Program) -> npt.NDArray[np.int64]:
 
 
 def _stretches(count: int, rng: np.random.Generator) -> Iterator[Callable[[float], npt.NDArray[np.bool_]]]:
-    """Endless: a function from width (a fraction of the network) to the freed operators.
+    """Endless: a function from width (a fraction of the network) to the freed operators, as a mask over ``count``.
 
     In turn one stretch, two anywhere, two mirrored ones, which skip connections join, and operators anywhere.
     """
@@ -96,8 +107,9 @@ def improve(
 ) -> Floats:
     """Improves the feasible point ``x`` until rounds stop helping or time is up; returns the best point.
 
-    ``limits.nodes`` is that of a round. ``found`` is told every better point. A Ctrl-C is raised once
-    ``found`` has the best one.
+    ``limits.nodes`` is that of a round, ``limits.time_s`` that of all rounds. ``found`` is called with every better
+    point, as the solver returned it. A Ctrl-C is raised once ``found`` has the best one. ``seed``: another one frees
+    other stretches.
     """
     at = positions(program)
     deadline = time.monotonic() + limits.time_s
@@ -116,11 +128,11 @@ def improve(
         )
         answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), limits.nodes), tick)
         stale += 1
-        if answer.x is not None and answer.objective < objective - 1e-6 * abs(objective):
+        if answer.x is not None and answer.objective < objective - LEAST_GAIN * abs(objective):
             best = np.where(model.arrays.integer, np.round(answer.x), answer.x)
             objective, stale = answer.objective, 0
             found(answer.x)
         if answer.status == "interrupted":
             raise KeyboardInterrupt
-        width = min(MOST_WIDTH, width * 1.15) if answer.status == "optimal" else width * 0.7
+        width = min(MOST_WIDTH, width * WIDER) if answer.status == "optimal" else width * NARROWER
     return best

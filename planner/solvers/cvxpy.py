@@ -1,8 +1,8 @@
 """Any mixed-integer solver that CVXPY has installed: Gurobi, CPLEX, SCIP, CBC, GLPK_MI, ...
 
-CVXPY has no common interface to starts, interrupts or bounds. What is lost here: the start is not
-passed, a Ctrl-C is the solver's own business, and the bound is read only where CVXPY hands it on
-(otherwise the objective stands for it after an optimal end, and −inf after a limit).
+CVXPY has no common interface to starts, interrupts or bounds, so here the start is not passed and a Ctrl-C is the
+solver's own business. The bound is read where CVXPY hands it on; otherwise it is taken from the objective and the gap
+after an optimal end, and is −inf after a limit.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _options(name: str, limits: Limits) -> dict[str, Any]:
 
 
 def _gurobi_is_size_limited() -> bool:
-    """Whether Gurobi's licence refuses 2,001 columns. CVXPY hides why Gurobi failed, so it is asked again."""
+    """Whether Gurobi's licence refuses 2,001 columns. CVXPY hides why Gurobi failed, so Gurobi is asked again."""
     import gurobipy
 
     try:
@@ -112,6 +112,7 @@ def _gurobi_is_size_limited() -> bool:
 
 
 def _explain(name: str, error: Exception, shape: tuple[int, int], *, limited: bool = False) -> str:
+    """What failed and what to do; ``shape``: rows and columns, ``limited``: the licence is known to be for fewer."""
     text = " ".join(str(error).split())
     lower = text.lower()
     if limited or "size-limited" in lower or "too large" in lower:

@@ -22,11 +22,15 @@ from monet.planner.solvers.model import Answer, Limits, Model, Status, Tick
 from monet.planner.solvers.rows import Floats
 
 THREADS = 1
-"""The search of the tree uses one; the other cores have better work."""
+"""The search of the tree uses one; another core improves stretches meanwhile (``search/companion.py``)."""
 SEED = 0
+"""HiGHS's own default. Set here so that equal inputs give equal plans, whatever that default becomes."""
 POLL_S = 0.05
+"""Between two looks of the waiting thread: progress is told 20 times a second, and a Ctrl-C is heeded as soon."""
+INFINITE = 1e29
+"""HiGHS says 1e30 where there is no bound; a bound this large is none."""
 AGAIN_TOLERANCE = 1e-7
-"""At least, where a solve is repeated after an error."""
+"""The least tolerance of a solve that is repeated after an error: with a smaller one it may fail in the same way."""
 
 
 class _Watch:
@@ -44,7 +48,7 @@ class _Watch:
             self.x = np.array(out.mip_solution)
         if kind in (names.kCallbackMipImprovingSolution, names.kCallbackMipInterrupt, names.kCallbackMipLogging):
             bound = float(out.mip_dual_bound)
-            if np.isfinite(bound) and abs(bound) < 1e29:
+            if np.isfinite(bound) and abs(bound) < INFINITE:
                 self.bound = bound
         if into is not None and self.stop:
             into.user_interrupt = True
@@ -190,7 +194,7 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
         x = watch.x
     objective = float(model.arrays.cost @ x) if x is not None else float("inf")
     bound = float(info.mip_dual_bound)
-    if not np.isfinite(bound) or abs(bound) > 1e29:
+    if not np.isfinite(bound) or abs(bound) > INFINITE:
         bound = watch.bound if watch.bound is not None else float("-inf")
     status: Status
     if interrupted:  # whatever it ended with meanwhile: a caller that solves one program after another must stop

@@ -1,7 +1,7 @@
-"""What a 0-1 solver is given and gives back, and how one is found by name.
+"""What a 0-1 solver is given and gives back: ``Model``, ``Limits`` and ``Tick``; ``Answer``.
 
-An adapter takes a ``Model`` and ``Limits`` and returns an ``Answer``. It imports its library when it is
-called, keeps its own status names to itself, and turns its failures into ``SolverError``.
+An adapter (``Solve``) takes a ``Model`` and ``Limits`` and returns an ``Answer``, all in the model's units. It keeps
+its library's status names to itself, and turns its failures into ``SolverError``.
 """
 
 from __future__ import annotations
@@ -70,3 +70,4 @@ Tick = Callable[[Floats | None, float | None], None]
 """(best point so far, bound in the model's units); called from the thread that asked for the solve. The same point
 is the same array; what is raised ends the solve."""
 Solve = Callable[[Model, Limits, Tick | None], Answer]
+"""An adapter: minimises the model until it is optimal or a limit is reached, and reports to the tick meanwhile."""

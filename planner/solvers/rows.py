@@ -1,6 +1,6 @@
 """A 0-1 program as columns and rows, in the units of the problem: seconds and bytes.
 
-``Sum`` is a linear expression over columns; ``Columns`` and ``Rows`` collect, ``Rows.arrays`` gives the
+``Sum`` is a linear expression over columns, ``Rows`` collects columns and rows, and ``Rows.arrays`` gives them as
 compressed rows. Nothing here knows what the columns mean.
 """
 
@@ -31,6 +31,7 @@ class Sum:
     terms: dict[int, float] = field(default_factory=dict)
 
     def add(self, columns: Presence | Iterable[int], coefficient: float = 1.0) -> Sum:
+        """Adds coefficient · Σ columns, and returns this sum."""
         terms = self.terms
         for column in columns:
             if column == ALWAYS_COLUMN:
@@ -58,7 +59,10 @@ class Arrays:
 
 @dataclass(slots=True)
 class Rows:
-    """Columns and rows in the making."""
+    """Columns and rows in the making; the fields are those of ``Arrays`` as lists.
+
+    ``continuous``: the columns that may be anything from 0 to 1.
+    """
 
     costs: list[float] = field(default_factory=list)
     continuous: list[int] = field(default_factory=list)
@@ -69,6 +73,7 @@ class Rows:
     values: list[float] = field(default_factory=list)
 
     def column(self, cost: float = 0.0) -> int:
+        """A new column in {0, 1}; returns its number."""
         self.costs.append(cost)
         return len(self.costs) - 1
 
@@ -84,6 +89,7 @@ class Rows:
             self._row(total.terms, -np.inf, room)
 
     def exactly(self, total: Sum, value: float) -> None:
+        """total = value"""
         self._row(total.terms, value - total.constant, value - total.constant)
 
     def implies(self, condition: Presence, *causes: Presence) -> None:
