@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from monet.cli import plan_main, program
 from monet.commands.plan import plan as plan_command
 from monet.commands.sweep import sweep as sweep_command
 from monet.errors import InfeasibleBudget
+from monet.ops.offers.offering import Offering
+from monet.pipeline.meter import Meter, on_stderr, silent
 from monet.pipeline.planning import PlanResult
+from monet.pipeline.preparation import Preparing
 from monet.pipeline.summary import OrderSummary, Summary
 from monet.planner.schedules import VARIANTS
+from monet.planner.search import Solving
 from monet.planner.solvers.cvxpy import MIP_SOLVERS
 from monet.sweep.variants import GROUPS
 
@@ -68,17 +73,29 @@ class FakeApi(types.ModuleType):
         self.answer = answer
         self.call: dict[str, Any] = {}
 
-    def prepare(self, model: object, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> object:
-        self.call = {"model": model, "args": args, "kwargs": kwargs, **options}
+    def prepare(
+        self,
+        model: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        preparing: Preparing,
+        offering: Offering,
+        *,
+        progress: bool,
+    ) -> object:
+        self.call = {"model": model, "args": args, "kwargs": kwargs, "progress": progress}
+        self.call |= asdict(preparing) | asdict(offering)
         return self
 
-    def plan_prepared(self, prepared: object, budget: object, **options: Any) -> object:
+    def plan_prepared(
+        self, prepared: object, budget: object, solving: Solving, *, variant: str, meter: Meter
+    ) -> object:
         assert prepared is self
-        return self._answer(budget=budget, **options)
+        return self._answer(budget=budget, variant=variant, meter=meter, **asdict(solving))
 
-    def plan_smallest(self, prepared: object, max_overhead: float | None, **options: Any) -> object:
+    def plan_smallest(self, prepared: object, max_overhead: float | None, solving: Solving, *, meter: Meter) -> object:
         assert prepared is self
-        return self._answer(max_overhead=max_overhead, **options)
+        return self._answer(max_overhead=max_overhead, meter=meter, **asdict(solving))
 
     def _answer(self, **options: Any) -> object:
         self.call |= options
@@ -173,16 +190,18 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
         "cache": False,
         "progress": False,
         "seed": 0,
-        "storage": (),
+        "storage": frozenset(),
         "density": 0.75,
         "variant": "monet",
         "prove": False,
+        "cores": None,
+        "meter": silent,
     }
     assert run("tiny.yaml", "--budget", "6GB", "--batch", "3").exit_code == 0
     assert api.call["args"][0].shape == (3, 3, 32, 32)
     assert run("tiny.yaml", "--minimise", "memory", "--max-overhead", "10%").exit_code == 0
     assert api.call["max_overhead"] == pytest.approx(0.1)
-    assert "budget" not in api.call and "prove" not in api.call
+    assert "budget" not in api.call and api.call["prove"] is False
 
 
 def test_defaults_reach_the_planner(api: FakeApi) -> None:
@@ -197,7 +216,7 @@ def test_defaults_reach_the_planner(api: FakeApi) -> None:
         "accumulate": False,
     }
     assert options.items() <= api.call.items()
-    assert api.call["progress"] is True
+    assert api.call["progress"] is True and api.call["meter"] is on_stderr
     assert api.call["reserve_bytes"] == 0
 
 
