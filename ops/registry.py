@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from monet.graph import Operator
-from monet.ops.families import attention, dropout, indexing, interpolation, linear, loss, padding, pooling, reduction
+from monet.ops.families import attention, dropout, indexing, interpolation, linear, loss, padding, reduction
 from monet.ops.families.activation import piecewise, smooth, softmax
 from monet.ops.families.convolution import offers as convolution
 from monet.ops.families.normalization import batch_norm, rms_norm, row_norm
+from monet.ops.families.pooling import records as pooling
 from monet.ops.offers.record import Record, Target
 
 FAMILIES = (

@@ -58,7 +58,7 @@ def source_of(weight: Ref, context: Context) -> str | None:
     return name if even else None
 
 
-def from_output(
+def guarded(
     implementation: Implementation, weight: Any, bias: Any, dtype: torch.dtype, context: Context
 ) -> list[Implementation]:
     """The implementation with its tolerance for outputs of ``dtype`` and the guard on its scale.
