@@ -54,4 +54,5 @@ _BY_TARGET = _by_target()
 
 
 def record(op: Operator) -> Record:
+    """The operator's record, ``GENERIC`` for one that has none."""
     return _BY_TARGET.get(op.target, GENERIC)

@@ -25,6 +25,6 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, summary: Mapping[str, Any], measured: Mapping[str, Any] | None = None) -> None:
-    """The same as data, written whole or not at all; a measurement goes under ``measured``."""
+    """A summary as JSON at ``path``, as ``write_text_atomically``; a measurement goes under the key ``measured``."""
     content = dict(summary) if measured is None else {**summary, "measured": measured}
     write_text_atomically(path, json.dumps(content, indent=2) + "\n")

@@ -63,8 +63,8 @@ def _even(tensor: Tensor) -> bool:
 def smallest_scale(scale: Tensor, shift: Tensor | None) -> float:
     """What ``Guard.least`` bounds; infinity for a scale without elements, NaN where one is NaN.
 
-    It is looked at in each step, before the first operator: of what ``least_scale.source_of`` finds on the CPU, it asks
-    for no memory.
+    Each step calls this before its first operator. So it asks for no memory where the tensors are such as
+    ``least_scale.source_of`` finds, on the CPU.
     """
     tensors = [scale] if shift is None else [scale, shift]
     if library() is not None and all(_even(t) and t.device.type == "cpu" and t.dtype in FORMATS for t in tensors):

@@ -71,7 +71,7 @@ class Bench:
             ) from error
         finally:
             torch.set_rng_state(state)
-            if implementation.overwrites is not None:  # no more what it was: after some runs in place, anything
+            if implementation.overwrites is not None:  # runs in place have left anything in it
                 spoilt = made[implementation.overwrites]
                 self._spoilt |= {key for key, tensor in self._inputs.items() if tensor is spoilt}
 
@@ -258,7 +258,8 @@ def _named(implementation: Implementation, results: Any) -> list[torch.Tensor | 
 def _compare(
     results: Sequence[torch.Tensor | None], implementation: Implementation, values: Mapping[str, Value]
 ) -> None:
-    """The kernels' geometry against the graph's, which bit masks and views rely on."""
+    """Raises ``ProfileError`` where a kernel's result has another geometry than the graph says: bit masks and views
+    rely on the graph."""
     for position, (name, result) in enumerate(zip(implementation.outputs, results, strict=False)):
         if name is None or result is None:
             continue

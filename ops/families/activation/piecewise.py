@@ -30,6 +30,7 @@ def _bits(op: Operator, found: Branch, context: Context) -> tuple[Value, Ref] | 
 
 
 def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
+    """One bit an element."""
     found = branch(op, context.value(op.outputs[0]).dtype) if op.outputs[0] is not None else None
     made = _bits(op, found, context) if found is not None else None
     if found is None or made is None:

@@ -46,21 +46,25 @@ def _weight_and_bias(op: Operator) -> tuple[Any, Any]:
 
 
 def recompute_layer_norm(op: Operator, context: Context) -> list[Implementation] | None:
+    """aten's own, and from the rows' saved statistics."""
     return _recompute(op, context, norm_variants.layer_norm_apply, norm_variants.try_layer_norm, ())
 
 
 def recompute_group_norm(op: Operator, context: Context) -> list[Implementation] | None:
+    """aten's own, and from the groups' saved statistics."""
     if op.args[1] is None:  # aten then centres first, which no other kernel of its does
         return generic.recompute(op, context)
     return _recompute(op, context, norm_variants.group_norm_apply, norm_variants.try_group_norm, (op.args[6],))
 
 
 def backward_layer_norm(op: Operator, context: Context) -> list[Implementation]:
+    """aten's own, and from the output; see ``_backward``."""
     gradient, _, _, _, rstd, *_, mask = op.args
     return _backward(op, context, gradient, rstd, mask, norms.layer_norm_from_output, norms.layer_norm_from_output_)
 
 
 def backward_group_norm(op: Operator, context: Context) -> list[Implementation]:
+    """The same of group norm."""
     gradient, _, _, rstd, *_, mask = op.args
     return _backward(op, context, gradient, rstd, mask, norms.group_norm_from_output, norms.group_norm_from_output_)
 
