@@ -10,8 +10,8 @@ class Request:
     """``bytes`` asked from the allocator during ticks [begin, end) of the operator.
 
     ``end`` None: still held when the operator returns. ``output``: position of the result that lives in it.
-    ``workers``: nothing that is asked for in this place, but what the other threads of the operator's parallel loops
-    ask for in no order; they share it evenly. There is one such request at most, and it is the last.
+    ``workers``: all that the other threads of the operator's parallel loops ask for, in no order; they share these
+    bytes evenly. At most one request is such, the last.
     """
 
     bytes: int

@@ -57,7 +57,7 @@ def catalogue(
 
     def named(offers: list[Implementation]) -> Named:
         allowed = [offer for offer in offers if offer.exact or not offering.exact]
-        return {offer.name: offer for offer in allowed if _divides(offer, scales)}
+        return {offer.name: offer for offer in allowed if _may_divide(offer, scales)}
 
     for op in graph.forward:
         if op.view:
@@ -90,16 +90,16 @@ def catalogue(
 
 
 def _without(escaping: Collection[str], run: Implementation, values: Mapping[str, Value]) -> Implementation:
-    """A run that is not the first, without the results that left the step with the first one: they would be made
-    outside the arena once more (a dropout whose mask is made again, and whose output is the model's)."""
+    """A recomputation without the results that left the step when the operator first ran: it would make them outside
+    the arena once more (a dropout whose mask is made again, and whose output is the model's)."""
     if len(run.outputs) < 2:
         return run
     kept = tuple(None if n is None or (n in values and values[n].storage in escaping) else n for n in run.outputs)
     return replace(run, outputs=kept)
 
 
-def _divides(offer: Implementation, scales: Callable[[Guard], float] | None) -> bool:
-    """Whether what the offer divides by is large enough; NaN is not."""
+def _may_divide(offer: Implementation, scales: Callable[[Guard], float] | None) -> bool:
+    """Whether the scale that the offer divides by, if any, is large enough now; NaN is not."""
     if offer.guard is None or scales is None:
         return True
     return scales(offer.guard) >= SCALE_MARGIN * offer.guard.least

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from monet.graph import Operator
-from monet.ops.families import attention, dropout, indexing, interpolation, linear, loss, padding, pooling, reduction
+from monet.ops.families import attention, dropout, indexing, interpolation, linear, loss, padding, reduction
 from monet.ops.families.activation import piecewise, smooth, softmax
 from monet.ops.families.convolution import offers as convolution
 from monet.ops.families.normalization import batch_norm, rms_norm, row_norm
+from monet.ops.families.pooling import records as pooling
 from monet.ops.offers.record import Record, Target
 
 FAMILIES = (
@@ -53,4 +54,5 @@ _BY_TARGET = _by_target()
 
 
 def record(op: Operator) -> Record:
+    """The operator's record, ``GENERIC`` for one that has none."""
     return _BY_TARGET.get(op.target, GENERIC)

@@ -31,8 +31,11 @@ def _in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 
 def same(shape: Sequence[int], one: Sequence[int], other: Sequence[int] | None) -> bool:
-    """Whether strides put elements at the same places: those of a dimension of one element mean nothing."""
-    return other is not None and all(a == b or size <= 1 for a, b, size in zip(one, other, shape, strict=True))
+    """Whether strides put elements at the same places: the step of a dimension of one element means nothing, nor any in
+    an empty tensor."""
+    if other is None:
+        return False
+    return 0 in shape or all(a == b or size == 1 for a, b, size in zip(one, other, shape, strict=True))
 
 
 def channels_inside(shape: Sequence[int], stride: Sequence[int], rank: int) -> bool:
@@ -46,10 +49,8 @@ def without_gaps(value: Value) -> bool:
 
 
 def has_strides(tensor: torch.Tensor, stride: Sequence[int]) -> bool:
-    """Whether the elements lie so: the step of a dimension of one element means nothing, nor any in an empty tensor."""
-    return tensor.numel() == 0 or all(
-        found == meant for found, meant, size in zip(tensor.stride(), stride, tensor.shape, strict=True) if size > 1
-    )
+    """``same`` of a tensor's own strides."""
+    return same(tensor.shape, tensor.stride(), stride)
 
 
 def require_strides(tensor: torch.Tensor, stride: Sequence[int], what: str) -> None:

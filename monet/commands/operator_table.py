@@ -145,6 +145,13 @@ def _arguments(op: Operator) -> list[str]:
     return [*positional, *(key for key, _ in op.kwargs)]
 
 
+def _targets(record: Record) -> str:
+    """The record's operators of both passes, each once."""
+    names = (str(target) for target in (*record.forward_targets, *record.backward_targets))
+    short = (name.removeprefix("aten.").removesuffix(".default") for name in names)
+    return ", ".join(dict.fromkeys(f"`{name}`" for name in short))
+
+
 def table(progress: bool = False) -> str:
     """The whole document, as Markdown. ``progress``: a line on stderr."""
     lines = [_HEADER]
@@ -156,10 +163,7 @@ def table(progress: bool = False) -> str:
             if record.family != family:
                 family = record.family
                 lines.append(f"## {family.capitalize()}\n")
-            targets = ", ".join(f"`{t}`" for t in map(str, (*record.forward_targets, *record.backward_targets)))
-            lines.append(
-                f"**{record.name}** ({targets.replace('aten.', '').replace('.default', '')}). {record.equations}.\n"
-            )
+            lines.append(f"**{record.name}** ({_targets(record)}). {record.equations}.\n")
             lines.append("| pass | implementation | reads | memory | result | dtypes |\n|---|---|---|---|---|---|")
             for row, dtypes in rows(record).items():
                 kinds = " ".join(_SHORT[dtype] for dtype in dtypes)

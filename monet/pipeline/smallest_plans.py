@@ -1,7 +1,7 @@
 """The smallest plan that was found for a step, kept on disk beside its measurements.
 
-A refusal names a budget, and planning for that budget must then work. Searches end by the clock, so that on a busier
-machine the same search may find less: the plan itself, laid out, is what is named.
+A refusal names a budget, and planning for that budget must then work. A search ends by the clock, so on a busier
+machine the same search may find less. That is why the plan itself is kept, laid out: the budget is what it needs.
 """
 
 from __future__ import annotations

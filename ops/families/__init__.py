@@ -1,1 +1,1 @@
-"""Records of operators, a file a family; ``monet.ops.registry`` lists them."""
+"""Records of operators, a file or folder a family; ``monet.ops.registry`` lists them."""

@@ -35,6 +35,7 @@ def _scale(op: Operator, context: Context) -> float | None:
 
 
 def forward(op: Operator, context: Context) -> list[Implementation]:
+    """Eager's dropout, with the generator's state from before."""
     scale = _scale(op, context)
     if scale is None:
         return generic.forward(op, context)
@@ -43,6 +44,7 @@ def forward(op: Operator, context: Context) -> list[Implementation]:
 
 
 def recompute(op: Operator, context: Context) -> list[Implementation] | None:
+    """The same mask, drawn again from the saved state."""
     scale = _scale(op, context)
     if scale is None:
         return generic.recompute(op, context)
@@ -62,6 +64,7 @@ def _mask_bits(op: Operator, context: Context) -> Value | None:
 
 
 def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
+    """The mask as bits."""
     packed = _mask_bits(op, context)
     if packed is None or op.outputs[1] is None:
         return []
@@ -110,11 +113,13 @@ def dropout(x: torch.Tensor, probability: float, scale: float) -> tuple[torch.Te
 
 @kernel("dropout_gradient")
 def masked(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """gradient * mask * scale, multiplied in eager's order."""
     return gradient.mul(mask).mul_(scale)
 
 
 @kernel("dropout_gradient_in_place")
 def masked_(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """``masked`` in place."""
     return gradient.mul_(mask).mul_(scale)
 
 

@@ -10,8 +10,10 @@ import ctypes
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from monet.native.library import build, required
@@ -19,7 +21,7 @@ from monet.ops.kernel_names import kernel
 from monet.ops.kernels.formats import FORMATS
 from monet.ops.strides import require_contiguous
 
-Results = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+Results = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 @cache
@@ -42,92 +44,66 @@ def library() -> ctypes.PyDLL | None:
     return lib
 
 
-def _kernels() -> ctypes.PyDLL:
-    return required(library())
+def _call(name: str, *arguments: Tensor | torch.dtype | int | None) -> Any:
+    """A function of ``norms.cpp``: tensors go as their addresses (None: a null pointer), dtypes as their formats."""
+    plain: list[int | None] = []
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            plain.append(argument.data_ptr())
+        else:
+            plain.append(FORMATS[argument] if isinstance(argument, torch.dtype) else argument)
+    return getattr(required(library()), f"monet_{name}")(*plain)
 
 
-def _at(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _even(tensor: torch.Tensor) -> bool:
+def _even(tensor: Tensor) -> bool:
     """Whether its elements are at even distances."""
     return tensor.dim() == 1 or tensor.is_contiguous()
 
 
-def smallest_scale(scale: torch.Tensor, shift: torch.Tensor | None) -> float:
+def smallest_scale(scale: Tensor, shift: Tensor | None) -> float:
     """What ``Guard.least`` bounds; infinity for a scale without elements, NaN where one is NaN.
 
-    It is looked at in each step, before the first operator: of what ``ops.scale.source_of`` finds on the CPU, it asks
-    for no memory.
+    Each step calls this before its first operator. So it asks for no memory where the tensors are such as
+    ``least_scale.source_of`` finds, on the CPU.
     """
     tensors = [scale] if shift is None else [scale, shift]
     if library() is not None and all(_even(t) and t.device.type == "cpu" and t.dtype in FORMATS for t in tensors):
-        steps = [t.stride(0) if t.dim() == 1 else 1 for t in tensors]
-        formats = [FORMATS[t.dtype] for t in tensors]
-        return float(
-            _kernels().monet_smallest_scale(
-                scale.data_ptr(), _at(shift), scale.numel(), steps[0], steps[-1], formats[0], formats[-1]
-            )
-        )
+        steps, formats = [t.stride(0) if t.dim() == 1 else 1 for t in tensors], [t.dtype for t in tensors]
+        least = _call("smallest_scale", scale, shift, scale.numel(), steps[0], steps[-1], formats[0], formats[-1])
+        return float(least)
     size = scale.detach().abs()
     if shift is not None:
         size = size / shift.detach().abs().to(size.dtype).clamp_min(1.0)
     return float(size.min()) if size.numel() else float("inf")
 
 
-def _formats(data: torch.Tensor, parameters: torch.Tensor) -> tuple[int, int]:
-    return FORMATS[data.dtype], FORMATS[parameters.dtype]
-
-
 def channel_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    groups: int | None,
-    variant: int,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor, groups: int | None, variant: int
+) -> Tensor:
     """Batch norm (``groups`` None) or group norm of x (N, C, ...) from saved statistics, in one of the roundings that
     ``norm_variants`` tries."""
     require_contiguous(x, "an input", suggest_memory_format(x))
     y = torch.empty_like(x)
-    _kernels().monet_channel_norm_apply(
-        x.data_ptr(), _at(weight), _at(bias), mean.data_ptr(), rstd.data_ptr(), y.data_ptr(),
-        x.shape[0], x.shape[1], prod(x.shape[2:]), x.shape[1] // (groups or 1), int(groups is not None),
-        int(not x.is_contiguous()), variant, *_formats(x, mean),
+    _call(
+        "channel_norm_apply", x, weight, bias, mean, rstd, y, x.shape[0], x.shape[1], prod(x.shape[2:]),
+        x.shape[1] // (groups or 1), groups is not None, not x.is_contiguous(), variant, x.dtype, mean.dtype,
     )  # fmt: skip
     return y
 
 
-def row_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    variant: int,
-) -> torch.Tensor:
+def row_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor, variant: int) -> Tensor:
     """Layer norm of contiguous x from saved statistics of its rows, likewise."""
     require_contiguous(x, "an input")
     y = torch.empty_like(x)
     rows = mean.numel()
-    _kernels().monet_row_norm_apply(
-        x.data_ptr(), _at(weight), _at(bias), mean.data_ptr(), rstd.data_ptr(), y.data_ptr(),
-        rows, x.numel() // max(rows, 1), variant, *_formats(x, mean),
-    )  # fmt: skip
+    sizes = (rows, x.numel() // max(rows, 1))
+    _call("row_norm_apply", x, weight, bias, mean, rstd, y, *sizes, variant, x.dtype, mean.dtype)
     return y
 
 
 @kernel("layer_norm_gradient_from_output")
 def layer_norm_from_output(
-    gradient: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    rstd: torch.Tensor,
-    mask: list[bool],
+    gradient: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, mask: list[bool]
 ) -> Results:
     """Gradients of layer norm's input, weight and bias, as ``mask`` asks, from its output y; all contiguous."""
     return _layer_norm(gradient, y, weight, bias, rstd, mask, torch.empty_like(gradient) if mask[0] else None)
@@ -135,55 +111,37 @@ def layer_norm_from_output(
 
 @kernel("layer_norm_gradient_from_output_in_place")
 def layer_norm_from_output_(
-    gradient: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    rstd: torch.Tensor,
-    mask: list[bool],
+    gradient: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, mask: list[bool]
 ) -> Results:
     """``layer_norm_from_output`` with the input's gradient in place of the incoming one."""
     return _layer_norm(gradient, y, weight, bias, rstd, mask, gradient)
 
 
 def _layer_norm(
-    gradient: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    rstd: torch.Tensor,
-    mask: list[bool],
-    dx: torch.Tensor | None,
-) -> Results:
+    gradient: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, mask: list[bool],
+    dx: Tensor | None,
+) -> Results:  # fmt: skip
     require_contiguous(gradient, "a gradient")
     require_contiguous(y, "an output")
     rows = rstd.numel()
-    sizes = (rows, y.numel() // max(rows, 1), *_formats(y, rstd))
+    sizes = (rows, y.numel() // max(rows, 1), y.dtype, rstd.dtype)
     of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
     inverse = None if weight is None else weight.reciprocal() if weight.dtype is torch.float32 else _reciprocal(weight)
-    common = (gradient.data_ptr(), y.data_ptr())
     # The parameters' first: the input's may lie where the incoming gradient is.
     if of_weight is not None or of_bias is not None:
-        _kernels().monet_row_norm_parameters(*common, _at(inverse), _at(bias), _at(of_weight), _at(of_bias), *sizes)
+        _call("row_norm_parameters", gradient, y, inverse, bias, of_weight, of_bias, *sizes)
     if dx is not None:
-        _kernels().monet_row_norm_gradient(
-            *common, _at(weight), _at(inverse), _at(bias), rstd.data_ptr(), dx.data_ptr(), *sizes
-        )
+        _call("row_norm_gradient", gradient, y, weight, inverse, bias, rstd, dx, *sizes)
     return dx, of_weight, of_bias
 
 
-def _reciprocal(weight: torch.Tensor) -> torch.Tensor:
+def _reciprocal(weight: Tensor) -> Tensor:
     return weight.float().reciprocal_()
 
 
 @kernel("group_norm_gradient_from_output")
 def group_norm_from_output(
-    gradient: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    rstd: torch.Tensor,
-    mask: list[bool],
+    gradient: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, mask: list[bool]
 ) -> Results:
     """Gradients of group norm's input, weight and bias, as ``mask`` asks, from its output y (N, C, ...); contiguous."""
     return _group_norm(gradient, y, weight, bias, rstd, mask, torch.empty_like(gradient) if mask[0] else None)
@@ -191,32 +149,22 @@ def group_norm_from_output(
 
 @kernel("group_norm_gradient_from_output_in_place")
 def group_norm_from_output_(
-    gradient: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    rstd: torch.Tensor,
-    mask: list[bool],
+    gradient: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, mask: list[bool]
 ) -> Results:
     """``group_norm_from_output`` with the input's gradient in place of the incoming one."""
     return _group_norm(gradient, y, weight, bias, rstd, mask, gradient)
 
 
 def _group_norm(
-    gradient: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    rstd: torch.Tensor,
-    mask: list[bool],
-    dx: torch.Tensor | None,
-) -> Results:
+    gradient: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, mask: list[bool],
+    dx: Tensor | None,
+) -> Results:  # fmt: skip
     require_contiguous(gradient, "a gradient")
     require_contiguous(y, "an output")
     of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
     sums = torch.empty((2, y.shape[0], y.shape[1]), dtype=torch.float32)
-    _kernels().monet_group_norm_gradient(
-        gradient.data_ptr(), y.data_ptr(), _at(weight), _at(bias), rstd.data_ptr(), sums.data_ptr(), _at(dx),
-        _at(of_weight), _at(of_bias), y.shape[0], y.shape[1], prod(y.shape[2:]), rstd.shape[-1], *_formats(y, rstd),
+    _call(
+        "group_norm_gradient", gradient, y, weight, bias, rstd, sums, dx, of_weight, of_bias, y.shape[0], y.shape[1],
+        prod(y.shape[2:]), rstd.shape[-1], y.dtype, rstd.dtype,
     )  # fmt: skip
     return dx, of_weight, of_bias

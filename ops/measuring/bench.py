@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from monet.measurement import Measurement, Request
 from monet.native import allocator
 from monet.ops.compressed import sparse
 from monet.ops.measuring import factorizations, lengths
-from monet.ops.measuring.requests import _compact, _of_workers, _requests
+from monet.ops.measuring.requests import compact_offsets, own_requests, worker_requests
 from monet.ops.measuring.signature import signature
 from monet.ops.offers.contents import Contents, Operators
 from monet.ops.offers.implementation import Implementation
@@ -26,6 +26,8 @@ ENOUGH_S = 0.06
 MOST_RUNS = 9
 LEAST_SCRATCH_BYTES = 1 << 26
 LEAST_RUNS = 2
+# What took longer the first time is timed once.
+SLOW_S = 1.0
 # Inputs are kept for the next measurement of equal shapes until they are this many bytes.
 MOST_INPUT_BYTES = 3 << 30
 _NOISE = 1 << 20
@@ -69,7 +71,7 @@ class Bench:
             ) from error
         finally:
             torch.set_rng_state(state)
-            if implementation.overwrites is not None:  # no more what it was: after some runs in place, anything
+            if implementation.overwrites is not None:  # runs in place have left anything in it
                 spoilt = made[implementation.overwrites]
                 self._spoilt |= {key for key, tensor in self._inputs.items() if tensor is spoilt}
 
@@ -100,27 +102,28 @@ class Bench:
             results = _named(implementation, implementation.call(*args, **kwargs))
         first = time.perf_counter() - start
         _compare(results, implementation, values)
-        requests, ticks = _requests(recording.events, results, implementation)
-        requests += _of_workers(recording, ticks, implementation)
+        requests, ticks = own_requests(recording.events, results, implementation)
+        requests += worker_requests(recording, ticks, implementation)
         del results
         arena = self._serve(requests)
-        times: list[float] = []
-        while len(times) < LEAST_RUNS or (sum(times) < ENOUGH_S and len(times) < MOST_RUNS):
-            if first > 1.0 and len(times) == 1:
-                break
+
+        def run() -> float:
             arena.enter(0)
             try:
                 start = time.perf_counter()
                 results = _named(implementation, implementation.call(*args, **kwargs))
-                times.append(time.perf_counter() - start)
+                took_s = time.perf_counter() - start
             finally:
                 arena.leave()
             del results
-        statistics_ = arena.statistics()
+            return took_s
+
+        time_s = _median_s(run, 1 if first > SLOW_S else MOST_RUNS)
+        misses = arena.statistics().misses
         arena.close()
-        if statistics_.misses:
+        if misses:
             raise ProfileError(f"{implementation.call_name} asks for other memory when it runs again")
-        return Measurement(statistics.median(times), requests, ticks)
+        return Measurement(time_s, requests, ticks)
 
     def _time_only(
         self,
@@ -137,18 +140,19 @@ class Bench:
             for i, r in enumerate(results)
             if r is not None and r.untyped_storage().nbytes() and not (implementation.overwrites and i == 0)
         )
-        times: list[float] = []
-        while len(times) < LEAST_RUNS or (sum(times) < ENOUGH_S and len(times) < MOST_RUNS):
+
+        def run() -> float:
             start = time.perf_counter()
             implementation.call(*args, **kwargs)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        return Measurement(statistics.median(times), requests, 1)
+            return time.perf_counter() - start
+
+        return Measurement(_median_s(run, MOST_RUNS), requests, 1)
 
     def _serve(self, requests: Sequence[Request]) -> allocator.Arena:
         """An arena for these requests in memory that earlier measurements made resident."""
-        offsets, size = _compact(requests)
+        offsets, size = compact_offsets(requests)
         placed = list(zip((r.bytes for r in requests), offsets, strict=True))
         crew = [placed.pop() if requests and requests[-1].workers else (0, 0)]
         if self._scratch is None or self._scratch.bytes < size:
@@ -221,6 +225,14 @@ class Bench:
         return tensor
 
 
+def _median_s(run: Callable[[], float], most_runs: int) -> float:
+    """The median of what ``run`` says it took, over enough runs."""
+    times: list[float] = []
+    while len(times) < min(LEAST_RUNS, most_runs) or (sum(times) < ENOUGH_S and len(times) < most_runs):
+        times.append(run())
+    return median(times)
+
+
 def _described(argument: Any, values: Mapping[str, Value]) -> Any:
     return values[argument.name] if isinstance(argument, Ref) else argument
 
@@ -246,7 +258,8 @@ def _named(implementation: Implementation, results: Any) -> list[torch.Tensor | 
 def _compare(
     results: Sequence[torch.Tensor | None], implementation: Implementation, values: Mapping[str, Value]
 ) -> None:
-    """The kernels' geometry against the graph's, which bit masks and views rely on."""
+    """Raises ``ProfileError`` where a kernel's result has another geometry than the graph says: bit masks and views
+    rely on the graph."""
     for position, (name, result) in enumerate(zip(implementation.outputs, results, strict=False)):
         if name is None or result is None:
             continue

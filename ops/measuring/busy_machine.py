@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.2
 SPARE = 0.5
-"""Of a core: so much work of others always is."""
+"""Cores that others always keep busy: no reason for a warning."""
 
 
 def busy_cores(stat: Path = Path("/proc/stat"), period_s: float = PERIOD_S) -> tuple[float, int] | None:

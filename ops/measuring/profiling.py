@@ -30,6 +30,7 @@ class Profile:
 
 
 def implementations(catalogue: Catalogue) -> Iterator[Implementation]:
+    """All that a catalogue offers, of every pass, and what makes intermediates."""
     for group in (catalogue.forward, catalogue.recompute, catalogue.backward):
         for named in group.values():
             yield from named.values()

@@ -12,10 +12,15 @@ from monet.native import allocator
 from monet.ops.offers.implementation import Implementation
 
 
-def _requests(
+def own_requests(
     events: Sequence[allocator.Event], results: Sequence[torch.Tensor | None], implementation: Implementation
 ) -> tuple[tuple[Request, ...], int]:
-    """Lifetimes of the requests in ticks: one tick a request, and frees take effect at the next one."""
+    """What the operator asked for on its own thread, and how many ticks that is spread over: one tick a request. What
+    is freed is free from the next one on. ``results``: of the call, in order, None for one that nobody reads.
+
+    Raises ``ProfileError`` where a result is not in memory that was asked for, where two share memory, where an
+    implementation that is to overwrite an input does not, and where memory is kept that is no result.
+    """
     begin: dict[int, int] = {}
     end: dict[int, int] = {}
     size: dict[int, int] = {}
@@ -49,8 +54,10 @@ def _requests(
     return requests, max(1, tick)
 
 
-def _of_workers(recording: allocator.Recording, ticks: int, implementation: Implementation) -> tuple[Request, ...]:
-    """One request for all other threads, as long as the operator: how far each is at one time is never the same."""
+def worker_requests(recording: allocator.Recording, ticks: int, implementation: Implementation) -> tuple[Request, ...]:
+    """One request for all other threads, as long as the operator: how far each is at one time is never the same. None
+    where they asked for nothing. Raises ``ProfileError`` where they kept memory.
+    """
     if recording.worker_leaks:
         raise ProfileError(
             f"{implementation.call_name} keeps {recording.worker_leaks} blocks of memory that other threads asked for"
@@ -60,8 +67,9 @@ def _of_workers(recording: allocator.Recording, ticks: int, implementation: Impl
     return (Request(recording.worker_bytes * (torch.get_num_threads() - 1), 0, ticks, None, workers=True),)
 
 
-def _compact(requests: Sequence[Request]) -> tuple[list[int], int]:
-    """Offsets that reuse a block once it is free, among equal sizes; only for measuring."""
+def compact_offsets(requests: Sequence[Request]) -> tuple[list[int], int]:
+    """An offset for each request, and the bytes of all. A block is used again once it is free, for an equal size; good
+    enough to measure in, not to plan with."""
     free: dict[int, list[tuple[int, int]]] = {}
     offsets: list[int] = []
     size = 0

@@ -27,7 +27,7 @@ def signature(implementation: Implementation, values: Mapping[str, Value]) -> st
     same = _repeated(implementation)
     arguments = ", ".join(describe(a) for a in implementation.args)
     named = ", ".join(f"{k}={describe(v)}" for k, v in implementation.kwargs)
-    # Of results, too: a measurement says that they are as the graph has them.
+    # Results are part of the key: a measurement also says that they have the graph's geometry.
     wanted = " ".join("_" if n is None else describe(Ref(n)) for n in implementation.outputs)
     return f"{implementation.call_name}({arguments}; {named})->{wanted}{same}"
 

@@ -65,7 +65,8 @@ INTO: dict[Callable[..., Any], tuple[Callable[..., Any], str]] = {
     aten.softplus.default: (aten.softplus.out, "out"),
 }
 
-# The second argument's memory: addition and multiplication commute, exactly; the others write where they are told.
+# Into the second argument's memory: addition and multiplication commute exactly, so their in-place kernels are called
+# with the arguments exchanged; the others have a kernel that writes into any tensor.
 COMMUTE = (aten.add.Tensor, aten.mul.Tensor)
 INTO_OTHER: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.sub.Tensor: aten.sub.out,

@@ -30,7 +30,9 @@ class Implementation:
     returns a tensor and not a tuple. ``overwrites``: the value whose memory becomes the first
     output's. ``exact``: results equal the eager kernel's bit by bit; otherwise ``tolerance`` is the
     relative error that float32 may show, and why is said where the record is defined.
-    ``guard``: what must hold of a parameter for the equation; checked before each step.
+    ``guard``: what must hold of a parameter for the equation; checked before each step. ``holds``: values that eager's
+    kernel is given for their shape alone and autograd keeps for it; the call reads none of them, and only a count of
+    eager's memory has them.
     """
 
     name: str

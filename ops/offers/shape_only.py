@@ -20,8 +20,7 @@ from monet.ops.offers.implementation import Implementation
 from monet.ops.strides import same
 
 aten = torch.ops.aten
-# Which arguments of an operator do not change its results, besides by their shape. ``test_shape_only`` fills them
-# with NaN.
+# By operator, the positions of arguments of which it reads the shape alone. ``test_shape_only`` fills them with NaN.
 SHAPE_ONLY: dict[Callable[..., Any], tuple[int, ...]] = {
     aten.max_pool2d_with_indices_backward.default: (1,),
     aten.max_pool3d_with_indices_backward.default: (1,),
@@ -93,7 +92,7 @@ def forward(op: Operator, context: Context) -> list[Implementation]:
 
 
 def recompute(op: Operator, context: Context) -> list[Implementation] | None:
-    """As ``forward``: nothing that these read can have changed."""
+    """As ``forward``: these read no contents, so none can have changed."""
     return forward(op, context) if op.target in SHAPE_ONLY else None
 
 

@@ -124,7 +124,7 @@ def test_chunks_divide_the_batch(batch: int, expected: list[int]) -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-3, -0.5])
 def test_batch_norm_from_output_is_accurate_to_its_least_scale(scale: float) -> None:
     """Against float64 and against the kernel from the input: error grows as 6e-8 / |scale|."""
-    from monet.ops.families.normalization.batch_norm import from_output
+    from monet.ops.families.normalization.batch_norm import batch_norm_from_output
 
     torch.manual_seed(0)
     x, gradient = torch.randn(16, 4, 9, 9) * 3 + 1, torch.randn(16, 4, 9, 9)
@@ -134,6 +134,6 @@ def test_batch_norm_from_output_is_accurate_to_its_least_scale(scale: float) -> 
     expected = torch.ops.aten.native_batch_norm_backward(
         gradient, x, weight, None, None, mean, invstd, True, 1e-5, mask
     )
-    found = from_output(gradient, y, weight, bias, invstd, 1e-5, mask)
+    found = batch_norm_from_output(gradient, y, weight, bias, invstd, 1e-5, mask)
     for a, b in zip(found, expected, strict=True):
         assert float((a - b).abs().max() / b.abs().max()) < 1e-6 / min(1.0, abs(scale)) * 0.5

@@ -30,6 +30,7 @@ def _bits(op: Operator, found: Branch, context: Context) -> tuple[Value, Ref] | 
 
 
 def intermediates(op: Operator, context: Context) -> list[SavedIntermediate]:
+    """One bit an element."""
     found = branch(op, context.value(op.outputs[0]).dtype) if op.outputs[0] is not None else None
     made = _bits(op, found, context) if found is not None else None
     if found is None or made is None:
@@ -76,13 +77,13 @@ def _from_output(op: Operator, forward: Operator, way: Branch, context: Context)
             return []
         stride = list(context.value(y).stride)
         call = (op.args[0], Ref(y), *way.of_output, way.nan, way.inside, way.outside, stride)
-        return [Implementation("from-output", from_output, call, (), op.outputs)]
+        return [Implementation("from-output", branch_from_output, call, (), op.outputs)]
     kernel = replace(op, args=(op.args[0], Ref(y), *op.args[2:]))
     return [replace(i, name=f"from-output-{i.name}") for i in generic.backward(kernel, context)]
 
 
 @kernel("branch_gradient_from_output")
-def from_output(
+def branch_from_output(
     gradient: torch.Tensor,
     y: torch.Tensor,
     low: float,

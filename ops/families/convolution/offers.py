@@ -123,6 +123,7 @@ def _inexact(name: str, call: Any, args: tuple[Any, ...], outputs: Any, dtype: t
 
 
 def forward(op: Operator, context: Context) -> list[Implementation]:
+    """aten's own; in chunks and by im2col where the tensors are large."""
     found, result = [plain(op)], op.outputs[0]
     x, weight, bias, *geometry = op.args
     it = _convolution(context, x, weight, result, geometry) if result is not None else None
@@ -141,10 +142,12 @@ def forward(op: Operator, context: Context) -> list[Implementation]:
 
 
 def recompute(op: Operator, context: Context) -> list[Implementation] | None:
+    """As ``forward``; None where the forward pass changes an input."""
     return None if context.reads_written(op) else forward(op, context)
 
 
 def backward(op: Operator, context: Context) -> list[Implementation]:
+    """Of the gradient of the input, or of those of weight and bias: capture has made them operators of their own."""
     gradient, x, weight, _, *geometry, mask = op.args
     it = _convolution(context, x, weight, gradient.name, geometry)
     if (mask[0] and (mask[1] or mask[2])) or not isinstance(x, Ref) or not isinstance(weight, Ref):

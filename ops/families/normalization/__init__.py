@@ -1,3 +1,4 @@
-"""Normalizations: ``batch_norm.py``, ``row_norm.py`` (layer and group norm), ``rms_norm.py``, and ``least_scale.py``,
-which guards what is computed back from an output.
+"""Normalizations: ``batch_norm.py``, ``row_norm.py`` (layer and group norm) and ``rms_norm.py``.
+
+``least_scale.py`` guards what is computed back from an output; ``kernel_inputs.py`` knows what the kernels can read.
 """

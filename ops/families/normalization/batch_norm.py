@@ -8,7 +8,8 @@ import torch
 
 from monet.graph import Operator, Ref
 from monet.ops import strides
-from monet.ops.families.normalization.least_scale import from_output as scaled
+from monet.ops.families.normalization.kernel_inputs import parameters_as
+from monet.ops.families.normalization.least_scale import guarded
 from monet.ops.kernel_names import kernel
 from monet.ops.kernels import norm_variants
 from monet.ops.kernels.bits import dense
@@ -32,18 +33,12 @@ def recompute(op: Operator, context: Context) -> list[Implementation] | None:
         (op.outputs[0], None, None), False,
     )  # fmt: skip
     mean, invstd = op.outputs[1:3]
-    plain_parameters = mean is not None and parameters_as(context, mean, weight, bias)
-    if mean is None or invstd is None or not plain_parameters or not _kernel_reads(context, x.name, mean):
+    if mean is None or invstd is None or not parameters_as(context, mean, weight, bias):
+        return [again]
+    if not _kernel_reads(context, x.name, mean):
         return [again]
     call = (x, weight, bias, Ref(mean), Ref(invstd))
     return [Implementation("saved-statistics", norm_variants.batch_norm_apply, call, (), (op.outputs[0],)), again]
-
-
-def parameters_as(context: Context, statistics: str, *parameters: Any) -> bool:
-    """Whether parameters are contiguous and in the statistics' format, as kernels on bare memory take them."""
-    values = [context.value(p.name) for p in parameters if isinstance(p, Ref)]
-    dtype = context.value(statistics).dtype
-    return all(v.dtype is dtype and v.stride == contiguous(v.shape) for v in values)
 
 
 def _kernel_reads(context: Context, x: str, mean: str) -> bool:
@@ -74,8 +69,8 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
     bias, y = maker.args[2], context.value(maker.outputs[0])
     call: tuple[Any, ...] = (gradient, Ref(y.name), weight, bias, invstd, eps, mask)
     if training and isinstance(invstd, Ref):
-        made = Implementation("from-output", from_output, call, (), op.outputs, False)
-        return found + scaled(made, weight, bias, y.dtype, context)
+        made = Implementation("from-output", batch_norm_from_output, call, (), op.outputs, False)
+        return found + guarded(made, weight, bias, y.dtype, context)
     same = context.value(gradient.name)
     if training or not isinstance(var, Ref) or y.dtype is not torch.float32 or not dense(same):
         return found
@@ -83,16 +78,15 @@ def backward(op: Operator, context: Context) -> list[Implementation]:
         return found
     if not mask[1]:
         call = (gradient, weight, var, eps, mask)
-        return found + scaled(
-            Implementation("from-gradient", from_gradient, call, (), op.outputs, False), None, None, y.dtype, context
-        )
+        made = Implementation("from-gradient", batch_norm_from_gradient, call, (), op.outputs, False)
+        return found + guarded(made, None, None, y.dtype, context)
     call = (gradient, Ref(y.name), weight, bias, var, eps, mask)
-    made = Implementation("from-output", from_output_of_running, call, (), op.outputs, False)
-    return found + scaled(made, weight, bias, y.dtype, context)
+    made = Implementation("from-output", batch_norm_from_output_of_running, call, (), op.outputs, False)
+    return found + guarded(made, weight, bias, y.dtype, context)
 
 
 @kernel("batch_norm_gradient_from_output")
-def from_output(
+def batch_norm_from_output(
     gradient: torch.Tensor,
     y: torch.Tensor,
     weight: torch.Tensor | None,
@@ -117,7 +111,7 @@ def from_output(
 
 
 @kernel("batch_norm_gradient_from_output_of_running")
-def from_output_of_running(
+def batch_norm_from_output_of_running(
     gradient: torch.Tensor,
     y: torch.Tensor,
     weight: torch.Tensor,
@@ -127,12 +121,12 @@ def from_output_of_running(
     mask: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of evaluation-mode batch norm from its output: those of the parameters are as in training."""
-    of_parameters = from_output(gradient, y, weight, bias, var, eps, [False, *mask[1:]])
-    return (from_gradient(gradient, weight, var, eps, mask)[0], *of_parameters[1:])
+    of_parameters = batch_norm_from_output(gradient, y, weight, bias, var, eps, [False, *mask[1:]])
+    return (batch_norm_from_gradient(gradient, weight, var, eps, mask)[0], *of_parameters[1:])
 
 
 @kernel("batch_norm_gradient_from_gradient")
-def from_gradient(
+def batch_norm_from_gradient(
     gradient: torch.Tensor, weight: torch.Tensor | None, var: torch.Tensor, eps: float, mask: list[bool]
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of evaluation-mode batch norm's input and bias, which its input has no part in."""

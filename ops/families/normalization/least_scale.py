@@ -1,4 +1,5 @@
-"""Gradients from the output of a normalization divide by its scale: how small that may be, and who holds it."""
+"""Gradients from the output of a normalization divide by its scale: how small the scale may be, and which source of the
+graph has it."""
 
 from __future__ import annotations
 
@@ -58,13 +59,13 @@ def source_of(weight: Ref, context: Context) -> str | None:
     return name if even else None
 
 
-def from_output(
+def guarded(
     implementation: Implementation, weight: Any, bias: Any, dtype: torch.dtype, context: Context
 ) -> list[Implementation]:
     """The implementation with its tolerance for outputs of ``dtype`` and the guard on its scale.
 
-    Nothing where no parameter holds the scale or the shift, which then cannot be looked at before a step. ``weight``
-    and ``bias``: None for a normalization without one.
+    Empty where the scale or the shift is computed in the step, and so cannot be checked before it. ``weight`` and
+    ``bias``: None for a normalization without one.
     """
     if dtype not in TOLERANCE:
         return []

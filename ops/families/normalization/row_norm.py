@@ -8,27 +8,20 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref, Value
-from monet.ops.families.normalization.batch_norm import parameters_as
-from monet.ops.families.normalization.least_scale import from_output
+from monet.graph import Operator, Ref
+from monet.ops.families.normalization.kernel_inputs import contiguous_data, parameters_as
+from monet.ops.families.normalization.least_scale import guarded
 from monet.ops.kernels import norm_variants, norms
-from monet.ops.kernels.bits import dense
 from monet.ops.offers import generic
 from monet.ops.offers.context import Context, plain
 from monet.ops.offers.implementation import Implementation
 from monet.ops.offers.record import Record
 from monet.ops.offers.sample import HALVES, Sample, between, single
-from monet.ops.strides import contiguous
 
 aten = torch.ops.aten
 
 
-def _plain(value: Value) -> bool:
-    """Contiguous memory of a format that the kernels know."""
-    return dense(value) and value.stride == contiguous(value.shape)
-
-
-def _again(
+def _recompute(
     op: Operator, context: Context, apply: Callable[..., Any], trial: norm_variants.Trial, more: tuple[Any, ...]
 ) -> list[Implementation] | None:
     """aten's own, and from saved statistics where that is the same bit by bit."""
@@ -38,7 +31,7 @@ def _again(
     if found is None or y is None or mean is None or rstd is None:
         return found
     value, kind = context.value(x.name), context.value(mean).dtype
-    if not _plain(value) or not parameters_as(context, mean, weight, bias):
+    if not contiguous_data(value) or not parameters_as(context, mean, weight, bias):
         return found
     if norm_variants.variant_of(trial, value.dtype, kind, False) is None:
         return found
@@ -53,21 +46,25 @@ def _weight_and_bias(op: Operator) -> tuple[Any, Any]:
 
 
 def recompute_layer_norm(op: Operator, context: Context) -> list[Implementation] | None:
-    return _again(op, context, norm_variants.layer_norm_apply, norm_variants.try_layer_norm, ())
+    """aten's own, and from the rows' saved statistics."""
+    return _recompute(op, context, norm_variants.layer_norm_apply, norm_variants.try_layer_norm, ())
 
 
 def recompute_group_norm(op: Operator, context: Context) -> list[Implementation] | None:
+    """aten's own, and from the groups' saved statistics."""
     if op.args[1] is None:  # aten then centres first, which no other kernel of its does
         return generic.recompute(op, context)
-    return _again(op, context, norm_variants.group_norm_apply, norm_variants.try_group_norm, (op.args[6],))
+    return _recompute(op, context, norm_variants.group_norm_apply, norm_variants.try_group_norm, (op.args[6],))
 
 
 def backward_layer_norm(op: Operator, context: Context) -> list[Implementation]:
+    """aten's own, and from the output; see ``_backward``."""
     gradient, _, _, _, rstd, *_, mask = op.args
     return _backward(op, context, gradient, rstd, mask, norms.layer_norm_from_output, norms.layer_norm_from_output_)
 
 
 def backward_group_norm(op: Operator, context: Context) -> list[Implementation]:
+    """The same of group norm."""
     gradient, _, _, rstd, *_, mask = op.args
     return _backward(op, context, gradient, rstd, mask, norms.group_norm_from_output, norms.group_norm_from_output_)
 
@@ -92,13 +89,13 @@ def _backward(
         return found
     y, given = context.value(maker.outputs[0]), context.value(gradient.name)
     weight, bias = _weight_and_bias(maker)
-    if not _plain(y) or not _plain(given) or given.dtype is not y.dtype:
+    if not contiguous_data(y) or not contiguous_data(given) or given.dtype is not y.dtype:
         return found
     if (weight is None and bias is not None) or not parameters_as(context, rstd.name, weight, bias):
         return found
     call = (gradient, Ref(y.name), weight, bias, rstd, mask)
     new = Implementation("from-output", into_new, call, (), op.outputs, False)
-    made = from_output(new, weight, bias, y.dtype, context)
+    made = guarded(new, weight, bias, y.dtype, context)
     found += made
     result = op.outputs[0]
     if mask[0] and result is not None and context.may_overwrite(gradient.name, op, result):
