@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from monet.commands.exit_status import FAILED, INTERRUPTED, reports_errors
+from monet.commands.exit_status import FAILED, reports_errors
 from monet.commands.sectioned_help import Rows, SectionedCommand, SectionedOption
+from monet.commands.stage_alone import end_stage, stage_options
 
 _arena = partial(click.option, cls=SectionedOption, section="Arena")
-_placing = partial(click.option, cls=SectionedOption, section="Placing")
 
 
 def _lists() -> Iterable[tuple[str, Rows]]:
@@ -25,25 +25,9 @@ def _lists() -> Iterable[tuple[str, Rows]]:
 
 @click.command(cls=SectionedCommand, lists=_lists, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", metavar="FILE.csv", type=click.Path(path_type=Path))
-@_placing("--layout", "method", metavar="METHOD", default="auto", show_default=True, help="A method of the list below.")
-@_placing(
-    "--time-limit",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    show_default=True,
-    help="Seconds, after which the best layout so far is the result.",
-)
+@stage_options("Placing", "layout", solved="the method program")
 @_arena("--capacity", type=click.IntRange(min=0), help="Bytes that are enough; exit status 1 where they are not.")
 @_arena("--alignment", type=click.IntRange(min=1), default=1, show_default=True, help="Of offsets, in bytes.")
-@_placing(
-    "--solver",
-    metavar="NAME",
-    default="HIGHS",
-    show_default=True,
-    help="Solver of the method program: HIGHS, or any mixed-integer solver that CVXPY has installed, GUROBI for "
-    "instance.",
-)
-@click.option("--json", "json_path", metavar="FILE", type=click.Path(path_type=Path), help="Write the result here.")
 @reports_errors
 def layout(
     path: Path,
@@ -62,7 +46,6 @@ def layout(
     """
     from monet.amounts import format_bytes
     from monet.commands.options import check_target
-    from monet.files.atomic import write_json
     from monet.planner.layout import layout as lay_out
     from monet.planner.layout.document import load_lifetimes
     from monet.progress_line import ProgressLine
@@ -81,22 +64,14 @@ def layout(
         f"{len(lifetimes)} buffers in {format_bytes(arena.arena_bytes)} ({arena.arena_bytes} bytes), {excess:.2%} "
         f"above the bound of {arena.bound_bytes} bytes; {arena.method}, {seconds:.1f} s"
     )
-    if json_path is not None:
-        offsets = {str(life.id): offset for life, offset in zip(lifetimes, arena.offsets, strict=True)}
-        write_json(
-            json_path,
-            {
-                "offsets": offsets,
-                "peak_bytes": arena.arena_bytes,
-                "bound_bytes": arena.bound_bytes,
-                "method": arena.method,
-                "seconds": seconds,
-                "interrupted": arena.interrupted,
-            },
-        )
-    if arena.interrupted:
-        click.echo("monet: interrupted; this is the best layout so far", err=True)
-        raise click.exceptions.Exit(INTERRUPTED)
+    result = {
+        "offsets": {str(life.id): offset for life, offset in zip(lifetimes, arena.offsets, strict=True)},
+        "peak_bytes": arena.arena_bytes,
+        "bound_bytes": arena.bound_bytes,
+        "method": arena.method,
+        "seconds": seconds,
+    }
+    end_stage(json_path, result, arena.interrupted, "the best layout so far")
     if capacity is not None and arena.arena_bytes > capacity:
         click.echo(f"monet: error: {arena.arena_bytes - capacity} bytes more than the capacity", err=True)
         raise click.exceptions.Exit(FAILED)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 import click
 
-from monet.commands.exit_status import INTERRUPTED, reports_errors
-from monet.commands.sectioned_help import Rows, SectionedCommand, SectionedOption
-
-_ordering = partial(click.option, cls=SectionedOption, section="Ordering")
+from monet.commands.exit_status import reports_errors
+from monet.commands.sectioned_help import Rows, SectionedCommand
+from monet.commands.stage_alone import end_stage, stage_options
 
 
 def _lists() -> Iterable[tuple[str, Rows]]:
@@ -24,23 +22,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
 
 @click.command(cls=SectionedCommand, lists=_lists, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("path", metavar="GRAPH.json", type=click.Path(path_type=Path))
-@_ordering("--order", "method", metavar="METHOD", default="auto", show_default=True, help="A method of the list below.")
-@_ordering(
-    "--time-limit",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    show_default=True,
-    help="Seconds, after which the best order so far is the result.",
-)
-@_ordering(
-    "--solver",
-    metavar="NAME",
-    default="HIGHS",
-    show_default=True,
-    help="Solver of model-ss and model-ms: HIGHS, or any mixed-integer solver that CVXPY has installed, GUROBI for "
-    "instance.",
-)
-@click.option("--json", "json_path", metavar="FILE", type=click.Path(path_type=Path), help="Write the result here.")
+@stage_options("Ordering", "order", solved="model-ss and model-ms")
 @reports_errors
 def order(path: Path, method: str, time_limit: float, solver: str, json_path: Path | None, quiet: bool) -> None:
     """Put the operators of GRAPH.json in an order of small peak memory, and prove how small it can be.
@@ -50,7 +32,6 @@ def order(path: Path, method: str, time_limit: float, solver: str, json_path: Pa
     """
     from monet.amounts import format_bytes
     from monet.commands.options import check_target
-    from monet.files.atomic import write_json
     from monet.planner.cores import usable_cores
     from monet.planner.order import best_order
     from monet.planner.order.document import load_graph
@@ -73,20 +54,13 @@ def order(path: Path, method: str, time_limit: float, solver: str, json_path: Pa
         f"{len(graph.nodes)} operators in {format_bytes(ordered.peak_bytes)} ({ordered.peak_bytes} bytes), {proof}; "
         f"captured order {format_bytes(captured)}; {ordered.method}, {seconds:.1f} s"
     )
-    if json_path is not None:
-        write_json(
-            json_path,
-            {
-                "order": list(ordered.order),
-                "peak_bytes": ordered.peak_bytes,
-                "bound_bytes": ordered.bound_bytes,
-                "captured_order_peak_bytes": captured,
-                "program_order_peak_bytes": captured,  # its name before; keys may only be added
-                "method": ordered.method,
-                "seconds": seconds,
-                "interrupted": ordered.interrupted,
-            },
-        )
-    if ordered.interrupted:
-        click.echo("monet: interrupted; this is the best order found by then", err=True)
-        raise click.exceptions.Exit(INTERRUPTED)
+    result = {
+        "order": list(ordered.order),
+        "peak_bytes": ordered.peak_bytes,
+        "bound_bytes": ordered.bound_bytes,
+        "captured_order_peak_bytes": captured,
+        "program_order_peak_bytes": captured,  # its name before; keys may only be added
+        "method": ordered.method,
+        "seconds": seconds,
+    }
+    end_stage(json_path, result, ordered.interrupted, "the best order found by then")

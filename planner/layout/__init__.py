@@ -1,9 +1,10 @@
 """The place of buffers in an arena.
 
-``arena.py`` is the entry, ``lifetimes.py`` what is placed, ``pieces.py`` the same as arrays, ``document.py`` its file.
-``methods.py`` has the ways to place: ``heuristics.py`` (one of them along a ``skyline.py``), ``exact_search.py``,
-``program.py``, the integer program, and ``reinsertion.py``, which improves a layout. ``load.py`` is the bound,
-``order_lifetimes.py`` makes buffers of an order, ``caching_allocator.py`` tells what PyTorch would reserve for them.
+``arena.py`` is the entry, ``lifetimes.py`` what is placed, ``pieces.py`` the same as arrays, ``document.py`` its
+file. ``methods.py`` has the ways to place: ``heuristics.py`` (one of them along a ``skyline.py``),
+``exact_search.py``, ``program.py``, the integer program, and ``reinsertion.py``, which improves a layout.
+``load.py`` is the bound, ``order_lifetimes.py`` makes buffers of an order, ``caching_allocator.py`` tells what
+PyTorch would reserve for them.
 """
 
 from monet.planner.layout.arena import METHODS, Layout, layout
