@@ -206,7 +206,7 @@ def test_step_that_is_too_full(again: tuple[str, ...]) -> None:
     kind = "recompute" if again else "forward"
     said = (
         rf"step \d+ \({kind} relu\.sparse\): .* shape \(8, 16, 24, 24\) has .*, planned for 60 % .* larger density"
-        r"(.|\n)*test_compressed\.py"
+        r"(.|\n)*test_compressed_steps\.py"
     )
     for seed in range(3):
         full = _images(seed, shift=3.0)
