@@ -2,11 +2,11 @@
 
 ``catalogue.py`` decides what is offered for a graph; ``registry.py`` finds an operator's record.
 
-- ``offers/``: what a record is, and what it offers. - ``families/``: the records, one file or folder a family of
-operators. - ``compressed/``: Gist's storages, offered where asked for. - ``kernels/``: kernels of the project's
-own, in C++; ``kernel_names.py`` names what is measured. - ``measuring/``: seconds and memory requests, through a
-cache on disk.
+- ``offers/``: what a record is, and what it offers.
+- ``families/``: the records, one file or folder a family of operators.
+- ``compressed/``: Gist's storages, offered where asked for.
+- ``kernels/``: kernels of the project's own, in C++; ``kernel_names.py`` names what is measured.
+- ``measuring/``: seconds and memory requests, through a cache on disk.
 
-``weight_update.py`` runs one parameter's step of ``torch.optim``; ``strides.py`` compares how elements lie in
-memory.
+``weight_update.py`` runs one parameter's step of ``torch.optim``; ``strides.py`` compares how elements lie in memory.
 """

@@ -1,11 +1,10 @@
 """From a module to the graph of its training step; knows torch, and neither implementations nor planning.
 
-``tracing.py`` exports the module and traces forward and backward (``export_errors.py`` says what cannot be traced,
-and where), ``joint_graph.py`` reads the trace, ``canonical_form.py`` brings the graph to the form that everything
-else expects, and ``captured.py`` is the result. Where torch traces other kernels than eager runs:
-``decompositions.py``, ``custom_functions.py``, ``kernel_geometry.py``, ``gradient_sums.py``, ``shared_casts.py``.
-``autocast.py`` is the precision that a step is captured in. ``input_geometry.py`` writes a step's inputs into a
-plan, and makes them again.
+``tracing.py`` exports the module and traces forward and backward (``export_errors.py`` says what cannot be traced, and
+where), ``joint_graph.py`` reads the trace, ``canonical_form.py`` brings the graph to the form that everything else
+expects, and ``captured.py`` is the result. Where torch traces other kernels than eager runs: ``decompositions.py``,
+``custom_functions.py``, ``kernel_geometry.py``, ``gradient_sums.py``, ``shared_casts.py``. ``autocast.py`` is the
+precision that a step is captured in. ``input_geometry.py`` writes a step's inputs into a plan, and makes them again.
 """
 
 from monet.capture.captured import Captured
