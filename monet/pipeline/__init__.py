@@ -4,5 +4,5 @@
 (``current_scales.py`` looks at parameters, ``eager_peak.py`` counts eager's memory). ``planning.py`` plans it for a
 budget: ``fitting.py`` solves, orders (``schedule.py``, ``run_graph.py``) and places (``unrolling.py``,
 ``placement.py``) until the arena fits; ``smallest_plans.py`` keeps the smallest plan found, ``summary.py`` says
-what came out.
+what came out, and ``meter.py`` who is told how far a solve is.
 """
