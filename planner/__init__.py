@@ -11,6 +11,6 @@
 - ``baselines/``: what others do with the same operators.
 - ``published/``: profiles and schedules as MONeT's authors published theirs.
 
-``memory_floor.py`` bounds every plan's memory from below, ``runs.py`` leaves out what nothing reads, ``progress.py`` and
-``cores.py`` are for whoever waits.
+``memory_floor.py`` bounds every plan's memory from below, ``runs.py`` leaves out what nothing reads, ``progress.py``
+and ``cores.py`` are for whoever waits.
 """
