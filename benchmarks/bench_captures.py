@@ -21,7 +21,7 @@ from monet.configuration.model_loading import build_model
 from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import InfeasibleBudget
 from monet.experiments.measured_steps import measure_config
-from monet.pipeline.meter import reporting_to
+from monet.pipeline.meter import on_stderr
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Preparing, prepare
 from monet.planner.search import Solving
@@ -48,7 +48,7 @@ def main(models: tuple[str, ...], time_limit: float) -> None:
                     prepared,
                     parse_budget(budget),
                     Solving(time_limit_s=time_limit, prove=True),
-                    meter=reporting_to(True),
+                    meter=on_stderr,
                 )
             except InfeasibleBudget as error:
                 rows.append({"budget": budget, "infeasible": str(error)})

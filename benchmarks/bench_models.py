@@ -25,7 +25,7 @@ from monet.configuration.model_loading import build_model, precision
 from monet.configuration.sample_inputs import empty_inputs, make_inputs
 from monet.errors import InfeasibleBudget
 from monet.experiments.measured_steps import measure_config
-from monet.pipeline.meter import reporting_to
+from monet.pipeline.meter import on_stderr
 from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import Prepared, Preparing, prepare
 from monet.planner.search import Solving
@@ -113,7 +113,7 @@ def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
     eager_gradients = folder / "eager.pt"
     _apart(config, EAGER, threads, eager_gradients)
     roundings = _roundings(config, threads, eager_gradients, folder)
-    smallest = plan_smallest(prepared, solving=Solving(time_limit_s=time_limit_s), meter=reporting_to(True))
+    smallest = plan_smallest(prepared, solving=Solving(time_limit_s=time_limit_s), meter=on_stderr)
     path = folder / "plan.json"
     smallest.plan.save(path)
     eager = measure_config(config, path)["eager"]
@@ -133,7 +133,7 @@ def _row(name: str, time_limit_s: float, folder: Path) -> dict[str, Any]:
     for share in SHARES:
         try:
             found = plan_prepared(
-                prepared, int(peak_bytes) * share // 100, Solving(time_limit_s=time_limit_s), meter=reporting_to(True)
+                prepared, int(peak_bytes) * share // 100, Solving(time_limit_s=time_limit_s), meter=on_stderr
             )
         except InfeasibleBudget as error:
             click.echo(f"{name} at {share} %: {error}", err=True)

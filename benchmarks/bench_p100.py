@@ -25,14 +25,12 @@ from monet.planner.program.program import Program
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
 from monet.planner.search import Solving, plan_problem
-from monet.planner.search.best import Best, Clock
-from monet.planner.search.companion import has_room
+from monet.planner.search.best import BestPlan
+from monet.planner.search.hunt import hunt_for
 from monet.planner.search.proof import bound_full_program
 from monet.planner.search.scope import build, needed_besides, scope_of
-from monet.planner.search.search import Search
-from monet.planner.solution import Runs, Solution
-from monet.planner.solvers.finder import solver
-from monet.planner.solvers.highs import _highs_model
+from monet.planner.solution import Solution
+from monet.planner.solvers.highs import highs_model
 from monet.planner.solvers.model import Answer, Limits, Model, Tick
 from monet.planner.solvers.scaling import scaled
 
@@ -105,7 +103,7 @@ def _search(case: Case, time_limit_s: float) -> None:
 
 def _check(case: Case, plan: Solution) -> None:
     """A replay of the plan on the profile read anew: what the table says is what it costs."""
-    played = replay(load_published(case.path), plan)
+    played = replay(load_published(case.path), plan.runs)
     if not played.peak_bytes <= case.budget_bytes or played.peak_bytes != plan.peak_bytes:
         raise RuntimeError(
             f"{case.path.stem} at {case.budget_gib:g} GiB: {played.peak_bytes} bytes when replayed, promised "
@@ -124,11 +122,11 @@ def _prove(case: Case, time_limit_s: float) -> None:
         return
     start = time.perf_counter()
     problem = load_published(case.path)
-    best = Best(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= case.budget_bytes)
-    best.offer(Runs(case.plan.forward, case.plan.stages))
+    best = BestPlan(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= case.budget_bytes)
+    best.offer(case.plan.runs)
     scope = scope_of(problem, None)
     program = build(problem, case.budget_bytes, scope, needed_besides(problem, best.runs, scope))
-    planned = Search(program, solver("HIGHS"), best, Clock(time_limit_s), GAP, companion=has_room("HIGHS", None))
+    planned = hunt_for(best, Solving(time_limit_s, GAP), None).search(program)
     bound_s, status = bound_full_program(planned, case.budget_bytes, time_limit_s)
     if status == "interrupted" or best.cost is None:
         raise KeyboardInterrupt
@@ -173,7 +171,7 @@ def _presolved(program: Program) -> dict[str, Any]:
         highs = highspy.Highs()
         highs.setOptionValue("output_flag", False)
         highs.setOptionValue("time_limit", PRESOLVE_S)
-        highs.passModel(_highs_model(model))
+        highs.passModel(highs_model(model))
         start = time.perf_counter()
         highs.presolve()
         elapsed_s = time.perf_counter() - start
@@ -189,7 +187,7 @@ def _presolved(program: Program) -> dict[str, Any]:
 
     arrays = program.rows.arrays()
     zeros, ones = arrays.cost * 0.0, arrays.cost * 0.0 + 1.0
-    scaled(presolve)(Model(arrays, zeros, ones), Limits(0.0, 0.0))
+    scaled(presolve)(Model(arrays, zeros, ones), Limits(0.0, 0.0), None)
     return found
 
 

@@ -68,13 +68,13 @@ class Hunt:
 
     def improve(self, program: Program, until_share: float) -> None:
         """Improves stretches of the best plan in ``program`` until that share of the time limit."""
-        self._search(program).improve(until_share * self.solving.time_limit_s)
+        self.search(program).improve(until_share * self.solving.time_limit_s)
 
     def run(self, program: Program, first_share: float, alone_share: float) -> Search:
         """Improves stretches until a share of the time limit (``alone_share`` where no companion goes on with that),
         then solves the whole program; its bound and status are the hunt's."""
         self.scope, self.size = program.scope, (len(program.rows.costs), len(program.rows.lower))
-        search = self._search(program, companion=self.companion)
+        search = self.search(program)
         try:
             search.improve((first_share if self.companion else alone_share) * self.solving.time_limit_s)
             self.status = search.run()
@@ -97,9 +97,10 @@ class Hunt:
             *self.size,
         )
 
-    def _search(self, program: Program, *, companion: bool = False) -> Search:
+    def search(self, program: Program) -> Search:
+        """A search of ``program`` for this hunt."""
         ground = Ground(program, self.solve, self.best, self.solving.gap)
-        return Search(ground, self.clock, self.enough, self.bound, companion)
+        return Search(ground, self.clock, self.enough, self.bound, self.companion)
 
 
 def hunt_for(best: BestPlan, solving: Solving, progress: Progress | None, *, enough: float = float("-inf")) -> Hunt:

@@ -90,7 +90,7 @@ def _run(model: Model, limits: Limits, tick: Tick | None, presolve: str) -> Answ
         options["mip_feasibility_tolerance"] = limits.tolerance
     for name, value in options.items():
         highs.setOptionValue(name, value)
-    highs.passModel(_highs_model(model))
+    highs.passModel(highs_model(model))
     if model.start is not None:
         start = highspy.HighsSolution()
         start.col_value = list(model.start)
@@ -164,7 +164,8 @@ class _Interrupts:
         self._watch.stop = True
 
 
-def _highs_model(model: Model) -> Any:
+def highs_model(model: Model) -> Any:
+    """``model`` as HiGHS takes it, all columns integer."""
     arrays = model.arrays
     lp = highspy.HighsLp()
     lp.num_col_ = len(arrays.cost)
