@@ -165,7 +165,7 @@ class _Interrupts:
 
 
 def highs_model(model: Model) -> Any:
-    """``model`` as HiGHS takes it, all columns integer."""
+    """``model`` as HiGHS takes it."""
     arrays = model.arrays
     lp = highspy.HighsLp()
     lp.num_col_ = len(arrays.cost)
