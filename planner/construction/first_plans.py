@@ -1,6 +1,6 @@
 """Constructive plans: fast, feasible, and good enough for the solver to start from.
 
-A plan is what a walk (``walks.py``) leaves behind; a few walks with different tensors exempt from
+A plan is what a walk (``passes.py``) leaves behind; a few walks with different tensors exempt from
 dropping are tried, and the best is kept. The smallest budget known is the least peak of walks under
 budgets that are halved, and of thrifty walks.
 """
@@ -12,7 +12,8 @@ import math
 import sys
 import time
 
-from monet.planner.construction.walks import DoesNotFit, Walk, backward_pass, forward_pass
+from monet.planner.construction.passes import backward_pass, forward_pass
+from monet.planner.construction.walk import DoesNotFit, Walk
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
 from monet.planner.program.windows import Windows, windows

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from planner_problems import chain, every_run, every_stage, problems
 
 from monet.errors import InfeasibleBudget, InvalidPlan
-from monet.planner.construction import walks
+from monet.planner.construction import passes
 from monet.planner.construction.first_plans import construct, fastest_plan, smallest_budget
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import (
@@ -108,5 +108,5 @@ def test_plans_that_run_everything_again_are_not_offered(monkeypatch: pytest.Mon
         return sum(len(stage.recompute) for stage in known[1].runs.stages)
 
     anything = recomputed()
-    monkeypatch.setattr(walks, "MOST_AGAIN", anything - 1)
+    monkeypatch.setattr(passes, "MOST_AGAIN", anything - 1)
     assert 0 < recomputed() < anything

@@ -1,0 +1,191 @@
+"""Walk through a training step with a set of tensors in memory, dropping and recomputing on the way.
+
+Whenever the next run does not fit, what is cheapest to do without, per byte, is dropped; whenever a
+read is missing, what it needs is run again. Dynamic Tensor Rematerialization (Kirisame et al., ICLR
+2021) evicts in the same way, but while training and blind to the future; here the next use of every
+tensor is known. A *thrifty* walk drops everything at once and takes the leanest implementations.
+
+Every choice is tried on a copy of the walk, and the walk goes on from the best copy.
+
+The walk counts a tensor until it is dropped, replay until its last read: replay never finds more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from functools import partial
+
+from monet.planner.construction.reruns import reruns
+from monet.planner.construction.trials import Moment, Trial, best_trial, make_intermediate, making_reads, run_trial
+from monet.planner.construction.walk import DoesNotFit, Walk
+from monet.planner.problem import BackwardImplementation, ForwardImplementation, Intermediate, recompute_cost
+from monet.planner.program.windows import Windows
+from monet.planner.solution import Run, Stage
+
+MOST_AGAIN = 50_000
+"""Recomputations in a plan. One that drops everything makes them by the square of the number of operators; more than
+this take minutes to order, and a step many times eager's."""
+
+
+def forward_pass(walk: Walk) -> Iterator[Run]:
+    """Runs everything once; what the backward pass may want stays until room is needed."""
+    index = walk.index
+    final = {name: (index.consumers.get(name) or (i,))[-1] for name, i in index.producer.items()}
+    for i, operator in enumerate(index.problem.forward):
+        made = [v for v in index.intermediates[i] if v.id in walk.chosen or _must_be_made(index, v.id)]
+        needed = {n for n in walk.present if final[n] >= i}
+        best = best_trial(partial(_forward_trials, walk, i, needed, made))
+        walk.adopt(best.walk)
+        for v in made:
+            make_intermediate(walk, v, index.problem.fixed_bytes, needed | making_reads(made), 0)
+        walk.drop([n for n in walk.present if final.get(n, -1) <= i and n not in index.last])
+        yield Run(operator.id, best.choice.name, tuple(v.id for v in made))
+
+
+def _forward_trials(
+    walk: Walk, i: int, needed: Set[str], made: list[Intermediate], thrifty: bool
+) -> Iterator[Trial[ForwardImplementation]]:
+    """Operator i by each implementation that fits and leaves what making ``made`` reads."""
+    index, operator = walk.index, walk.index.problem.forward[i]
+    base_bytes = index.problem.fixed_bytes + sum(index.size[n] for n in operator.outputs)
+    moment = Moment(0, base_bytes, needed, operator.outputs)
+    read_by_making = making_reads(made)
+    for q in index.runs_forward[i]:
+        if q.overwrites in read_by_making:
+            continue
+        trial = run_trial(walk.copy(thrifty), moment, q, q.time_s, q.workspace_bytes)
+        if trial is not None:
+            yield trial
+
+
+def _must_be_made(index: Windows, name: str) -> bool:
+    """Whether some stage cannot do without an intermediate that can only be made in the forward pass."""
+    if name not in index.last or index.runs_again[index.producer[name]]:
+        return False
+    return any(all(name in q.reads for q in runs) for runs in index.runs_backward if runs)
+
+
+def backward_pass(walk: Walk) -> Iterator[Stage]:
+    """Runs every stage by the implementation that takes least time, with what it makes the walk recompute or drop.
+
+    Raises:
+        DoesNotFit: also where more than ``MOST_AGAIN`` operators run again.
+    """
+    runs_again = 0
+    for stage in range(len(walk.index.problem.backward)):
+        best = best_trial(partial(_stage_trials, walk, stage))
+        walk.adopt(best.walk)
+        walk.drop([n for n in walk.present if not walk.index.needed(n, stage + 1)])
+        runs_again += len(best.choice.recompute)
+        if runs_again > MOST_AGAIN:
+            raise DoesNotFit
+        yield best.choice
+
+
+def _stage_trials(walk: Walk, stage: int, thrifty: bool) -> Iterator[Trial[Stage]]:
+    """Each backward implementation of ``stage``, with what must run again before it; those that do not fit left out."""
+    for q in walk.index.runs_backward[stage]:
+        trial = walk.copy(thrifty)
+        try:
+            seconds, runs = _run_stage(trial, stage, q)
+        except DoesNotFit:
+            continue
+        yield Trial(Stage(tuple(runs), walk.index.problem.backward[stage].id, q.name), trial, seconds)
+
+
+def _run_stage(walk: Walk, stage: int, q: BackwardImplementation) -> tuple[float, list[Run]]:
+    """Recomputes what q misses, then q itself; seconds of both and of what was dropped for them."""
+    problem = walk.index.problem
+    seconds, runs = q.time_s, []
+    for rerun in _reruns(walk, stage, q):
+        rerun_s, run = _run_again(walk, rerun)
+        seconds += rerun_s
+        runs.append(run)
+    extra_bytes = problem.fixed_bytes + problem.backward[stage].live_during_bytes
+    seconds += walk.make_room(extra_bytes + q.workspace_bytes - q.aliased_bytes, set(q.reads), stage + 1)
+    return seconds, runs
+
+
+@dataclass(slots=True)
+class _Rerun:
+    """Operator ``operator`` runs again at ``stage``, then makes the intermediates ``made``.
+
+    ``read_later``: what the reruns after it and the stage's backward operator read. ``reads``: the same and what it
+    reads itself. ``base_bytes``: what is fixed, and gradients.
+    """
+
+    operator: int
+    stage: int
+    made: list[Intermediate]
+    reads: Set[str]
+    read_later: Set[str]
+    base_bytes: int
+
+
+def _reruns(walk: Walk, stage: int, q: BackwardImplementation) -> list[_Rerun]:
+    """What must run again before ``q``, in forward order.
+
+    Raises:
+        DoesNotFit: something that ``q`` needs cannot be made again at this stage.
+    """
+    index, problem = walk.index, walk.index.problem
+    operators = reruns(index, walk.present, q.reads, stage)
+    if operators is None:
+        raise DoesNotFit
+    base_bytes = problem.fixed_bytes + problem.backward[stage].live_before_bytes
+    latest_first: list[_Rerun] = []
+    read_later = set(q.reads)
+    for i, wanted in reversed(operators.items()):
+        made = [v for v in index.intermediates[i] if v.id in wanted]
+        reads = read_later | _rerun_reads(index, i, made)
+        latest_first.append(_Rerun(i, stage, made, reads, read_later, base_bytes))
+        read_later = reads
+    return latest_first[::-1]
+
+
+def _rerun_reads(index: Windows, i: int, made: list[Intermediate]) -> set[str]:
+    """What operator i reads when it runs again, and what making ``made`` reads besides i's outputs."""
+    operator = index.problem.forward[i]
+    besides = making_reads(made) - set(operator.outputs)
+    return {*operator.inputs, *index.runs_again[i][0].recompute_reads, *besides}
+
+
+def _run_again(walk: Walk, rerun: _Rerun) -> tuple[float, Run]:
+    """One recomputation by its best implementation, then its intermediates; seconds, those lost included."""
+    index, stage = walk.index, rerun.stage
+    best = min(_rerun_trials(walk, rerun), key=Trial.order, default=None)
+    if best is None:
+        raise DoesNotFit
+    walk.adopt(best.walk)
+    seconds = best.own_s + best.lost_s
+    for v in rerun.made:
+        seconds += make_intermediate(walk, v, rerun.base_bytes, rerun.read_later | set(v.reads), stage)
+    walk.drop([n for n in walk.present if n not in rerun.read_later and not index.needed(n, stage)])
+    made = tuple(v.id for v in rerun.made)
+    return seconds, Run(index.problem.forward[rerun.operator].id, best.choice.name, made)
+
+
+def _rerun_trials(walk: Walk, rerun: _Rerun) -> Iterator[Trial[ForwardImplementation]]:
+    """The rerun by each implementation that is usable and fits."""
+    index, operator = walk.index, walk.index.problem.forward[rerun.operator]
+    # What is there and made again counts twice here: as present and as output.
+    base_bytes = rerun.base_bytes + sum(index.size[n] for n in operator.outputs)
+    missing = [n for n in operator.outputs if n not in walk.present]
+    moment = Moment(rerun.stage, base_bytes, rerun.reads, missing)
+    for q in _usable_again(index, rerun):
+        trial = run_trial(walk.copy(thrifty=False), moment, q, *recompute_cost(q))
+        if trial is not None:
+            yield trial
+
+
+def _usable_again(index: Windows, rerun: _Rerun) -> Iterator[ForwardImplementation]:
+    """Implementations that read what was prepared for the fastest one, and destroy nothing that is read later or
+    whose window has not begun."""
+    offered = index.runs_again[rerun.operator]
+    read_later = rerun.read_later | making_reads(rerun.made)
+    for q in offered:
+        if q.recompute_reads != offered[0].recompute_reads:
+            continue
+        if q.overwrites is None or (q.overwrites not in read_later and index.start[q.overwrites] <= rerun.stage):
+            yield q

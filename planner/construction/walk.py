@@ -1,0 +1,146 @@
+"""The state of a walk: which tensors are in memory, and what it costs to do without each."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+
+from monet.planner.construction.reruns import NEVER, rerun_seconds, stage_seconds, uses
+from monet.planner.program.windows import Windows
+
+
+class DoesNotFit(Exception):
+    """This way of running a step exceeds the budget whatever is dropped, takes longer to find than there is time, or
+    runs more than ``MOST_AGAIN`` operators again."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """Memory while the plan is being made.
+
+    ``present``: tensors in memory, ``present_bytes`` of them. ``peak_bytes``: the most so far, fixed bytes included.
+    ``thrifty``: drops all that it may at every moment, and prefers the least peak to the least time.
+    ``chosen``: never dropped while needed; its intermediates are made in the forward pass. ``deadline_s``: on
+    ``time.monotonic``; a walk that drops everything runs a chain of n operators n²/2 times, and unrolled networks
+    are long chains. ``score``: seconds lost per byte by doing without a tensor, as last computed.
+    """
+
+    index: Windows
+    budget_bytes: int
+    thrifty: bool
+    chosen: frozenset[str] = frozenset()
+    deadline_s: float = math.inf
+    present: set[str] = field(default_factory=set)
+    present_bytes: int = 0
+    peak_bytes: int = 0
+    score: dict[str, float] = field(default_factory=dict)
+
+    def copy(self, thrifty: bool) -> Walk:
+        """For a trial: its own memory, and its own peak from here on; scores are shared."""
+        # Spelled out: every trial copies, and dataclasses.replace is slower.
+        return Walk(
+            self.index, self.budget_bytes, self.thrifty or thrifty, self.chosen, self.deadline_s,
+            set(self.present), self.present_bytes, 0, self.score,
+        )  # fmt: skip
+
+    def adopt(self, trial: Walk) -> None:
+        """Goes on from a trial."""
+        self.present, self.present_bytes = trial.present, trial.present_bytes
+        self.peak_bytes = max(self.peak_bytes, trial.peak_bytes)
+
+    def take(self, names: Iterable[str]) -> None:
+        """``names`` are in memory from here on."""
+        for name in names:
+            if name not in self.present:
+                self.present.add(name)
+                self.present_bytes += self.index.size[name]
+
+    def drop(self, names: Iterable[str]) -> None:
+        """``names`` are not in memory any more."""
+        for name in names:
+            if name in self.present:
+                self.present.remove(name)
+                self.present_bytes -= self.index.size[name]
+
+    def make_room(self, extra_bytes: int, locked: Set[str], stage: int) -> float:
+        """Drops tensors, but for ``locked``, until ``extra_bytes`` fit besides what is present; the seconds lost.
+
+        Raises:
+            DoesNotFit: they never do, or the deadline is over.
+        """
+        lost_s = 0.0
+        if time.monotonic() > self.deadline_s:
+            raise DoesNotFit
+        if self.thrifty:
+            self.drop([n for n in self.present if n not in locked and self.droppable(n, stage)])
+            if self.present_bytes + extra_bytes > self.budget_bytes:
+                raise DoesNotFit
+        elif self.present_bytes + extra_bytes > self.budget_bytes:
+            lost_s = self._evict(extra_bytes, locked, stage)
+        self.peak_bytes = max(self.peak_bytes, self.present_bytes + extra_bytes)
+        return lost_s
+
+    def _evict(self, extra_bytes: int, locked: Set[str], stage: int) -> float:
+        """Drops by seconds per byte until ``extra_bytes`` fit, looking again at a score before using it."""
+        kept = locked | self.index.pinned | self.chosen
+        heap = [(self.score.get(n, 0.0), n) for n in self.present if n not in kept]
+        heapq.heapify(heap)
+        lost_s = 0.0
+        while self.present_bytes + extra_bytes > self.budget_bytes:
+            if not heap:
+                raise DoesNotFit
+            _, name = heapq.heappop(heap)
+            cost = self.worth(name, stage)
+            score = cost / max(self.index.size[name], 1)
+            self.score[name] = score
+            if score == NEVER:
+                continue
+            if heap and score > heap[0][0]:
+                heapq.heappush(heap, (score, name))
+                continue
+            self.drop((name,))
+            lost_s += cost
+        return lost_s
+
+    def droppable(self, name: str, stage: int) -> bool:
+        """Whether the thrifty walk may drop ``name``: nothing needs it, or it can be made again."""
+        if name in self.index.pinned or name in self.chosen:
+            return False
+        if not self.index.needed(name, stage):
+            return True
+        again = self.index.runs_again[self.index.producer[name]]
+        return bool(again) and name not in again[0].recompute_reads
+
+    def without(self, name: str, stage: int) -> float:
+        """Seconds lost by an in-place run that destroys ``name``."""
+        if self.thrifty:
+            return 0.0 if self.droppable(name, stage) else NEVER
+        return self.worth(name, stage)
+
+    def worth(self, name: str, stage: int) -> float:
+        """Seconds that the first later stage which misses ``name`` takes longer without it."""
+        for use in uses(self.index, name):
+            if use < stage:
+                continue
+            without = stage_seconds(self.index, self.present - {name}, use)
+            extra = without - stage_seconds(self.index, self.present, use) if without < NEVER else NEVER
+            if extra > 0:
+                return extra
+        return self._worth_as_input(name, stage)
+
+    def _worth_as_input(self, name: str, stage: int) -> float:
+        """The same where only recomputations of its readers still read ``name``."""
+        index = self.index
+        if index.last.get(name, -1) < stage:
+            return 0.0
+        readers = [c for c in index.readers_again.get(name, ()) if any(s >= stage for s in index.stages_again[c])]
+        needed = any(n not in self.present for c in readers for n in index.problem.forward[c].outputs)
+        if not needed:
+            return 0.0 if index.runs_again[index.producer[name]] else NEVER
+        last = index.last[name]
+        with_it = rerun_seconds(index, self.present, [name], last)
+        without = rerun_seconds(index, self.present - {name}, [name], last)
+        return without - with_it
