@@ -81,7 +81,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+SLOW = {"GRU, dropout both ways"}  # a quarter of a minute; other GRUs have dropout, or both ways
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in LAYERS])
 @torch.backends.mkldnn.flags(enabled=False)  # capturing an LSTM asks for that
 def test_steps_are_bitwise_eagers(name: str) -> None:
     make, shape = LAYERS[name]

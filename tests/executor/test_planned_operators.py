@@ -49,7 +49,7 @@ def _inputs(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     return (torch.randn(8, 3, 96, 96, generator=generator).requires_grad_(), classes), {}
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_steps_equal_eager(exact: bool) -> None:
     """With all the memory, and with the least that an error names."""
     torch.manual_seed(0)

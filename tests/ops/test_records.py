@@ -153,6 +153,7 @@ def test_samples_have_every_operator_of_their_record(record: Record) -> None:
     assert not missing
 
 
+@pytest.mark.slow  # half a minute for a generated page
 @pytest.mark.usefixtures("kernels_of_the_table")
 def test_document_is_the_table() -> None:
     """After a change of what is offered: ``monet operators > docs/operators.md``."""

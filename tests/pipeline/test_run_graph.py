@@ -71,7 +71,9 @@ def _shuffled(prepared: Prepared, solution: Solution, seed: int, *, differs: boo
     return _plan(prepared, solution, [call for n in order if (call := called[n]) is not None])
 
 
-@pytest.mark.parametrize("case", ["residual", "transformer", "awkward", "running"])
+@pytest.mark.parametrize(
+    "case", ["residual", pytest.param("transformer", marks=pytest.mark.slow), "awkward", "running"]
+)
 def test_a_module_runs_in_any_order_that_its_graph_allows(case: str) -> None:
     model, make = module_model(case), CASES[case][1]
     prepared = prepare(model, *make(0))

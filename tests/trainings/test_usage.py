@@ -29,7 +29,7 @@ MOST_NORM = 0.3
 QUICK_MODULES = ["float32", "bfloat16", "bfloat16 inverted", "autocast", "autocast shared", "shared", "autocast inside"]
 
 
-QUICK_MODULES += ["frozen autocast", "several outputs", "gpt2 autocast"]
+QUICK_MODULES += ["frozen autocast", "several outputs"]
 
 
 QUICK_TRAINERS = ["bfloat16", "autocast", "autocast shared", "frozen", "several outputs", "autocast inside"]

@@ -40,7 +40,7 @@ def test_the_least_peak_is_the_exhaustive_one(problem: Problem, share: float) ->
         return
     found = smallest_plan(problem, solving=Solving(gap=0.0))
     check(problem, found)
-    assert found.solution.status == "optimal" and found.solution.bound_scope == "full"
+    assert found.solution.status == "optimal" and found.scope == "full"
     assert found.solution.peak_bytes == found.bound_bytes == points[0].peak_bytes
     # At most as slow as one plan of the front, or between two of them.
     fastest, slowest = points[-1].objective_s, points[0].objective_s
