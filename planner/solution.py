@@ -34,7 +34,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """No point of the program named by ``scope`` takes less than ``bound_s`` seconds.
+    """No point of the program named by ``scope`` takes less than ``bound_s`` seconds; 0 while nothing better is proven.
 
     ``scope``: ``full``, ``window N``, or ``window N + K stages``, where recomputation is offered in the windows and at
     K stages besides.
@@ -51,7 +51,7 @@ class Solution:
     ``objective_s``: predicted seconds. ``peak_bytes``: fixed bytes included. ``status``: ``optimal`` (within the asked
     gap), ``time_limit``, ``interrupted``, ``good_enough`` (as good as the caller asked for, or proven that nothing is),
     ``smallest_known`` (none was found that fits by the program's count, but this one does in another order), or
-    ``heuristic`` (made by a fixed policy). ``proof``: None where nothing was proven. ``build_s`` and ``solve_s`` are
+    ``heuristic`` (made by a fixed policy). ``proof``: None where no program was solved. ``build_s`` and ``solve_s`` are
     wall seconds. ``columns`` and ``rows``: size of the 0-1 program, before the solver's presolve; 0 where there was
     none.
     """

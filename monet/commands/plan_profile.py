@@ -65,7 +65,7 @@ def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> S
 
 
 def _summary(problem: Problem, eager: Solution, solution: Solution, budget_bytes: int, variant: str) -> Summary:
-    proven = solution.bound_scope != "none"
+    proven = solution.bound_s > 0
     return Summary(
         name=problem.name,
         variant=variant,

@@ -66,7 +66,7 @@ def plan_problem(
     with hunt:
         _hunt(hunt, budget_bytes, start)
     bound_s = max(0.0, min(hunt.bound, best.value))
-    solution = hunt.solution(Proof(bound_s, hunt.scope) if bound_s > 0 else None)
+    solution = hunt.solution(None if hunt.scope == "none" else Proof(bound_s, hunt.scope))
     if solution is None:
         raise refusal(problem, budget_bytes, hunt.status, hunt.scope, solving.time_limit_s)
     return solution
