@@ -16,7 +16,7 @@ from monet.planner.construction.passes import backward_pass, forward_pass
 from monet.planner.construction.walk import DoesNotFit, Walk
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
-from monet.planner.program.windows import Windows, windows
+from monet.planner.program.index import Index, index_of
 from monet.planner.replay import replay
 from monet.planner.runs import without_useless
 from monet.planner.solution import Runs, Solution
@@ -37,7 +37,7 @@ HALVINGS = 7
 """How often the way from the floor to the smallest peak so far is halved."""
 
 
-def construct(index: Windows, budget_bytes: int, deadline_s: float = math.inf) -> Runs | None:
+def construct(index: Index, budget_bytes: int, deadline_s: float = math.inf) -> Runs | None:
     """The best plan within the budget that a few walks find until ``deadline_s`` (``time.monotonic``), or None.
 
     Between walks, intermediates (sign bits, pool indices) are added to the forward pass or left out
@@ -66,7 +66,7 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
     whose plans are slow to run; then ordinary ones with a little less, as long as they succeed. At ``deadline_s``
     (``time.monotonic``) the best so far is returned. None if nothing is found: a needed tensor cannot be made.
     """
-    index = windows(problem, None)
+    index = index_of(problem)
     everything = _needed_intermediates(index)
     exempt = dict.fromkeys(chosen for small in _exempt(index) for chosen in (small, small - everything))
     # It is there whatever time the others take.
@@ -83,7 +83,7 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
     return best.peak_bytes, best
 
 
-def _halved(index: Windows, best: Solution, deadline_s: float) -> Solution:
+def _halved(index: Index, best: Solution, deadline_s: float) -> Solution:
     """The smallest plan of ordinary walks under budgets between the floor and ``best``'s peak, in half the time."""
     now = time.monotonic()
     deadline_s = now + (deadline_s - now) / 2
@@ -99,10 +99,10 @@ def _halved(index: Windows, best: Solution, deadline_s: float) -> Solution:
 def fastest_plan(problem: Problem) -> Solution | None:
     """The fastest implementations and nothing recomputed, whatever memory that takes; None where something that the
     backward pass needs can neither be kept nor made again."""
-    return _unlimited(windows(problem, None))
+    return _unlimited(index_of(problem))
 
 
-def _unlimited(index: Windows) -> Solution | None:
+def _unlimited(index: Index) -> Solution | None:
     """Without a limit a walk drops nothing, so it is quick."""
     return _walk(index, sys.maxsize, frozenset(), math.inf)
 
@@ -112,7 +112,7 @@ def _memory_first(plan: Solution) -> tuple[int, float]:
 
 
 def _walk(
-    index: Windows, budget_bytes: int, chosen: frozenset[str], deadline_s: float, thrifty: bool = False
+    index: Index, budget_bytes: int, chosen: frozenset[str], deadline_s: float, thrifty: bool = False
 ) -> Solution | None:
     walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s)
     try:
@@ -125,11 +125,11 @@ def _walk(
     return Solution(runs, cost.objective_s, cost.peak_bytes, "time_limit") if fits else None
 
 
-def _needed_intermediates(index: Windows) -> frozenset[str]:
+def _needed_intermediates(index: Index) -> frozenset[str]:
     return frozenset(v.id for made in index.intermediates for v in made if v.id in index.last)
 
 
-def _exempt(index: Windows) -> list[frozenset[str]]:
+def _exempt(index: Index) -> list[frozenset[str]]:
     """Sets of tensors to keep in any case: none; all intermediates; with them, what is small."""
     largest = max(index.size.values(), default=0)
     intermediates = _needed_intermediates(index)
@@ -137,5 +137,5 @@ def _exempt(index: Windows) -> list[frozenset[str]]:
     return list(dict.fromkeys([frozenset[str](), intermediates, *(intermediates | names for names in small)]))
 
 
-def _output_bytes(index: Windows, intermediate: str) -> int:
+def _output_bytes(index: Index, intermediate: str) -> int:
     return sum(index.size[n] for n in index.problem.forward[index.producer[intermediate]].outputs)

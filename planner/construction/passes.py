@@ -20,7 +20,7 @@ from monet.planner.construction.reruns import reruns
 from monet.planner.construction.trials import Moment, Trial, best_trial, make_intermediate, making_reads, run_trial
 from monet.planner.construction.walk import DoesNotFit, Walk
 from monet.planner.problem import BackwardImplementation, ForwardImplementation, Intermediate, recompute_cost
-from monet.planner.program.windows import Windows
+from monet.planner.program.index import Index
 from monet.planner.solution import Run, Stage
 
 MOST_AGAIN = 50_000
@@ -59,7 +59,7 @@ def _forward_trials(
             yield trial
 
 
-def _must_be_made(index: Windows, name: str) -> bool:
+def _must_be_made(index: Index, name: str) -> bool:
     """Whether some stage cannot do without an intermediate that can only be made in the forward pass."""
     if name not in index.last or index.runs_again[index.producer[name]]:
         return False
@@ -144,7 +144,7 @@ def _reruns(walk: Walk, stage: int, q: BackwardImplementation) -> list[_Rerun]:
     return latest_first[::-1]
 
 
-def _rerun_reads(index: Windows, i: int, made: list[Intermediate]) -> set[str]:
+def _rerun_reads(index: Index, i: int, made: list[Intermediate]) -> set[str]:
     """What operator i reads when it runs again, and what making ``made`` reads besides i's outputs."""
     operator = index.problem.forward[i]
     besides = making_reads(made) - set(operator.outputs)
@@ -179,7 +179,7 @@ def _rerun_trials(walk: Walk, rerun: _Rerun) -> Iterator[Trial[ForwardImplementa
             yield trial
 
 
-def _usable_again(index: Windows, rerun: _Rerun) -> Iterator[ForwardImplementation]:
+def _usable_again(index: Index, rerun: _Rerun) -> Iterator[ForwardImplementation]:
     """Implementations that read what was prepared for the fastest one, and destroy nothing that is read later or
     whose window has not begun."""
     offered = index.runs_again[rerun.operator]
@@ -187,5 +187,5 @@ def _usable_again(index: Windows, rerun: _Rerun) -> Iterator[ForwardImplementati
     for q in offered:
         if q.recompute_reads != offered[0].recompute_reads:
             continue
-        if q.overwrites is None or (q.overwrites not in read_later and index.start[q.overwrites] <= rerun.stage):
+        if q.overwrites is None or (q.overwrites not in read_later):
             yield q

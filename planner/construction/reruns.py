@@ -10,18 +10,13 @@ import heapq
 from collections.abc import Iterable
 
 from monet.planner.problem import recompute_cost
-from monet.planner.program.windows import Windows
+from monet.planner.program.index import Index
 
 NEVER = float("inf")
 """Seconds to make again what cannot be made again."""
 
 
-def uses(index: Windows, name: str) -> list[int]:
-    """The stages whose backward operator may read ``name``, ascending."""
-    return [stage for stage in range(index.last.get(name, -1) + 1) if name in index.reads[stage]]
-
-
-def stage_seconds(index: Windows, present: set[str], stage: int) -> float:
+def stage_seconds(index: Index, present: set[str], stage: int) -> float:
     """How long ``stage`` takes at least with ``present`` in memory, reruns included; ``NEVER`` if it cannot run."""
     return min(
         (q.time_s + rerun_seconds(index, present, q.reads, stage) for q in index.runs_backward[stage]),
@@ -29,7 +24,7 @@ def stage_seconds(index: Windows, present: set[str], stage: int) -> float:
     )
 
 
-def reruns(index: Windows, present: set[str], names: Iterable[str], stage: int) -> dict[int, set[str]] | None:
+def reruns(index: Index, present: set[str], names: Iterable[str], stage: int) -> dict[int, set[str]] | None:
     """Operators to run again at ``stage`` so that ``names`` are there, each with the intermediates it makes.
 
     In forward order; None if something cannot be made again at this stage.
@@ -42,8 +37,7 @@ def reruns(index: Windows, present: set[str], names: Iterable[str], stage: int) 
         if name in present:
             return True
         i = index.producer[name]
-        # A tensor outside its window can only be there as kept.
-        if name in index.pinned or stage not in index.stages_again[i] or stage < index.start[name]:
+        if name in index.pinned or not index.runs_again[i] or not index.needed(name, stage):
             return False
         if name in index.runs_again[i][0].recompute_reads:
             return False  # its own recomputation reads it
@@ -67,7 +61,7 @@ def reruns(index: Windows, present: set[str], names: Iterable[str], stage: int) 
     return dict(sorted(operators.items()))
 
 
-def rerun_seconds(index: Windows, present: set[str], names: Iterable[str], stage: int) -> float:
+def rerun_seconds(index: Index, present: set[str], names: Iterable[str], stage: int) -> float:
     """How long the reruns for ``names`` take, the making of their intermediates included; ``NEVER`` without any."""
     operators = reruns(index, present, names, stage)
     if operators is None:

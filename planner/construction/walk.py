@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
-from monet.planner.construction.reruns import NEVER, rerun_seconds, stage_seconds, uses
-from monet.planner.program.windows import Windows
+from monet.planner.construction.reruns import NEVER, rerun_seconds, stage_seconds
+from monet.planner.program.index import Index
 
 
 class DoesNotFit(Exception):
@@ -28,7 +28,7 @@ class Walk:
     are long chains. ``score``: seconds lost per byte by doing without a tensor, as last computed.
     """
 
-    index: Windows
+    index: Index
     budget_bytes: int
     thrifty: bool
     chosen: frozenset[str] = frozenset()
@@ -122,7 +122,7 @@ class Walk:
 
     def worth(self, name: str, stage: int) -> float:
         """Seconds that the first later stage which misses ``name`` takes longer without it."""
-        for use in uses(self.index, name):
+        for use in self.index.uses.get(name, ()):
             if use < stage:
                 continue
             without = stage_seconds(self.index, self.present - {name}, use)
@@ -136,7 +136,7 @@ class Walk:
         index = self.index
         if index.last.get(name, -1) < stage:
             return 0.0
-        readers = [c for c in index.readers_again.get(name, ()) if any(s >= stage for s in index.stages_again[c])]
+        readers = [c for c in index.readers_again.get(name, ()) if any(index.needed(n, stage) for n in index.remade(c))]
         needed = any(n not in self.present for c in readers for n in index.problem.forward[c].outputs)
         if not needed:
             return 0.0 if index.runs_again[index.producer[name]] else NEVER

@@ -15,7 +15,7 @@ from monet.errors import InvalidPlan
 from monet.planner.construction.first_plans import construct, smallest_budget
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
-from monet.planner.program.windows import windows
+from monet.planner.program.index import index_of
 from monet.planner.progress import Progress
 from monet.planner.runs import without_useless
 from monet.planner.search.best import BestPlan
@@ -102,7 +102,7 @@ def _first_plans(best: BestPlan, start: Runs | None, budget_bytes: int, time_lim
                 log.warning("the given start does not fit %d bytes and is ignored", budget_bytes)
         except (InvalidPlan, KeyError) as error:
             log.warning("the given start is no plan of this problem and is ignored: %s", error)
-    made = construct(windows(best.problem, None), budget_bytes, deadline_s)
+    made = construct(index_of(best.problem), budget_bytes, deadline_s)
     if made is not None:
         best.offer(made)
     deadline_s += CONSTRUCTION_SHARE * time_limit_s

@@ -195,7 +195,10 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
         x = watch.x
     objective = float(model.arrays.cost @ x) if x is not None else float("inf")
     bound = float(info.mip_dual_bound)
-    if not np.isfinite(bound) or abs(bound) > INFINITE:
+    if not model.arrays.integer.any():
+        # A linear program has no tree: its optimum is its bound, and short of that simplex has none to give.
+        bound = objective if ended == kinds.kOptimal else float("-inf")
+    elif not np.isfinite(bound) or abs(bound) > INFINITE:
         bound = watch.bound if watch.bound is not None else float("-inf")
     status: Status
     if interrupted:  # whatever it ended with meanwhile: a caller that solves one program after another must stop

@@ -57,7 +57,8 @@ class Limits:
 class Answer:
     """``x`` is the best point or None; no point costs less than ``bound`` (−inf while unknown).
 
-    ``optimal`` means within the gap. Costs are in the model's units.
+    ``optimal`` means within the gap. Costs are in the model's units. Of a model without integers, ``bound`` is its
+    optimum, or −inf short of that.
     """
 
     status: Status

@@ -1,0 +1,100 @@
+"""Plans from points of the program of moments.
+
+What a point holds is kept; what is missing is made again as late as possible, by ``reruns`` at the first stage that
+needs it, and stays until its last use. The memory of that is not counted by the program, so the plan is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from monet.planner.construction.reruns import reruns
+from monet.planner.moments.in_place import in_place
+from monet.planner.moments.program import MomentProgram
+from monet.planner.problem import BackwardImplementation, ForwardImplementation, recompute_cost
+from monet.planner.program.index import Index
+from monet.planner.runs import without_useless
+from monet.planner.solution import Run, Runs, Stage
+from monet.planner.solvers.rows import Floats
+
+
+def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
+    """The runs of a 0-1 point; None where something that a stage reads can neither be kept nor made again."""
+    index, problem = program.index, program.index.problem
+    on = x > 0.5
+    held: list[set[str]] = [set() for _ in program.at]
+    for (name, moment), column in program.held.items():
+        if on[column]:
+            held[moment].add(name)
+    kept = held[0] | {name for name in index.pinned if name in index.last}
+    forward = tuple(_forward_run(index, i, kept) for i in range(len(problem.forward)))
+    present = set(kept)
+    moment_of = {stage: moment for moment, stage in enumerate(program.at)}
+    ending: dict[int, list[str]] = {}
+    for name, last in index.last.items():
+        ending.setdefault(last, []).append(name)
+    stages = []
+    for stage, operator in enumerate(problem.backward):
+        moment = moment_of.get(stage)
+        ahead = [] if moment is None else sorted(held[moment] - present)
+        chosen = _stage_run(program, on, stage, present, ahead)
+        if chosen is None:
+            return None
+        q, again = chosen
+        recompute = []
+        for i, made in again.items():
+            made = made | _made_besides(program, on, i, program.segment(stage), present)
+            recompute.append(_run_again(index, i, made))
+            run = _fastest(index, i)
+            present |= {name for name in problem.forward[i].outputs if name not in run.recompute_reads} | made
+        stages.append(Stage(tuple(recompute), operator.id, q.name))
+        if moment is not None:
+            present &= held[moment] | index.pinned
+        present.difference_update(ending.get(stage, ()))
+    return in_place(index, without_useless(problem, Runs(forward, tuple(stages))))
+
+
+def _forward_run(index: Index, i: int, kept: Set[str]) -> Run:
+    """The fastest run that destroys nothing that is kept or that a kept intermediate is made of."""
+    operator = index.problem.forward[i]
+    made = [v for v in index.intermediates[i] if v.id in kept]
+    spoilt = {name for v in made for name in v.reads}
+    usable = (q for q in index.runs_forward[i] if q.overwrites is None or q.overwrites not in kept | spoilt)
+    q = min(usable, key=lambda q: (q.time_s, q.workspace_bytes - q.aliased_bytes), default=index.runs_forward[i][0])
+    return Run(operator.id, q.name, tuple(v.id for v in made))
+
+
+def _stage_run(
+    program: MomentProgram, on: Floats, stage: int, present: set[str], ahead: Iterable[str]
+) -> tuple[BackwardImplementation, dict[int, set[str]]] | None:
+    """The point's implementation of a stage, or the fastest that can run, and what runs again before it."""
+    index = program.index
+    offered = index.runs_backward[stage]
+    chosen = [q for q in offered if (c := program.backward.get((stage, q.name))) is None or on[c]]
+    for names in (ahead, ()):
+        for q in (*chosen, *offered):
+            again = reruns(index, present, (*q.reads, *names), stage)
+            if again is not None:
+                return q, again
+    return None
+
+
+def _made_besides(program: MomentProgram, on: Floats, i: int, segment: int, present: Set[str]) -> set[str]:
+    """Intermediates that the point makes again in this segment: else their operator would run once more for them."""
+    return {
+        v.id
+        for v in program.index.intermediates[i]
+        if v.id not in present and (c := program.make.get((v.id, segment))) is not None and on[c]
+    }
+
+
+def _fastest(index: Index, i: int) -> ForwardImplementation:
+    """The fastest rerun that reads what ``reruns`` prepares and destroys nothing."""
+    offered = index.runs_again[i]
+    usable = [q for q in offered if q.overwrites is None and q.recompute_reads == offered[0].recompute_reads]
+    return min(usable or offered, key=lambda q: recompute_cost(q)[0])
+
+
+def _run_again(index: Index, i: int, made: Set[str]) -> Run:
+    operator = index.problem.forward[i]
+    return Run(operator.id, _fastest(index, i).name, tuple(v.id for v in index.intermediates[i] if v.id in made))

@@ -1,0 +1,326 @@
+"""The program of moments: a step whose memory is counted at a few moments only.
+
+The first moment is the *turnaround*, between the forward and the backward pass; others are during backward operators,
+and during forward ones. What is read after a moment and is not in memory then must be made again after it, at least
+once. So every plan is a point of this program that costs no more than the plan does, and a bound on this program is a
+bound on every plan. It is linear in the size of the network, and without choices of implementations it is a minimum
+cut with a knapsack row for each moment: its linear relaxation is strong where the windowed program's is weak.
+
+Moments divide the backward pass into segments::
+
+    forward        | segment 1     m1 | segment 2      m2 | segment 3
+    turnaround ────┘ stages 0 … m1 ───┘ m1+1 … m2 ────────┘ m2+1 … last
+
+====================  ======================================================================================
+``held[k, j]``        k is in memory at moment j (0 is the turnaround, j the j-th stage that is a moment)
+``run[i, j]``         forward operator i runs again in segment j
+``make[v, j]``        intermediate v is made again in segment j
+``after[i, j]``       i runs again after moment j, in any segment
+``forward[i, q]``     i runs by q in the forward pass; no column where there is no choice
+``backward[t, q]``    the backward operator of stage t runs by q; likewise
+====================  ======================================================================================
+
+``after`` and its rows are implied by what they mean, and needed: without them a run in halves, one in each of two
+segments, is cheaper in the linear relaxation than a whole one, and more moments would make the bound weaker.
+
+What makes it a relaxation: an operator counts at most once a segment, at its least cost; memory between moments, and
+of recomputation, is not counted; a pinned tensor counts only as long as every plan reads it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from monet.planner.problem import recompute_cost
+from monet.planner.program.index import Index
+from monet.planner.solvers.rows import ABSENT, Presence, Rows, Sum
+
+TURNAROUND = -1
+"""The stage before the first: the moment between the forward and the backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """When memory is counted, besides at the turnaround: during backward operators and during forward operators, by
+    their positions, ascending."""
+
+    stages: tuple[int, ...] = ()
+    forward: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class MomentProgram:
+    """Columns and rows; see the module for what the columns mean.
+
+    ``base_s``: seconds of what is no decision; the objective of a point is ``base_s`` + cost · x. ``memory``: the rows
+    that count memory.
+    """
+
+    index: Index
+    budget_bytes: int
+    moments: Moments
+    rows: Rows = field(default_factory=Rows)
+    held: dict[tuple[str, int], int] = field(default_factory=dict)
+    run: dict[tuple[int, int], int] = field(default_factory=dict)
+    make: dict[tuple[str, int], int] = field(default_factory=dict)
+    after: dict[tuple[int, int], int] = field(default_factory=dict)
+    forward: dict[tuple[int, str], int] = field(default_factory=dict)
+    backward: dict[tuple[int, str], int] = field(default_factory=dict)
+    base_s: float = 0.0
+    memory: list[int] = field(default_factory=list)
+
+    @property
+    def at(self) -> tuple[int, ...]:
+        """The moments as stages, the turnaround first."""
+        return (TURNAROUND, *self.moments.stages)
+
+    def segment(self, stage: int) -> int:
+        """The segment of a stage, from 1."""
+        return bisect_left(self.at, stage)
+
+    def holds(self, name: str, moment: int) -> Presence:
+        """``name`` is in memory at a moment, by its number."""
+        column = self.held.get((name, moment))
+        return ABSENT if column is None else (column,)
+
+
+def moment_program(index: Index, budget_bytes: int, moments: Moments | None = None) -> MomentProgram:
+    """The program of ``index``'s problem for these moments; None is the turnaround alone."""
+    program = MomentProgram(index, budget_bytes, moments or Moments())
+    shared = tuple(_shared_reads(index, i) for i in range(len(index.problem.forward)))
+    _columns(program)
+    _chosen(program)
+    for segment in range(1, len(program.at) + 1):
+        _segment_rows(program, segment, shared)
+    for moment in range(len(program.at) - 1):
+        _after_rows(program, moment, shared)
+    _reads(program, shared)
+    _in_place(program)
+    for moment in range(len(program.at)):
+        _memory(program, moment)
+    _forward_memory(program)
+    return program
+
+
+def _shared_reads(index: Index, i: int) -> frozenset[str]:
+    """What every implementation of i reads, and does not make, when it runs again."""
+    runs = index.runs_again[i]
+    return frozenset.intersection(*(frozenset(q.recompute_reads) for q in runs)) if runs else frozenset()
+
+
+def _columns(program: MomentProgram) -> None:
+    index, rows = program.index, program.rows
+    making_s = {v.id: v.time_s for made in index.intermediates for v in made}
+    for name, last in index.last.items():
+        if name in index.pinned:
+            continue
+        for moment, stage in enumerate(program.at):
+            if last >= stage:
+                program.held[name, moment] = rows.column(making_s.get(name, 0.0) if moment == 0 else 0.0)
+    for i, runs in enumerate(index.runs_again):
+        if not runs:
+            continue
+        least_s = min(recompute_cost(q)[0] for q in runs)
+        last = max(index.last.get(name, -1) for name in index.remade(i))
+        for segment in range(1, len(program.at) + 1):
+            begin = program.at[segment - 1]
+            if last <= begin:
+                continue
+            column = program.run[i, segment] = rows.column(least_s)
+            for v in index.intermediates[i]:
+                if index.last.get(v.id, -1) > begin:
+                    program.make[v.id, segment] = rows.column(v.time_s)
+                    rows.implies((program.make[v.id, segment],), (column,))
+
+
+def _chosen(program: MomentProgram) -> None:
+    """Σ_q forward[i, q] = 1 and Σ_q backward[t, q] = 1, at what a choice costs beyond the fastest."""
+    offered = ((program.index.runs_forward, program.forward), (program.index.runs_backward, program.backward))
+    for implementations, columns in offered:
+        for position, runs in enumerate(implementations):
+            if not runs:
+                continue
+            least_s = min(q.time_s for q in runs)
+            program.base_s += least_s
+            if len(runs) > 1:
+                total = Sum()
+                for q in runs:
+                    column = columns[position, q.name] = program.rows.column(q.time_s - least_s)
+                    total.add((column,))
+                program.rows.exactly(total, 1.0)
+
+
+def _made(program: MomentProgram, name: str, segment: int, shared: tuple[frozenset[str], ...]) -> Presence:
+    """Runs of a segment after which ``name`` can be there."""
+    index = program.index
+    i = index.producer[name]
+    if name not in index.problem.forward[i].outputs:
+        column = program.make.get((name, segment))
+    else:
+        column = None if name in shared[i] else program.run.get((i, segment))
+    return ABSENT if column is None else (column,)
+
+
+def _inputs(program: MomentProgram, i: int, shared: tuple[frozenset[str], ...]) -> list[str]:
+    """What every run of i reads and is not there anyway."""
+    names = (*program.index.problem.forward[i].inputs, *sorted(shared[i]))
+    return [name for name in dict.fromkeys(names) if name not in program.index.pinned]
+
+
+def _segment_rows(program: MomentProgram, segment: int, shared: tuple[frozenset[str], ...]) -> None:
+    """run[i, j] ≤ held[p, j−1] + run[producer of p, j]; held[k, j] ≤ held[k, j−1] + run[producer of k, j]"""
+    rows = program.rows
+    for i in range(len(program.index.problem.forward)):
+        column = program.run.get((i, segment))
+        if column is None:
+            continue
+        for name in _inputs(program, i, shared):
+            # What i makes itself, as its statistics, is not made before it runs.
+            made = ABSENT if program.index.producer[name] == i else _made(program, name, segment, shared)
+            rows.implies((column,), program.holds(name, segment - 1), made)
+    for name in program.index.last:
+        if (held := program.held.get((name, segment))) is not None:
+            rows.implies((held,), program.holds(name, segment - 1), _made(program, name, segment, shared))
+
+
+def _after_rows(program: MomentProgram, moment: int, shared: tuple[frozenset[str], ...]) -> None:
+    """after[i, j] ≤ Σ_{segments after j} run; after[i, j] ≤ held[p, j] + after[producer of p, j]"""
+    later = range(moment + 1, len(program.at) + 1)
+    for i in range(len(program.index.problem.forward)):
+        runs = tuple(program.run[i, segment] for segment in later if (i, segment) in program.run)
+        if runs:
+            column = program.after[i, moment] = program.rows.column()
+            program.rows.implies((column,), runs)
+    for i in range(len(program.index.problem.forward)):
+        if (i, moment) in program.after:
+            for name in _inputs(program, i, shared):
+                made = ABSENT if program.index.producer[name] == i else _made_after(program, name, moment, shared)
+                program.rows.implies((program.after[i, moment],), program.holds(name, moment), made)
+
+
+def _made_after(program: MomentProgram, name: str, moment: int, shared: tuple[frozenset[str], ...]) -> Presence:
+    """``name`` is made again in some segment after a moment."""
+    index = program.index
+    i = index.producer[name]
+    if name not in index.problem.forward[i].outputs:
+        later = range(moment + 1, len(program.at) + 1)
+        return tuple(program.make[name, segment] for segment in later if (name, segment) in program.make)
+    column = None if name in shared[i] else program.after.get((i, moment))
+    return ABSENT if column is None else (column,)
+
+
+def _reads(program: MomentProgram, shared: tuple[frozenset[str], ...]) -> None:
+    """Σ_{q reads k} backward[t, q] ≤ held[k, j] at a moment, else ≤ held[k, j−1] + run[producer of k, j]; and
+    ≤ held[k, j'] + after[producer of k, j'] for every moment j' before."""
+    index = program.index
+    for stage, runs in enumerate(index.runs_backward):
+        segment = program.segment(stage)
+        at_moment = segment < len(program.at) and program.at[segment] == stage
+        for name in sorted(index.reads[stage]):
+            if name in index.pinned:
+                continue
+            readers = _readers(program, stage, name)
+            if at_moment:
+                _implied(program, readers, program.holds(name, segment))
+            else:
+                made = _made(program, name, segment, shared)
+                _implied(program, readers, program.holds(name, segment - 1), made)
+            for moment in range(min(segment, len(program.at) - 1)):
+                if (moment, segment) != (segment - 1, len(program.at)):  # the last segment's are these very rows
+                    made = _made_after(program, name, moment, shared)
+                    _implied(program, readers, program.holds(name, moment), made)
+
+
+def _readers(program: MomentProgram, stage: int, name: str) -> Presence | None:
+    """The implementations of a stage that read ``name``; None where all of them do."""
+    runs = program.index.runs_backward[stage]
+    reading = [q for q in runs if name in q.reads]
+    return None if len(reading) == len(runs) else tuple(program.backward[stage, q.name] for q in reading)
+
+
+def _implied(program: MomentProgram, readers: Presence | None, *causes: Presence) -> None:
+    """readers ≤ Σ causes, where None is 1"""
+    if readers is not None:
+        program.rows.implies(readers, *causes)
+    else:
+        total = Sum(1.0)
+        for cause in causes:
+            total.add(cause, -1.0)
+        program.rows.at_most(total, 0.0)
+
+
+def _in_place(program: MomentProgram) -> None:
+    """A run that overwrites u excludes held[u, 0], and an intermediate whose making reads u."""
+    index = program.index
+    for i, runs in enumerate(index.runs_forward):
+        for q in runs if len(runs) > 1 else ():
+            if q.overwrites is not None:
+                spoilt = (q.overwrites, *(v.id for v in index.intermediates[i] if q.overwrites in v.reads))
+                for name in spoilt:
+                    program.rows.excludes((program.forward[i, q.name],), program.holds(name, 0))
+
+
+def _certain_reads(index: Index) -> dict[str, int]:
+    """The last stage that reads each pinned tensor whatever the plan; −1 without one."""
+    certain: dict[str, int] = {}
+    for stage, runs in enumerate(index.runs_backward):
+        for name in index.reads[stage] & index.pinned:
+            if all(name in q.reads for q in runs):
+                certain[name] = stage
+    return certain
+
+
+def _memory(program: MomentProgram, moment: int) -> None:
+    """fixed + gradients + Σ_q backward[t, q]·(workspace − aliased) + Σ_k held[k, j]·bytes ≤ budget"""
+    index, stage = program.index, program.at[moment]
+    total = Sum(program.index.problem.fixed_bytes)
+    if stage == TURNAROUND:
+        total.constant += index.problem.backward[0].live_before_bytes if index.problem.backward else 0
+    else:
+        total.constant += index.problem.backward[stage].live_during_bytes
+        runs = index.runs_backward[stage]
+        for q in runs:
+            beside = q.workspace_bytes - q.aliased_bytes
+            if len(runs) > 1:
+                total.add((program.backward[stage, q.name],), beside)
+            else:
+                total.constant += beside
+    for name, last in _certain_reads(index).items():
+        total.constant += index.size[name] if last >= stage else 0
+    for name in index.last:
+        total.add(program.holds(name, moment), index.size[name])
+    _fit(program, total)
+
+
+def _forward_memory(program: MomentProgram) -> None:
+    """fixed + outputs of i + Σ_q forward[i, q]·(workspace − aliased) + what is needed later ≤ budget"""
+    index, problem = program.index, program.index.problem
+    certain = _certain_reads(index)
+    final = {name: (index.consumers.get(name) or (i,))[-1] for name, i in index.producer.items()}
+    for i in program.moments.forward:
+        operator = problem.forward[i]
+        total = Sum(problem.fixed_bytes + sum(index.size[name] for name in operator.outputs))
+        for name, made in index.producer.items():
+            if made >= i:
+                continue
+            intermediate = name not in problem.forward[made].outputs
+            if not intermediate and (final[name] >= i or name in certain):
+                total.constant += index.size[name]
+            else:
+                total.add(program.holds(name, 0), index.size[name])
+        runs = index.runs_forward[i]
+        for q in runs:
+            beside = q.workspace_bytes - q.aliased_bytes
+            if len(runs) > 1:
+                total.add((program.forward[i, q.name],), beside)
+            else:
+                total.constant += beside
+        _fit(program, total)
+
+
+def _fit(program: MomentProgram, total: Sum) -> None:
+    """total ≤ budget; the row is remembered."""
+    before = len(program.rows.lower)
+    program.rows.at_most(total, float(program.budget_bytes))
+    program.memory += range(before, len(program.rows.lower))
