@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
+import numpy as np
+import numpy.typing as npt
+
 from monet.planner.construction.reruns import reruns
 from monet.planner.moments.in_place import in_place
 from monet.planner.moments.program import MomentProgram
@@ -16,6 +19,9 @@ from monet.planner.program.index import Index
 from monet.planner.runs import without_useless
 from monet.planner.solution import Run, Runs, Stage
 from monet.planner.solvers.rows import Floats
+
+Chosen = npt.NDArray[np.bool_]
+"""Which columns of a point are 1."""
 
 
 def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
@@ -29,14 +35,14 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
     kept = held[0] | {name for name in index.pinned if name in index.last}
     forward = tuple(_forward_run(index, i, kept) for i in range(len(problem.forward)))
     present = set(kept)
-    moment_of = {stage: moment for moment, stage in enumerate(program.at)}
+    moment_at = {stage: moment for moment, stage in enumerate(program.at)}
     ending: dict[int, list[str]] = {}
     for name, last in index.last.items():
         ending.setdefault(last, []).append(name)
     stages = []
     for stage, operator in enumerate(problem.backward):
-        moment = moment_of.get(stage)
-        ahead = [] if moment is None else sorted(held[moment] - present)
+        here = moment_at.get(stage)
+        ahead = [] if here is None else sorted(held[here] - present)
         chosen = _stage_run(program, on, stage, present, ahead)
         if chosen is None:
             return None
@@ -48,8 +54,8 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
             run = _fastest(index, i)
             present |= {name for name in problem.forward[i].outputs if name not in run.recompute_reads} | made
         stages.append(Stage(tuple(recompute), operator.id, q.name))
-        if moment is not None:
-            present &= held[moment] | index.pinned
+        if here is not None:
+            present &= held[here] | index.pinned
         present.difference_update(ending.get(stage, ()))
     return in_place(index, without_useless(problem, Runs(forward, tuple(stages))))
 
@@ -65,7 +71,7 @@ def _forward_run(index: Index, i: int, kept: Set[str]) -> Run:
 
 
 def _stage_run(
-    program: MomentProgram, on: Floats, stage: int, present: set[str], ahead: Iterable[str]
+    program: MomentProgram, on: Chosen, stage: int, present: set[str], ahead: Iterable[str]
 ) -> tuple[BackwardImplementation, dict[int, set[str]]] | None:
     """The point's implementation of a stage, or the fastest that can run, and what runs again before it."""
     index = program.index
@@ -79,7 +85,7 @@ def _stage_run(
     return None
 
 
-def _made_besides(program: MomentProgram, on: Floats, i: int, segment: int, present: Set[str]) -> set[str]:
+def _made_besides(program: MomentProgram, on: Chosen, i: int, segment: int, present: Set[str]) -> set[str]:
     """Intermediates that the point makes again in this segment: else their operator would run once more for them."""
     return {
         v.id

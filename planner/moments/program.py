@@ -40,6 +40,11 @@ TURNAROUND = -1
 """The stage before the first: the moment between the forward and the backward pass."""
 
 
+Moment = tuple[bool, int]
+"""(whether it is in the backward pass, the operator's position); the turnaround is (True, ``TURNAROUND``). In order of
+time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Moments:
     """When memory is counted, besides at the turnaround: during backward operators and during forward operators, by
@@ -54,7 +59,7 @@ class MomentProgram:
     """Columns and rows; see the module for what the columns mean.
 
     ``base_s``: seconds of what is no decision; the objective of a point is ``base_s`` + cost · x. ``memory``: the rows
-    that count memory.
+    that count memory, each with its moment.
     """
 
     index: Index
@@ -68,7 +73,7 @@ class MomentProgram:
     forward: dict[tuple[int, str], int] = field(default_factory=dict)
     backward: dict[tuple[int, str], int] = field(default_factory=dict)
     base_s: float = 0.0
-    memory: list[int] = field(default_factory=list)
+    memory: dict[int, Moment] = field(default_factory=dict)
 
     @property
     def at(self) -> tuple[int, ...]:
@@ -136,18 +141,18 @@ def _columns(program: MomentProgram) -> None:
 
 def _chosen(program: MomentProgram) -> None:
     """Σ_q forward[i, q] = 1 and Σ_q backward[t, q] = 1, at what a choice costs beyond the fastest."""
-    offered = ((program.index.runs_forward, program.forward), (program.index.runs_backward, program.backward))
-    for implementations, columns in offered:
-        for position, runs in enumerate(implementations):
-            if not runs:
-                continue
-            least_s = min(q.time_s for q in runs)
+    index = program.index
+    forward = [[(q.name, q.time_s) for q in runs] for runs in index.runs_forward]
+    backward = [[(q.name, q.time_s) for q in runs] for runs in index.runs_backward]
+    for offered, columns in ((forward, program.forward), (backward, program.backward)):
+        for position, runs in enumerate(offered):
+            least_s = min((seconds for _, seconds in runs), default=0.0)
             program.base_s += least_s
             if len(runs) > 1:
                 total = Sum()
-                for q in runs:
-                    column = columns[position, q.name] = program.rows.column(q.time_s - least_s)
-                    total.add((column,))
+                for name, seconds in runs:
+                    columns[position, name] = program.rows.column(seconds - least_s)
+                    total.add((columns[position, name],))
                 program.rows.exactly(total, 1.0)
 
 
@@ -214,7 +219,7 @@ def _reads(program: MomentProgram, shared: tuple[frozenset[str], ...]) -> None:
     """Σ_{q reads k} backward[t, q] ≤ held[k, j] at a moment, else ≤ held[k, j−1] + run[producer of k, j]; and
     ≤ held[k, j'] + after[producer of k, j'] for every moment j' before."""
     index = program.index
-    for stage, runs in enumerate(index.runs_backward):
+    for stage in range(len(index.runs_backward)):
         segment = program.segment(stage)
         at_moment = segment < len(program.at) and program.at[segment] == stage
         for name in sorted(index.reads[stage]):
@@ -290,7 +295,7 @@ def _memory(program: MomentProgram, moment: int) -> None:
         total.constant += index.size[name] if last >= stage else 0
     for name in index.last:
         total.add(program.holds(name, moment), index.size[name])
-    _fit(program, total)
+    _fit(program, total, (True, stage))
 
 
 def _forward_memory(program: MomentProgram) -> None:
@@ -316,11 +321,12 @@ def _forward_memory(program: MomentProgram) -> None:
                 total.add((program.forward[i, q.name],), beside)
             else:
                 total.constant += beside
-        _fit(program, total)
+        _fit(program, total, (False, i))
 
 
-def _fit(program: MomentProgram, total: Sum) -> None:
-    """total ≤ budget; the row is remembered."""
-    before = len(program.rows.lower)
+def _fit(program: MomentProgram, total: Sum, moment: Moment) -> None:
+    """total ≤ budget; the row is remembered, unless no point can break it."""
+    row = len(program.rows.lower)
     program.rows.at_most(total, float(program.budget_bytes))
-    program.memory += range(before, len(program.rows.lower))
+    if len(program.rows.lower) > row:
+        program.memory[row] = moment

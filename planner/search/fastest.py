@@ -1,6 +1,9 @@
 """The fastest plan under a budget: from a ``Problem`` to a verified ``Solution``.
 
-    construct a plan  →  build the program around it  →  improve stretches  →  solve all of it  →  replay
+    program of moments: a bound on every plan, first plans
+      →  the exact program with few stages around those plans: improve stretches, solve all of it
+      →  the windowed program, where it is not too large: the same
+      →  replay
 
 The search can be stopped at any time: every better point is kept as soon as it is found, and what is
 returned has always been replayed.
@@ -15,23 +18,37 @@ from monet.errors import InvalidPlan
 from monet.planner.construction.first_plans import construct, smallest_budget
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
-from monet.planner.program.index import index_of
+from monet.planner.program.aggregation import add_aggregation
+from monet.planner.program.index import Index, index_of
+from monet.planner.program.windows import NO_STAGES
 from monet.planner.progress import Progress
 from monet.planner.runs import without_useless
 from monet.planner.search.best import BestPlan
 from monet.planner.search.hunt import Hunt, hunt_for
+from monet.planner.search.moments import MomentSearch
 from monet.planner.search.proof import bound_full_program
 from monet.planner.search.refusal import refusal
-from monet.planner.search.scope import Scope, build, needed_besides, scope_of
+from monet.planner.search.scope import Scope, build, entries, few_stages, needed_besides, scope_of
+from monet.planner.search.search import Search
 from monet.planner.search.solving import Solving
-from monet.planner.solution import Proof, Runs, Solution
+from monet.planner.solution import Runs, Solution
 
 log = logging.getLogger(__name__)
 
+MOMENTS_SHARE = 0.25
+"""Of the time limit: how long the program of moments is looked at, at most, where there are others."""
 CONSTRUCTION_SHARE = 0.25
 """Of the time limit: how long plans are constructed, at most."""
 FIRST_SHARE, ALONE_SHARE = 0.08, 0.25
-"""Until which share of the time limit stretches are improved first; ``ALONE`` where there is no companion."""
+"""For which share of the time limit stretches are improved first; ``ALONE`` where there is no companion."""
+FEW_GAP_SHARE = 0.1
+"""Of the gap: how near to the bound of the program with few stages its search ends. That bound is about few plans, so
+the search goes on until the plan is near a bound on all of them, or there is nothing left to find."""
+FEW_SHARE, FEW_FIRST_SHARE, WINDOWS_SHARE = 0.6, 0.3, 0.6
+"""Until which share of the time limit the program with few stages is searched (``FIRST``: where the windowed one is
+next), and the windowed one; what is left goes to the bound."""
+LARGEST, LARGEST_WINDOWED = 3_000_000, 1_200_000
+"""Entries of the memory rows of the largest program with few stages, and with windows, that is built."""
 
 
 def plan_problem(
@@ -65,46 +82,114 @@ def plan_problem(
         raise refusal(problem, budget_bytes, "infeasible", scope, solving.time_limit_s, least)
     with hunt:
         _hunt(hunt, budget_bytes, start)
-    bound_s = max(0.0, min(hunt.bound, best.value))
-    solution = hunt.solution(None if hunt.scope == "none" else Proof(bound_s, hunt.scope))
+    solution = hunt.solution(hunt.proof())
     if solution is None:
-        raise refusal(problem, budget_bytes, hunt.status, hunt.scope, solving.time_limit_s)
+        raise refusal(problem, budget_bytes, hunt.status, hunt.scope, solving.time_limit_s, known=hunt.smallest)
     return solution
 
 
 def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
-    best, solving = hunt.best, hunt.solving
-    scope = scope_of(best.problem, solving.window)
-    _first_plans(best, start, budget_bytes, solving.time_limit_s)
-    hunt.built_s = hunt.clock.elapsed_s()
+    best, clock, limit_s = hunt.best, hunt.clock, hunt.solving.time_limit_s
+    index = index_of(best.problem)
+    _offer_start(best, start, budget_bytes)
     hunt.stop_if_enough()
-    if scope.after_peaks:
-        # In the smaller program first: what is easy to find there is hard to find in the larger one.
-        plain = Scope(scope.window, frozenset())
-        small = build(best.problem, budget_bytes, plain, needed_besides(best.problem, best.runs, plain))
-        hunt.improve(small, FIRST_SHARE)
-    building = hunt.clock.elapsed_s()
-    program = build(best.problem, budget_bytes, scope, needed_besides(best.problem, best.runs, scope))
-    hunt.built_s += hunt.clock.elapsed_s() - building
-    search = hunt.run(program, FIRST_SHARE, ALONE_SHARE)
-    if solving.prove and best.runs is not None and hunt.status != "interrupted" and program.scope != "full":
-        full_s, hunt.status = bound_full_program(search, budget_bytes, solving.time_limit_s)
-        if full_s > 0:
-            hunt.bound, hunt.scope = full_s, "full"
+    scope = scope_of(best.problem, hunt.solving.window)
+    windowed = entries(best.problem, scope) <= LARGEST_WINDOWED
+    few = entries(best.problem, Scope(1, NO_STAGES)) <= LARGEST
+    moments = MomentSearch(index, budget_bytes, hunt.solve, best, clock, hunt.solving.gap)
+    try:
+        moments.run(MOMENTS_SHARE * limit_s if windowed or few else limit_s)
+    finally:
+        hunt.known = moments.bound
+    hunt.built_s = clock.elapsed_s()
+    if moments.infeasible:
+        hunt.status, hunt.scope = "infeasible", "full"
+        return
+    hunt.status = "optimal" if moments.is_close() else "time_limit"
+    hunt.stop_if_enough()
+    if hunt.status == "optimal":
+        return
+    if windowed or best.runs is None:
+        _construct(hunt, index, budget_bytes)
+    planned: Search | None = None
+    if few and best.runs is not None:
+        planned = _search_few_stages(hunt, moments, budget_bytes, FEW_FIRST_SHARE if windowed else FEW_SHARE)
+    if windowed and not hunt.is_over():
+        planned = _search_windows(hunt, scope, budget_bytes)
+    if best.runs is not None and not hunt.is_over():
+        _prove(hunt, moments, planned)
 
 
-def _first_plans(best: BestPlan, start: Runs | None, budget_bytes: int, time_limit_s: float) -> None:
-    """Offers the caller's start and constructed plans."""
-    deadline_s = time.monotonic() + CONSTRUCTION_SHARE * time_limit_s
-    if start is not None:
-        try:
-            if not best.offer(without_useless(best.problem, start)):
-                log.warning("the given start does not fit %d bytes and is ignored", budget_bytes)
-        except (InvalidPlan, KeyError) as error:
-            log.warning("the given start is no plan of this problem and is ignored: %s", error)
-    made = construct(index_of(best.problem), budget_bytes, deadline_s)
+def _offer_start(best: BestPlan, start: Runs | None, budget_bytes: int) -> None:
+    """The caller's plan, if it is one of this problem and fits."""
+    if start is None:
+        return
+    try:
+        if not best.offer(without_useless(best.problem, start)):
+            log.warning("the given start does not fit %d bytes and is ignored", budget_bytes)
+    except (InvalidPlan, KeyError) as error:
+        log.warning("the given start is no plan of this problem and is ignored: %s", error)
+
+
+def _construct(hunt: Hunt, index: Index, budget_bytes: int) -> None:
+    """Offers constructed plans; where there is none at all, the smallest one known."""
+    best, share_s = hunt.best, CONSTRUCTION_SHARE * hunt.solving.time_limit_s
+    made = construct(index, budget_bytes, time.monotonic() + min(share_s, hunt.clock.left_s()))
     if made is not None:
         best.offer(made)
-    deadline_s += CONSTRUCTION_SHARE * time_limit_s
+    deadline_s = time.monotonic() + min(share_s, hunt.clock.left_s())
     if best.runs is None and (known := smallest_budget(best.problem, deadline_s)) is not None:
+        hunt.smallest = known
         best.offer(known[1].runs)
+    hunt.stop_if_enough()
+
+
+def _search_few_stages(hunt: Hunt, moments: MomentSearch, budget_bytes: int, until_share: float) -> Search | None:
+    """Searches the program with few stages around the plans seen so far; None where it is too large."""
+    best, solving = hunt.best, hunt.solving
+    assert best.runs is not None
+    seen = sorted(moments.seen, key=lambda made: max(0, made[1].peak_bytes - budget_bytes))
+    also_at = few_stages(best.problem, [best.runs, *(runs for runs, _ in seen)], LARGEST)
+    if also_at is None:
+        return None
+    program = build(best.problem, budget_bytes, Scope(1, NO_STAGES), also_at)
+    add_aggregation(program)
+    first_s = hunt.clock.elapsed_s() + hunt.first_s(FIRST_SHARE, ALONE_SHARE)
+    bound, scope = hunt.bound, hunt.scope
+    gap = FEW_GAP_SHARE * solving.gap
+    search = hunt.run(program, first_s, until_share * solving.time_limit_s, gap)
+    # What is proven of this program alone is nothing that anybody asked for.
+    hunt.bound, hunt.scope = bound, scope
+    if hunt.status == "optimal" and not hunt.is_close():
+        hunt.status = "time_limit"
+    return search
+
+
+def _search_windows(hunt: Hunt, scope: Scope, budget_bytes: int) -> Search:
+    """Searches the windowed program, and bounds the full one where that was asked for."""
+    best, solving = hunt.best, hunt.solving
+    now_s = hunt.clock.elapsed_s()
+    first_s = now_s + hunt.first_s(FIRST_SHARE, ALONE_SHARE)
+    if scope.after_peaks:
+        # In the smaller program first: what is easy to find there is hard to find in the larger one.
+        plain = Scope(scope.window, NO_STAGES)
+        small = build(best.problem, budget_bytes, plain, needed_besides(best.problem, best.runs, plain))
+        hunt.improve(small, now_s + FIRST_SHARE * solving.time_limit_s)
+    program = build(best.problem, budget_bytes, scope, needed_besides(best.problem, best.runs, scope))
+    full = program.scope == "full"
+    search = hunt.run(program, first_s, solving.time_limit_s * (1.0 if full or best.runs is None else WINDOWS_SHARE))
+    if solving.prove and best.runs is not None and hunt.status != "interrupted" and not full:
+        full_s, hunt.status = bound_full_program(search, budget_bytes, solving.time_limit_s)
+        hunt.known = max(hunt.known, full_s)
+    return search
+
+
+def _prove(hunt: Hunt, moments: MomentSearch, planned: Search | None) -> None:
+    """Bounds every plan by branch and bound, while a companion goes on improving the best."""
+    status = hunt.status
+    moments.bound = max(moments.bound, hunt.known)
+    try:
+        moments.prove(hunt.solving.time_limit_s, planned)
+    finally:
+        hunt.known = moments.bound
+    hunt.status = "optimal" if hunt.is_close() else status

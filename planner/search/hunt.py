@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from monet.planner.program.program import Program
@@ -26,8 +26,10 @@ from monet.planner.solvers.model import Solve
 class Hunt:
     """One hunt for a plan. While it is entered, Ctrl-C and ``GoodEnough`` end it; Ctrl-C goes on up without a plan.
 
-    ``bound``: no point of the program named by ``scope`` has a smaller value. ``enough``: as for ``Search``.
-    ``status``: how it ended, as in ``Solution``. ``built_s``: seconds until the program was there, ``size`` its columns
+    ``bound``: no point of the program named by ``scope`` has a smaller value; ``known``: no plan has.
+    ``enough``: as for ``Search``.
+    ``status``: how it ended, as in ``Solution``. ``smallest``: the smallest budget known, where it was
+    looked for, and its plan. ``built_s``: seconds until the program was there, ``size`` its columns
     and rows.
     """
 
@@ -37,8 +39,10 @@ class Hunt:
     solve: Solve
     enough: float = float("-inf")
     bound: float = 0.0
+    known: float = 0.0
     scope: str = "none"
     status: str = "interrupted"
+    smallest: tuple[int, Solution] | None = None
     built_s: float = 0.0
     size: tuple[int, int] = (0, 0)
     companion: bool = field(init=False)
@@ -66,21 +70,39 @@ class Hunt:
         if self.best.value <= self.enough:
             raise GoodEnough
 
-    def improve(self, program: Program, until_share: float) -> None:
-        """Improves stretches of the best plan in ``program`` until that share of the time limit."""
-        self.search(program).improve(until_share * self.solving.time_limit_s)
+    def improve(self, program: Program, until_s: float) -> None:
+        """Improves stretches of the best plan in ``program`` until the clock shows ``until_s``."""
+        self.search(program).improve(until_s)
 
-    def run(self, program: Program, first_share: float, alone_share: float) -> Search:
-        """Improves stretches until a share of the time limit (``alone_share`` where no companion goes on with that),
-        then solves the whole program; its bound and status are the hunt's."""
+    def run(self, program: Program, first_s: float, until_s: float | None = None, gap: float | None = None) -> Search:
+        """Improves stretches until the clock shows ``first_s``, then solves the whole program until it shows
+        ``until_s`` (None: the time limit); its bound and status are the hunt's. ``gap`` as for ``search``."""
         self.scope, self.size = program.scope, (len(program.rows.costs), len(program.rows.lower))
-        search = self.search(program)
+        search = self.search(program, until_s, gap)
         try:
-            search.improve((first_share if self.companion else alone_share) * self.solving.time_limit_s)
+            search.improve(first_s)
             self.status = search.run()
         finally:
             self.bound = max(self.bound, search.bound)
         return search
+
+    def is_close(self) -> bool:
+        """Whether the best plan is within the gap of what is proven of every plan."""
+        return self.best.value < float("inf") and self.best.value - self.known <= self.solving.gap * self.best.value
+
+    def is_over(self) -> bool:
+        """Whether nobody wants the hunt to go on: interrupted, or within the gap of the full program's bound."""
+        return self.status == "interrupted" or self.is_close() or (self.status == "optimal" and self.scope == "full")
+
+    def first_s(self, share: float, alone_share: float) -> float:
+        """A share of the time limit for stretches; ``alone_share`` where no companion goes on with them."""
+        return (share if self.companion else alone_share) * self.solving.time_limit_s
+
+    def proof(self) -> Proof | None:
+        """The better of the two bounds; of equals, the one that is about every plan."""
+        if self.known > 0 and self.known >= self.bound:
+            return Proof(min(self.known, self.best.value), "full")
+        return None if self.scope == "none" else Proof(max(0.0, min(self.bound, self.best.value)), self.scope)
 
     def solution(self, proof: Proof | None) -> Solution | None:
         """The best plan, ``proof`` of it, and how the hunt went; None where no plan was found."""
@@ -97,10 +119,12 @@ class Hunt:
             *self.size,
         )
 
-    def search(self, program: Program) -> Search:
-        """A search of ``program`` for this hunt."""
-        ground = Ground(program, self.solve, self.best, self.solving.gap)
-        return Search(ground, self.clock, self.enough, self.bound, self.companion)
+    def search(self, program: Program, until_s: float | None = None, gap: float | None = None) -> Search:
+        """A search of ``program`` for this hunt, until the clock shows ``until_s`` (None: the time limit). ``gap``: to
+        the program's own bound, at which it ends; None is the one that was asked for."""
+        ground = Ground(program, self.solve, self.best, self.solving.gap if gap is None else gap)
+        clock = self.clock if until_s is None else replace(self.clock, time_limit_s=until_s)
+        return Search(ground, clock, self.enough, self.bound, self.known, self.solving.gap, self.companion)
 
 
 def hunt_for(best: BestPlan, solving: Solving, progress: Progress | None, *, enough: float = float("-inf")) -> Hunt:

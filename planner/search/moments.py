@@ -1,38 +1,63 @@
 """Plans and a bound from the program of moments (``planner/moments``): deep networks in seconds.
 
-    bound at the turnaround  →  a plan of its point  →  moments where that exceeds the budget, a better bound
-                             →  plans with a reserve, halved between too little and enough
+    linear relaxation  →  a bound on every plan in the captured order: its scope is ``full``
+                       →  what it decides is fixed, the few fractions are solved for: a point, its plan, a replay
+                       →  where that exceeds the budget: repaired; a moment more, or a reserve, and again
 
-The bound is about every plan in the captured order: its scope is ``full``.
+The linear relaxation leaves a few dozen of thousands of columns fractional, so the second step takes a tenth of a
+second and loses some tenths of a percent; branch and bound on all columns finds no such points in as many seconds.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from monet.planner.moments.plans import plan_of
-from monet.planner.moments.program import Moments, MomentProgram, moment_program
+from monet.planner.moments.program import Moment, MomentProgram, Moments, moment_program
+from monet.planner.moments.repair import repaired
 from monet.planner.program.index import Index
 from monet.planner.replay import Replay, replay
 from monet.planner.search.best import BestPlan, Clock
+from monet.planner.search.companion import Companion
+from monet.planner.search.search import Search
 from monet.planner.solution import Runs
 from monet.planner.solvers.model import Answer, Limits, Model, Solve
 from monet.planner.solvers.rows import Floats
 
-MOST_STAGES, MOST_FORWARD = 6, 4
+MOST_STAGES, MOST_FORWARD = 6, 6
 """Moments during backward and during forward operators, at most."""
 AT_ONCE = 3
 """Stages that become moments after one plan."""
-SOLVE_S, SOLVE_GAP = 2.0, 1e-3
-"""Limits of one solve for a plan."""
-ROUNDS = 8
-"""Solves for plans at most."""
-ENOUGH_RESERVE = 0.003
+POINT_S, POINT_GAP = 2.0, 5e-4
+"""Limits of the solve for what the relaxation leaves open."""
+STALE_ROUNDS = 8
+"""Plans in a row that are no better than the best, at most, once there is one."""
+LEAST_GAIN = 1e-4
+"""Relative; a plan that is better by less is no better."""
+LEAST_STEP = 0.002
 """Of the budget: a reserve is halved no further."""
+MORE = 1.03
+"""So many times what a plan exceeds the budget by is set aside."""
 APART = 0.01
-"""Of all stages: moments nearer to each other than this count nearly the same."""
+"""Of all operators: moments nearer to each other than this count nearly the same."""
+MOST_PROVEN = 18
+"""Moments during backward operators of the program that branch and bound is for."""
+WHOLE = 1e-6
+"""A column this near to 0 or 1 is decided."""
+
+
+@dataclass(slots=True)
+class _Reserve:
+    """Bytes set aside at a moment: ``low`` was too little, ``high`` enough."""
+
+    bytes: float = 0.0
+    low: float = 0.0
+    high: float | None = None
 
 
 @dataclass(slots=True)
@@ -51,93 +76,177 @@ class MomentSearch:
     bound: float = 0.0
     infeasible: bool = False
     seen: list[tuple[Runs, Replay]] = field(default_factory=list)
-    program: MomentProgram | None = None
-    interrupted: bool = False
+    reserves: dict[Moment, _Reserve] = field(default_factory=dict)
+    _moments: Moments = field(default_factory=Moments)
+    _basis: tuple[MomentProgram, object] | None = None
+    _tried: Floats | None = None
 
     def run(self, until_s: float) -> None:
-        """Until the best plan is within the gap, plans stop getting better, or the clock shows ``until_s``."""
-        self._look_at(Moments(), until_s)
-        low, high, reserve, fitted = 0.0, 0.9 * (self.budget_bytes - self.index.problem.fixed_bytes), 0.0, False
-        for _ in range(ROUNDS):
-            if self.infeasible or self.close() or self.program is None or self._left_s(until_s) <= 0:
+        """Until the best plan is within the gap, plans stop getting better, or the clock shows ``until_s``.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C.
+        """
+        program = moment_program(self.index, self.budget_bytes)
+        stale = 0
+        while stale < STALE_ROUNDS and self._left_s(until_s) > 0:
+            known = self.best.value
+            made = self._plan(program, until_s)
+            if made is None:
                 return
-            answer = self._point(self.program, reserve, until_s)
-            if answer.status == "infeasible" and reserve > 0:
-                high, reserve = reserve, (low + reserve) / 2
-                continue
-            plan = None if answer.x is None else plan_of(self.program, answer.x)
-            if plan is None:
+            _, cost = made
+            self._offer(*made, until_s)
+            if self.is_close():
                 return
-            cost = replay(self.index.problem, plan)
-            self.seen.append((plan, cost))
-            excess = cost.peak_bytes - self.budget_bytes
-            if excess <= 0:
-                self.best.offer(plan)
-                fitted, high = True, reserve
-                if reserve == 0 or high - low <= ENOUGH_RESERVE * self.budget_bytes:
+            stale = 0 if self.best.value == float("inf") or self.best.value < known * (1 - LEAST_GAIN) else stale + 1
+            if cost.peak_bytes <= self.budget_bytes:
+                if not self._set_aside_less():
                     return
-                reserve = (low + high) / 2
                 continue
-            moments = self._with_worst(cost)
-            if moments is not None:
-                self._look_at(moments, until_s)
-                continue
-            low = reserve
-            reserve = (low + high) / 2 if fitted else min(0.98 * high + 0.02 * low, reserve + 1.03 * excess)
-            if high - low <= ENOUGH_RESERVE * self.budget_bytes:
+            moments = self._with_worst(program.moments, cost)
+            if moments != program.moments:
+                self._moments = moments
+                program = moment_program(self.index, self.budget_bytes, moments)
+            elif not self._set_aside_more(program, cost):
                 return
 
-    def close(self) -> bool:
+    def prove(self, until_s: float, planned: Search | None = None) -> None:
+        """Branch and bound on the program of moments, until the best plan is within the gap of the bound or the clock
+        shows ``until_s``: where the linear relaxation is weak, as with large workspaces, the integer program is strong.
+        ``planned``: the search of a program whose companion improves the best plan meanwhile.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C.
+        """
+        moments = self._moments
+        for _, cost in self.seen:
+            if cost.peak_bytes > self.budget_bytes:
+                over = {
+                    at: size for (backward, at), size in _over(cost, self.budget_bytes).items() if backward and at >= 0
+                }
+                room = max(0, MOST_PROVEN - len(moments.stages))
+                moments = replace(moments, stages=_with_apart(moments.stages, over, min(AT_ONCE, room), 0))
+        program = moment_program(self.index, self.budget_bytes, moments)
+
+        def tick(x: Floats | None, bound: float | None) -> None:
+            if bound is not None:
+                self.bound = max(self.bound, program.base_s + bound)
+            if x is not None and x is not self._tried:
+                self._tried = x
+                runs = plan_of(program, x)
+                if runs is not None:
+                    self._offer(runs, replay(self.index.problem, runs), until_s)
+            if self.is_close():
+                raise _CloseEnough
+            self._tick(x, bound)
+
+        limits = Limits(self._left_s(until_s), POINT_GAP)
+        try:
+            with Companion(planned.ground, planned.companion) if planned is not None else nullcontext():
+                answer = self.solve(_model(program, {}), limits, tick)
+        except _CloseEnough:
+            return
+        if np.isfinite(answer.bound):
+            self.bound = max(self.bound, program.base_s + answer.bound)
+        if answer.status == "interrupted":
+            raise KeyboardInterrupt
+
+    def _offer(self, runs: Runs, cost: Replay, until_s: float) -> None:
+        """Offers the plan; one that does not fit is repaired first, where it can be."""
+        self.seen.append((runs, cost))
+        if cost.peak_bytes > self.budget_bytes:
+            deadline_s = time.monotonic() + self._left_s(until_s)
+            fixed = repaired(self.index, runs, self.budget_bytes, deadline_s)
+            if fixed is None:
+                return
+            runs = fixed
+            self.seen.append((runs, replay(self.index.problem, runs)))
+        self.best.offer(runs)
+
+    def is_close(self) -> bool:
         """Whether the best plan is within the gap of the bound."""
         return self.best.value < float("inf") and self.best.value - self.bound <= self.gap * self.best.value
+
+    def _plan(self, program: MomentProgram, until_s: float) -> tuple[Runs, Replay] | None:
+        """A plan for the budget less what is set aside, and the bound where that is nothing."""
+        reserves = {moment: reserve.bytes for moment, reserve in self.reserves.items() if reserve.bytes}
+        model = _model(program, reserves)
+        relaxed = replace(model, arrays=replace(model.arrays, integer=np.zeros_like(model.arrays.integer)))
+        basis = self._basis[1] if self._basis is not None and self._basis[0] is program else None
+        answer = self._solved(replace(relaxed, basis=basis), Limits(self._left_s(until_s), 0.0))
+        if answer.basis is not None:
+            self._basis = program, answer.basis
+        if not reserves:
+            self.infeasible = answer.status == "infeasible"
+            if np.isfinite(answer.bound):
+                self.bound = max(self.bound, program.base_s + answer.bound)
+        if answer.x is None or answer.status != "optimal":
+            return None
+        fixed = np.zeros(len(answer.x), dtype=np.bool_)
+        fixed[list(program.held.values())] = True
+        fixed &= np.abs(answer.x - np.round(answer.x)) <= WHOLE
+        lower, upper = np.where(fixed, np.round(answer.x), 0.0), np.where(fixed, np.round(answer.x), 1.0)
+        for open_model in (replace(model, fixed_lower=lower, fixed_upper=upper), model):
+            point = self._solved(open_model, Limits(min(POINT_S, self._left_s(until_s)), POINT_GAP))
+            runs = None if point.x is None else plan_of(program, point.x)
+            if runs is not None:
+                return runs, replay(self.index.problem, runs)
+        return None
+
+    def _solved(self, model: Model, limits: Limits) -> Answer:
+        answer = self.solve(model, limits, self._tick)
+        if answer.status == "interrupted":
+            raise KeyboardInterrupt
+        return answer
 
     def _left_s(self, until_s: float) -> float:
         return max(0.0, until_s - self.clock.elapsed_s())
 
-    def _look_at(self, moments: Moments, until_s: float) -> None:
-        """The program of these moments, and its bound."""
-        self.program = moment_program(self.index, self.budget_bytes, moments)
-        answer = self.solve(_model(self.program, integer=False), Limits(self._left_s(until_s), 0.0), self._tick)
-        if answer.status == "infeasible":
-            self.infeasible = True
-        elif np.isfinite(answer.bound):
-            self.bound = max(self.bound, self.program.base_s + answer.bound)
-        self._check(answer)
+    def _with_worst(self, moments: Moments, cost: Replay) -> Moments:
+        """The moments, and besides those where a plan exceeds the budget most and that are not near one of them."""
+        over = _over(cost, self.budget_bytes)
+        problem = self.index.problem
+        stages = {at: size for (backward, at), size in over.items() if backward and at >= 0}
+        forward = {at: size for (backward, at), size in over.items() if not backward}
+        room = min(AT_ONCE, MOST_STAGES - len(moments.stages)), MOST_FORWARD - len(moments.forward)
+        return Moments(
+            _with_apart(moments.stages, stages, room[0], APART * len(problem.backward)),
+            _with_apart(moments.forward, forward, room[1], APART * len(problem.forward)),
+        )
 
-    def _point(self, program: MomentProgram, reserve: float, until_s: float) -> Answer:
-        limits = Limits(min(SOLVE_S, self._left_s(until_s)), SOLVE_GAP)
-        answer = self.solve(_model(program, integer=True, reserve=reserve), limits, self._tick)
-        if reserve == 0 and np.isfinite(answer.bound):
-            self.bound = max(self.bound, program.base_s + answer.bound)
-        self._check(answer)
-        return answer
+    def _set_aside_more(self, program: MomentProgram, cost: Replay) -> bool:
+        """Where the plan exceeds the budget, at the moment that is nearest; False where that is nowhere any more."""
+        count = len(self.index.problem.forward)
 
-    def _check(self, answer: Answer) -> None:
-        if answer.status == "interrupted":
-            raise KeyboardInterrupt
+        def time(moment: Moment) -> int:
+            return moment[1] + (count + 1 if moment[0] else 0)
 
-    def _with_worst(self, cost: Replay) -> Moments | None:
-        """The moments, and besides those where a plan exceeds the budget most; None where there is no new one."""
-        assert self.program is not None
-        moments = self.program.moments
-        worst: dict[int, int] = {}
-        forward: dict[int, int] = {}
-        passed = -1
-        for moment in cost.moments:
-            if moment.stage is not None:
-                worst[moment.stage] = max(worst.get(moment.stage, 0), moment.bytes)
-            elif moment.what.startswith("forward"):
-                passed += 1
-                forward[passed] = moment.bytes
-        room = min(AT_ONCE, MOST_STAGES - len(moments.stages))
-        stages = _apart(worst, self.budget_bytes, moments.stages, room, APART * len(self.index.problem.backward))
-        ahead = _apart(
-            forward, self.budget_bytes, moments.forward, MOST_FORWARD - len(moments.forward),
-            APART * len(self.index.problem.forward),
-        )  # fmt: skip
-        if not stages and not ahead:
-            return None
-        return Moments(tuple(sorted({*moments.stages, *stages})), tuple(sorted({*moments.forward, *ahead})))
+        excess: dict[Moment, int] = {}
+        for moment, size in _over(cost, self.budget_bytes).items():
+            near = min(program.memory.values(), key=lambda at: abs(time(at) - time(moment)), default=None)
+            if near is None:
+                return False
+            excess[near] = max(excess.get(near, 0), size)
+        changed = False
+        for moment, size in excess.items():
+            reserve = self.reserves.setdefault(moment, _Reserve())
+            before = reserve.low = reserve.bytes
+            if reserve.high is None or reserve.high - before <= LEAST_STEP * self.budget_bytes:
+                reserve.bytes, reserve.high = before + MORE * size, None
+            else:
+                reserve.bytes = (before + reserve.high) / 2
+            changed = True
+        return changed
+
+    def _set_aside_less(self) -> bool:
+        """Halfway to what was too little; False where that is near."""
+        changed = False
+        for reserve in self.reserves.values():
+            reserve.high = reserve.bytes
+            if reserve.high - reserve.low > LEAST_STEP * self.budget_bytes:
+                reserve.bytes = (reserve.low + reserve.high) / 2
+                changed = True
+        return changed
 
     def _tick(self, x: Floats | None, bound: float | None) -> None:
         if self.clock.progress is not None:
@@ -146,21 +255,39 @@ class MomentSearch:
             self.clock.progress(best, self.bound or None, gap, self.clock.elapsed_s())
 
 
-def _apart(bytes_at: dict[int, int], budget_bytes: int, known: tuple[int, ...], room: int, apart: float) -> list[int]:
-    """Up to ``room`` positions that exceed the budget most, none near another one or one that is known."""
-    chosen: list[int] = []
-    for position in sorted(bytes_at, key=lambda at: (-bytes_at[at], at)):
-        if len(chosen) >= room or bytes_at[position] <= budget_bytes:
+def _over(cost: Replay, budget_bytes: int) -> dict[Moment, int]:
+    """By how many bytes a plan exceeds the budget, at each operator where it does."""
+    over: dict[Moment, int] = {}
+    forward = -1
+    for moment in cost.moments:
+        if moment.stage is None and moment.what.startswith("forward"):
+            forward += 1
+        at = (False, forward) if moment.stage is None else (True, moment.stage)
+        if moment.bytes > budget_bytes:
+            over[at] = max(over.get(at, 0), moment.bytes - budget_bytes)
+    return over
+
+
+def _with_apart(known: tuple[int, ...], over: Mapping[int, int], room: int, apart: float) -> tuple[int, ...]:
+    """``known``, and up to ``room`` positions that exceed the budget most, none near another."""
+    chosen = list(known)
+    for position in sorted(over, key=lambda at: (-over[at], at)):
+        if len(chosen) - len(known) >= room:
             break
-        if all(abs(position - other) > apart for other in (*known, *chosen)):
+        if all(abs(position - other) > apart for other in chosen):
             chosen.append(position)
-    return chosen
+    return tuple(sorted(chosen))
 
 
-def _model(program: MomentProgram, *, integer: bool, reserve: float = 0.0) -> Model:
-    """What is solved; ``reserve``: bytes taken off the budget at every moment."""
+def _model(program: MomentProgram, reserves: Mapping[Moment, float]) -> Model:
+    """What is solved; ``reserves``: bytes taken off the budget at moments."""
     arrays = program.rows.arrays()
     upper = arrays.upper.copy()
-    upper[program.memory] -= reserve
-    arrays = replace(arrays, upper=upper, integer=np.full(len(arrays.cost), integer))
-    return Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
+    for row, moment in program.memory.items():
+        upper[row] -= reserves.get(moment, 0.0)
+    count = len(arrays.cost)
+    return Model(replace(arrays, upper=upper), np.zeros(count), np.ones(count))
+
+
+class _CloseEnough(Exception):
+    """The bound is within the gap: ends a solve from its progress report."""

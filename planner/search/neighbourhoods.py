@@ -57,6 +57,7 @@ def positions(program: Program) -> npt.NDArray[np.int64]:
     # After local: a level without a column of its own names the columns of the runs that read it.
     about += [(c, i) for (i, _, _), c in program.again.items()]
     about += [(c, index.producer[v]) for (v, _), c in program.make.items()]
+    about += [(c, i) for i, c in program.again_at_all.items()]
     here = len(index.problem.forward) - 1
     for stage, implementations in enumerate(index.runs_backward):
         here = min((index.producer[k] for k in index.reads[stage]), default=here)

@@ -7,6 +7,10 @@ import time
 from monet.errors import InfeasibleBudget, Sentence
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import Problem
+from monet.planner.solution import Solution
+
+REFUSAL_SHARE = 0.25
+"""Of the time limit: how long the smallest budget is looked for, at most, where no plan fits."""
 
 
 def refusal(
@@ -16,13 +20,16 @@ def refusal(
     scope: str,
     time_limit_s: float,
     scope_needs_bytes: int | None = None,
+    *,
+    known: tuple[int, Solution] | None = None,
 ) -> InfeasibleBudget:
-    """Why no plan fits ``budget_bytes``, with the smallest budget known to work, looked for up to ``time_limit_s``.
+    """Why no plan fits ``budget_bytes``, with the smallest budget known to work, looked for in a part of the time.
 
     ``status``: of the search that found none; ``infeasible`` is a proof. ``scope``: the plans that the refusal is
-    about; ``scope_needs_bytes``: what each of them needs, if known.
+    about; ``scope_needs_bytes``: what each of them needs, if known. ``known``: as
+    ``smallest_budget`` returned it, where it was already asked.
     """
-    known = smallest_budget(problem, time.monotonic() + time_limit_s)
+    known = known or smallest_budget(problem, time.monotonic() + REFUSAL_SHARE * time_limit_s)
     if known is None:
         reason: Sentence = (
             "No plan fits in ", budget_bytes, f", and no plan of {problem.name} is known at all: something the "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from monet.planner.problem import Problem
 from monet.planner.program.constraints import build_program
@@ -12,7 +14,7 @@ from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.peaks import after_peaks
 from monet.planner.program.program import Program
 from monet.planner.program.readback import earlier
-from monet.planner.program.windows import windows
+from monet.planner.program.windows import NO_STAGES, windows
 from monet.planner.solution import Runs
 
 log = logging.getLogger(__name__)
@@ -39,11 +41,44 @@ def scope_of(problem: Problem, window: int | None) -> Scope:
     return Scope(window, after_peaks(windows(problem, None)))
 
 
+def entries(problem: Problem, scope: Scope, also_at: Mapping[str, frozenset[int]] | None = None) -> int:
+    """About how many entries the memory rows of a program have, which are most of what it takes to build and solve."""
+    index = windows(problem, scope.window, also_at, scope.after_peaks)
+    stages = len(problem.backward)
+    present, rows = np.zeros(stages + 1, dtype=np.int64), np.ones(stages, dtype=np.int64)
+    for name, last in index.last.items():
+        if name not in index.pinned:
+            present[0] += 1
+            present[last + 1] -= 1
+    for running in index.stages_again:
+        rows[list(running)] += 1
+    return int(np.cumsum(present)[:stages] @ rows)
+
+
 def build(problem: Problem, budget_bytes: int, scope: Scope, also_at: Mapping[str, frozenset[int]]) -> Program:
     """The program with its memory rows; ``also_at`` as for ``windows``."""
     program = build_program(problem, budget_bytes, scope.window, also_at, scope.after_peaks)
     add_memory_rows(program)
     return program
+
+
+def few_stages(problem: Problem, plans: Sequence[Runs], most_entries: int) -> Mapping[str, frozenset[int]] | None:
+    """``also_at`` of a program with windows of one stage, which offers recomputation where any of the first ``plans``
+    has it: of as many of them as ``most_entries`` allow; None where not even the first does."""
+    also_at: Mapping[str, frozenset[int]] | None = None
+    one = windows(problem, 1)
+    for count in (1, 2, 4, 8, 16):
+        stages: dict[str, set[int]] = {}
+        for plan in plans[:count]:
+            for name, at in earlier(one, plan).items():
+                stages.setdefault(name, set()).update(at)
+        found = {name: frozenset(at) for name, at in stages.items()}
+        if entries(problem, Scope(1, NO_STAGES), found) > most_entries:
+            break
+        also_at = found
+        if count >= len(plans):
+            break
+    return also_at
 
 
 def needed_besides(problem: Problem, runs: Runs | None, scope: Scope) -> Mapping[str, frozenset[int]]:

@@ -21,25 +21,32 @@ from monet.planner.solvers.rows import Floats
 
 @dataclass(slots=True)
 class Search:
-    """``bound``: no point of the program has a smaller value; 0 while nothing is proven. ``enough``: a plan of
-    this value or less, or a proof that there is none, ends the search with ``GoodEnough``. ``companion``:
-    improve stretches beside the solve of the whole, on a core of its own."""
+    """``bound``: no point of the program has a smaller value; 0 while nothing is proven. ``known``: what is proven of
+    every plan, whatever program it is a point of, and ``gap``: how near to that is near enough. ``enough``: a plan of
+    this value or less, or a proof that there is none, ends the search with ``GoodEnough``. ``companion``: improve
+    stretches beside the solve of the whole, on a core of its own."""
 
     ground: Ground
     clock: Clock
     enough: float = float("-inf")
     bound: float = 0.0
+    known: float = 0.0
+    gap: float = 0.0
     companion: bool = False
     _seen: Floats | None = None
 
     def improve(self, until_s: float) -> None:
-        """Improves stretches of the best plan until that no longer helps, or the clock shows ``until_s``."""
+        """Improves stretches of the best plan until that no longer helps, it is within the gap of a bound, or the clock
+        shows ``until_s``."""
         ground = self.ground
         model = ground.model()
         x = ground.point(model)
         if x is not None:
             limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), ground.gap, NODES)
-            improve(ground.program, model, ground.solve, x, limits, self._found, self._tick)
+            try:
+                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick)
+            except _CloseEnough:
+                return
 
     def run(self) -> str:
         """Solves the whole program; returns ``optimal`` (within the gap), ``time_limit``, ``interrupted`` or
@@ -97,7 +104,12 @@ class Search:
 
     def _tick(self, x: Floats | None, bound: float | None) -> None:
         """Progress during a round: its bound is not a bound on the whole."""
+        self._stop_if_close()
         self._report()
+
+    def _stop_if_close(self) -> None:
+        if self._is_close():
+            raise _CloseEnough
 
     def _tick_whole(self, x: Floats | None, bound: float | None) -> None:
         """Progress during the solve of the whole: every new point is a plan, and may be the companion's next start."""
@@ -111,29 +123,29 @@ class Search:
         self._report()
 
     def _tick_beside(self, x: Floats | None, bound: float | None) -> None:
-        """As ``_tick_whole``, where better plans may come from elsewhere than the solve."""
+        """As ``_tick_whole``, where better plans or bounds may come from elsewhere than the solve."""
         self._tick_whole(x, bound)
-        if self.bound > 0 and self._is_close():
-            raise _CloseEnough
+        self._stop_if_close()
 
     def _tick_bound(self, x: Floats | None, bound: float | None) -> None:
         """As ``_tick_beside`` for a relaxation."""
         self._tick_beside(None, bound)
 
     def _is_close(self) -> bool:
-        return self._gap_now() <= self.ground.gap + ROUNDING
+        return self._gap_to(self.bound) <= self.ground.gap + ROUNDING or self._gap_to(self.known) <= self.gap + ROUNDING
 
-    def _gap_now(self) -> float:
+    def _gap_to(self, bound: float) -> float:
+        """Of the best plan, relative; infinity without one or the other."""
         value = self.ground.best.value
-        if value == float("inf"):
-            return value
-        return max(0.0, (value - self.bound) / value) if value > 0 else 0.0
+        if value == float("inf") or bound <= 0:
+            return float("inf") if value > 0 else 0.0
+        return max(0.0, (value - bound) / value)
 
     def _report(self) -> None:
         if self.clock.progress is None:
             return
         best = None if self.ground.best.cost is None else self.ground.best.value
-        bound = self.bound if self.bound > 0 else None
+        bound = max(self.bound, self.known) or None
         gap = None if not best or bound is None else max(0.0, (best - bound) / best)
         self.clock.progress(best, bound, gap, self.clock.elapsed_s())
 

@@ -75,7 +75,7 @@ def smallest_plan(
         hunt.bound = float(max(floor_bytes(problem), _first_plans(hunt, start, limit_s)))
         program = _build(problem, best, scope_of(problem, solving.window), most_s)
         hunt.built_s = hunt.clock.elapsed_s()
-        hunt.run(program, FIRST_SHARE, ALONE_SHARE)
+        hunt.run(program, hunt.first_s(FIRST_SHARE, ALONE_SHARE))
     solution = hunt.solution(None)
     if solution is None:
         if hunt.status == "infeasible":

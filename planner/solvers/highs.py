@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import highspy
 import numpy as np
@@ -29,8 +29,14 @@ POLL_S = 0.05
 """Between two looks of the waiting thread: progress is told 20 times a second, and a Ctrl-C is heeded as soon."""
 INFINITE = 1e29
 """HiGHS says 1e30 where there is no bound; a bound this large is none."""
+INTERIOR_FROM = 10_000
+"""Columns of a linear program from which on an interior point, brought to a vertex, is there sooner than simplex: on
+30,000 columns in 5 s instead of 12."""
 AGAIN_TOLERANCE = 1e-7
 """The least tolerance of a solve that is repeated after an error: with a smaller one it may fail in the same way."""
+
+
+_INFEASIBLE = Answer("infeasible", None, float("inf"), float("inf"))
 
 
 class _Watch:
@@ -61,6 +67,9 @@ def solve_highs(model: Model, limits: Limits, tick: Tick | None = None) -> Answe
         SolverError: HiGHS ends without an answer for another reason than a limit or infeasibility.
         KeyboardInterrupt: on Ctrl-C before any point is known; afterwards the best one is returned.
     """
+    if not len(model.arrays.cost):
+        feasible = model.violation(np.zeros(0)) == 0.0
+        return Answer("optimal", np.zeros(0), 0.0, 0.0) if feasible else _INFEASIBLE
     begun = time.monotonic()
     answer = _run(model, limits, tick, "choose")
     if answer is None:
@@ -90,7 +99,12 @@ def _run(model: Model, limits: Limits, tick: Tick | None, presolve: str) -> Answ
         options["mip_feasibility_tolerance"] = limits.tolerance
     for name, value in options.items():
         highs.setOptionValue(name, value)
+    linear = not model.arrays.integer.any()
+    if linear and model.basis is None and len(model.arrays.cost) > INTERIOR_FROM:
+        highs.setOptionValue("solver", "ipm")
     highs.passModel(highs_model(model))
+    if linear and model.basis is not None:
+        highs.setBasis(cast(highspy.HighsBasis, model.basis))
     if model.start is not None:
         start = highspy.HighsSolution()
         start.col_value = list(model.start)
@@ -206,7 +220,7 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
     elif ended == kinds.kOptimal:
         status = "optimal"
     elif ended in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
-        return Answer("infeasible", None, float("inf"), float("inf"))
+        return _INFEASIBLE
     elif ended in (
         kinds.kTimeLimit,
         kinds.kIterationLimit,
@@ -220,4 +234,5 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
         return None
     else:
         raise SolverError(f"HiGHS ended without an answer: {highs.modelStatusToString(ended)}")
-    return Answer(status, x, objective, min(bound, objective))
+    basis = highs.getBasis() if status == "optimal" and not model.arrays.integer.any() else None
+    return Answer(status, x, objective, min(bound, objective), basis)

@@ -22,13 +22,15 @@ Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
 class Model:
     """min cost·x over the points of ``arrays`` with ``fixed_lower`` ≤ x ≤ ``fixed_upper``, both in [0, 1].
 
-    ``start`` is a feasible point to begin with, or None.
+    ``start`` is a feasible point to begin with, or None. ``basis``: of an ``Answer`` to a linear program that differs
+    from this one in its limits only; an adapter may make use of it.
     """
 
     arrays: Arrays
     fixed_lower: Floats
     fixed_upper: Floats
     start: Floats | None = None
+    basis: object | None = None
 
     def violation(self, x: Floats) -> float:
         """By how much ``x`` misses the worst row, in the row's own unit."""
@@ -58,13 +60,14 @@ class Answer:
     """``x`` is the best point or None; no point costs less than ``bound`` (−inf while unknown).
 
     ``optimal`` means within the gap. Costs are in the model's units. Of a model without integers, ``bound`` is its
-    optimum, or −inf short of that.
+    optimum, or −inf short of that; ``basis`` is what a solve of one that is like it may begin with.
     """
 
     status: Status
     x: Floats | None
     objective: float
     bound: float
+    basis: object | None = None
 
 
 Tick = Callable[[Floats | None, float | None], None]

@@ -171,3 +171,37 @@ def chain(length: int) -> Problem:
     )
     tensors = tuple(Tensor(f"t{i}", 4 + i % 3) for i in range(length))
     return Problem(f"chain of {length}", tensors, forward, (), backward, 10)
+
+
+def repeated(blocks: int, width: int = 6) -> Problem:
+    """Equal blocks as a transformer's: a branch of ``width`` operators of several sizes, one of them with mask bits and
+    one in place, added to what came in. Each backward operator reads what its operator read."""
+    sizes = [40 + 15 * (k % 3) for k in range(width)]
+    tensors: list[Tensor] = [Tensor("x0", 40)]
+    forward = [ForwardOperator("stem", (), ("x0",), (ForwardImplementation("plain", 0.004),))]
+    intermediates: list[Intermediate] = []
+    backward: list[BackwardOperator] = []
+    for block in range(blocks):
+        inside = f"x{block}"
+        for k, size in enumerate(sizes):
+            made = f"t{block}.{k}"
+            runs = [ForwardImplementation("plain", 0.002 + k / 1e3, 10 * (k % 2))]
+            if k == 2:
+                runs.append(ForwardImplementation("in-place", 0.0019 + k / 1e3, 0, inside, min(size, sizes[k - 1])))
+            tensors.append(Tensor(made, size, pinned=k == width - 1 and block % 4 == 3))
+            forward.append(ForwardOperator(f"op{block}.{k}", (inside,), (made,), tuple(runs)))
+            bits = f"bits{block}.{k}"
+            choices = [BackwardImplementation("reads", 0.006 + k / 1e3, (inside,), 12, 8 * (k % 2))]
+            if k == 3:
+                intermediates.append(Intermediate(bits, 4, f"op{block}.{k}", (made,), 2e-4))
+                choices.append(BackwardImplementation("bits", 0.0061 + k / 1e3, (bits,), 6))
+            backward.append(BackwardOperator(f"b{block}.{k}", tuple(choices), 60, 60 + size))
+            inside = made
+        tensors.append(Tensor(f"x{block + 1}", 40))
+        add = ForwardOperator(
+            f"add{block}", (f"x{block}", inside), (f"x{block + 1}",), (ForwardImplementation("plain", 0.001),)
+        )
+        forward.append(add)
+    return Problem(
+        f"{blocks} equal blocks", tuple(tensors), tuple(forward), tuple(intermediates), tuple(reversed(backward)), 100
+    )

@@ -1,0 +1,156 @@
+"""The program of moments: its bound is one on every plan, and plans from its points are plans."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from planner_problems import best_by_exhaustion, chain, problems, repeated
+
+from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.moments.in_place import in_place
+from monet.planner.moments.plans import plan_of
+from monet.planner.moments.program import MomentProgram, Moments, moment_program
+from monet.planner.moments.repair import repaired
+from monet.planner.problem import Problem
+from monet.planner.program.index import index_of
+from monet.planner.replay import replay
+from monet.planner.search.best import BestPlan, Clock
+from monet.planner.search.moments import MomentSearch
+from monet.planner.solution import Runs
+from monet.planner.solvers.finder import solver
+from monet.planner.solvers.model import Answer, Limits, Model
+
+quick = settings(
+    max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+positions = st.sets(st.integers(0, 5), max_size=3)
+
+
+def program_of(problem: Problem, budget_bytes: int, stages: set[int], forward: set[int]) -> MomentProgram:
+    """The program with the moments that there are."""
+    moments = Moments(
+        tuple(sorted(stage for stage in stages if stage < len(problem.backward))),
+        tuple(sorted(i for i in forward if i < len(problem.forward))),
+    )
+    return moment_program(index_of(problem), budget_bytes, moments)
+
+
+def solved(program: MomentProgram, *, integer: bool) -> Answer:
+    """To optimality; infinity where no point fits. In seconds of a whole plan."""
+    arrays = program.rows.arrays()
+    arrays = replace(arrays, integer=np.full(len(arrays.cost), integer))
+    model = Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
+    answer = solver("HIGHS")(model, Limits(60.0, 0.0), None)
+    assert answer.status in ("optimal", "infeasible")
+    return replace(answer, bound=program.base_s + answer.bound, objective=program.base_s + answer.objective)
+
+
+@quick
+@given(problem=problems(pinned=True), extra=st.integers(8, 45), stages=positions, forward=positions)
+def test_no_plan_takes_less_than_the_bound(problem: Problem, extra: int, stages: set[int], forward: set[int]) -> None:
+    budget = problem.fixed_bytes + extra
+    best = best_by_exhaustion(problem, budget, [True] * len(problem.backward))
+    assume(best is not None)
+    assert best is not None
+    program = program_of(problem, budget, stages, forward)
+    relaxed, whole = solved(program, integer=False), solved(program, integer=True)
+    assert relaxed.bound <= whole.bound * (1 + 1e-9)
+    assert whole.bound <= best * (1 + 1e-9)
+
+
+@quick
+@given(problem=problems(operators=6, pinned=True), extra=st.integers(8, 60), stages=positions, more=st.integers(0, 5))
+def test_a_moment_more_never_makes_the_bound_weaker(problem: Problem, extra: int, stages: set[int], more: int) -> None:
+    budget = problem.fixed_bytes + extra
+    fewer, all_of_them = (
+        solved(program_of(problem, budget, chosen, set()), integer=False) for chosen in (stages, stages | {more})
+    )
+    assert all_of_them.bound >= fewer.bound * (1 - 1e-9)
+
+
+@quick
+@given(problem=problems(operators=6, pinned=True), extra=st.integers(8, 60), stages=positions)
+def test_points_give_plans(problem: Problem, extra: int, stages: set[int]) -> None:
+    program = program_of(problem, problem.fixed_bytes + extra, stages, set())
+    answer = solved(program, integer=True)
+    assume(answer.x is not None)
+    assert answer.x is not None
+    runs = plan_of(program, answer.x)
+    assume(runs is not None)
+    assert runs is not None
+    cost = replay(problem, runs)
+    assert cost.objective_s >= answer.bound * (1 - 1e-9)
+
+
+def test_without_a_limit_the_plan_is_the_fastest() -> None:
+    problem = chain(9)
+    program = moment_program(index_of(problem), 10**6)
+    answer = solved(program, integer=True)
+    assert answer.x is not None
+    runs, fastest = plan_of(program, answer.x), fastest_plan(problem)
+    assert runs is not None
+    assert fastest is not None
+    assert replay(problem, runs).objective_s == pytest.approx(fastest.objective_s)
+    assert replay(problem, runs).objective_s == pytest.approx(answer.bound)
+
+
+@quick
+@given(problem=problems(operators=6, pinned=True), extra=st.integers(8, 60))
+def test_what_is_overwritten_is_not_read_later(problem: Problem, extra: int) -> None:
+    fastest = fastest_plan(problem)
+    assume(fastest is not None)
+    assert fastest is not None
+    index = index_of(problem)
+    before = replay(problem, fastest.runs)
+    assert replay(problem, in_place(index, fastest.runs)).objective_s <= before.objective_s * (1 + 1e-9)
+    runs = repaired(index, fastest.runs, problem.fixed_bytes + extra)
+    assume(runs is not None)
+    assert runs is not None
+    assert replay(problem, runs).objective_s >= 0
+
+
+def search(problem: Problem, budget_bytes: int, gap: float = 0.0) -> MomentSearch:
+    best = BestPlan(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
+    found = MomentSearch(index_of(problem), budget_bytes, solver("HIGHS"), best, Clock(60.0), gap)
+    found.run(60.0)
+    return found
+
+
+@pytest.mark.parametrize(("blocks", "gap"), [(8, 0.05), (40, 0.01)])
+def test_deep_networks_are_planned_and_proven(blocks: int, gap: float) -> None:
+    """The fewer the blocks, the more a single one's memory matters, which is not counted between moments."""
+    problem = repeated(blocks)
+    fastest = fastest_plan(problem)
+    assert fastest is not None
+    for share in (0.8, 0.5, 0.4):
+        budget = round(fastest.peak_bytes * share)
+        found = search(problem, budget, gap)
+        assert not found.infeasible
+        assert found.best.cost is not None
+        assert found.best.cost.peak_bytes <= budget
+        assert found.is_close(), (share, found.best.value, found.bound)
+
+
+def test_a_budget_that_nothing_fits_is_proven_too_small() -> None:
+    problem = repeated(12)
+    found = search(problem, problem.fixed_bytes + 60)
+    assert found.infeasible
+    assert found.best.runs is None
+
+
+def test_plans_that_do_not_fit_are_not_offered() -> None:
+    problem = repeated(12)
+    fastest = fastest_plan(problem)
+    assert fastest is not None
+    found = search(problem, fastest.peak_bytes // 2)
+    assert any(cost.peak_bytes > found.budget_bytes for _, cost in found.seen)
+    assert found.best.cost is not None
+    assert found.best.cost.peak_bytes <= found.budget_bytes
+    assert all(isinstance(runs, Runs) for runs, _ in found.seen)
+    assert min(cost.objective_s for _, cost in found.seen) >= found.bound * (1 - 1e-9)
+    assert time.monotonic() > found.clock.begun
