@@ -8,5 +8,6 @@
 - ``kernels/``: kernels of the project's own, in C++; ``kernel_names.py`` names what is measured.
 - ``measuring/``: seconds and memory requests, through a cache on disk.
 
+``kinds.py`` says which operators are products, attention and convolutions.
 ``weight_update.py`` runs one parameter's step of ``torch.optim``; ``strides.py`` compares how elements lie in memory.
 """

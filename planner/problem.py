@@ -69,6 +69,8 @@ class ForwardOperator:
     """One forward operator: ``inputs`` and ``outputs`` are ids of tensors of the problem.
 
     Parameters, buffers and the model's inputs are part of ``Problem.fixed_bytes``, not tensors.
+    ``kind``: ``matmul``, ``attention`` (fused: the products and the softmax in one) or ``convolution``: work that grows
+    faster than its result; "" for all else, and where nothing is known. No program reads it, baselines do.
     """
 
     id: str
@@ -76,6 +78,7 @@ class ForwardOperator:
     outputs: tuple[str, ...]
     implementations: tuple[ForwardImplementation, ...]
     recomputable: bool = True
+    kind: str = ""
 
     def scaled(self, factor: float) -> ForwardOperator:
         """With all that its implementations cost so many times."""

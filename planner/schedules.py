@@ -10,6 +10,7 @@ from typing import Any
 from monet.errors import ConfigError
 from monet.planner.ablation import MONET, restrict
 from monet.planner.baselines.checkmate import checkmate_d, checkmate_o
+from monet.planner.baselines.checkpoint import block, selective, sqrt_n_blocks
 from monet.planner.baselines.gist import gist
 from monet.planner.baselines.pytorch import keep_all
 from monet.planner.baselines.segments import sqrt_n
@@ -57,6 +58,9 @@ ABLATION = tuple(_DESCRIPTIONS)
 _BASELINES = (
     Variant("pytorch", "everything kept, every operator by its default", keep_all, False),
     Variant("sqrt-n", "segments, each run again once (Chen et al. 2016)", sqrt_n, False),
+    Variant("block", "every repeated block run again once (torch.utils.checkpoint)", block, False),
+    Variant("sqrt-n-blocks", "groups of repeated blocks, each run again once", sqrt_n_blocks, False),
+    Variant("selective", "as block, results of products, attention and convolutions kept", selective, False),
     Variant("checkmate-d", "optimal recomputation of defaults (Checkmate, Jain et al. 2020)", checkmate_d, True),
     Variant("checkmate-o", "Checkmate's plan, then the fastest algorithms that fit it", checkmate_o, True),
     Variant("gist", "encoded feature maps, nothing recomputed (Gist, Jain et al. 2018)", gist, False),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Operator, operator_inputs
 from monet.measurement import Measurement
 from monet.ops.catalogue import Catalogue
+from monet.ops.kinds import kind
 from monet.ops.measuring.profiling import Profile, implementations
 from monet.ops.offers.implementation import Implementation
 from monet.planner.problem import (
@@ -212,6 +213,7 @@ def _forward(
         outputs=made,
         implementations=tuple(offered),
         recomputable=bool(again) and bool(made),
+        kind=kind(op),
     )
     return operator, names
 

@@ -28,6 +28,7 @@ class Look:
 
 _BROKEN = (0.0, (5.0, 2.0))
 _DOTTED = (0.0, (1.5, 1.5))
+_MIXED = (0.0, (3.0, 1.0, 1.0, 1.0))
 
 _LOOKS = {
     MONET: Look(INK, "o", "-", 2.4),
@@ -38,6 +39,9 @@ _LOOKS = {
     "none": Look("#7f8790", "X", "-"),
     "pytorch": Look("#a8740a", "P", _DOTTED),
     "sqrt-n": Look("#3b8fb5", "<", _BROKEN),
+    "block": Look("#3f8f3f", "d", _MIXED),
+    "sqrt-n-blocks": Look("#5a7fa0", "H", _MIXED),
+    "selective": Look("#b06a9e", "8", _MIXED),
     "checkmate-d": Look("#7f6bd6", ">", _BROKEN),
     "checkmate-o": Look("#cf4a5e", "h", _BROKEN),
     "gist": Look("#6b8c1f", "*", _DOTTED),

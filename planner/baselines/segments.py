@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from monet.errors import ConfigError
+from monet.planner.baselines.blocks import crossing_bytes
 from monet.planner.baselines.runs import cheapest, forward_runs, made_in_forward, replayed
 from monet.planner.problem import Problem
 from monet.planner.solution import Run, Solution, Stage
@@ -38,13 +39,19 @@ def sqrt_n(problem: Problem, budget_bytes: int, *, segments: int | None = None) 
     count = len(problem.forward)
     if segments is not None and segments < 1:
         raise ConfigError(f"a step has 1 segment or more, not {segments}")
-    root = math.sqrt(count)
-    numbers = {segments} if segments is not None else {1, 2, 3, *(round(root * f) for f in FACTORS)}
     found: list[Solution] = []
-    for number in sorted({max(1, min(number, count)) for number in numbers}):
-        forward, stages = _segmented(problem, _cuts(problem, number))
+    for number in numbers_to_try(count) if segments is None else [min(segments, count)]:
+        cuts = _cuts(problem, number)
+        segment = [sum(cut <= i for cut in cuts) - 1 for i in range(count)]
+        forward, stages = run_again(problem, [k if k < len(cuts) - 1 else None for k in segment])
         found.append(replayed(problem, forward, stages, begun))
     return cheapest(problem, "running segments again", budget_bytes, found)
+
+
+def numbers_to_try(count: int) -> list[int]:
+    """Numbers of segments that ``count`` operators or blocks are cut into: a few, and about √count; ascending."""
+    numbers = {1, 2, 3, *(round(math.sqrt(count) * factor) for factor in FACTORS)}
+    return sorted({max(1, min(number, count)) for number in numbers})
 
 
 def _cuts(problem: Problem, segments: int) -> list[int]:
@@ -59,7 +66,7 @@ def _cuts(problem: Problem, segments: int) -> list[int]:
     for count in made:
         before.append(done)
         done += count
-    crossing = _crossing_bytes(problem)
+    crossing = crossing_bytes(problem)
     cuts = [0]
     for k in range(1, segments):
         near = [i for i in range(cuts[-1] + 1, len(made)) if abs(before[i] * segments - k * total) * 2 < total]
@@ -68,56 +75,51 @@ def _cuts(problem: Problem, segments: int) -> list[int]:
     return cuts
 
 
-def _crossing_bytes(problem: Problem) -> list[int]:
-    """Bytes made before each position and read by a forward operator there or later."""
-    size = {tensor.id: tensor.bytes for tensor in problem.tensors}
-    final = {name: i for i, operator in enumerate(problem.forward) for name in operator.inputs}
-    crossing = [0] * len(problem.forward)
-    for i, operator in enumerate(problem.forward):
-        for name in operator.outputs:
-            for position in range(i + 1, final.get(name, -1) + 1):
-                crossing[position] += size[name]
-    return crossing
+def run_again(
+    problem: Problem, segment: Sequence[int | None], saved: Collection[str] = ()
+) -> tuple[tuple[Run, ...], list[Stage]]:
+    """The plan that runs each segment again, once, before the first backward operator that reads what is not kept.
 
-
-def _segmented(problem: Problem, cuts: Sequence[int]) -> tuple[tuple[Run, ...], list[Stage]]:
-    """The plan that keeps what crosses a cut and runs each segment but the last again, once."""
-    segment = [sum(cut <= i for cut in cuts) - 1 for i in range(len(problem.forward))]
+    ``segment``: the number of each forward operator's segment; None for one that is not run again and of which all is
+    kept. ``saved``: tensors that are kept besides. Of a segment, only that runs again which the backward pass needs.
+    """
     producer = {name: i for i, operator in enumerate(problem.forward) for name in operator.outputs}
-    kept = _kept(problem, segment, producer)
+    kept = _kept(problem, segment, producer).union(saved)
+    read = {name for o in problem.backward for name in o.implementations[0].reads if name in producer}
+    wanted: dict[int | None, set[str]] = {}
+    for name in read - kept:
+        wanted.setdefault(segment[producer[name]], set()).add(name)
+    members: dict[int | None, list[int]] = {}
+    for i, number in enumerate(segment):
+        members.setdefault(number, []).append(i)
     stages, present = [], set(kept)
     for operator in problem.backward:
         default = operator.implementations[0]
         missing = {segment[producer[n]] for n in default.reads if n in producer and n not in present}
-        again = sorted(i for s in missing for i in _segment_again(problem, s, segment, producer, kept))
+        again = sorted(i for number in missing for i in _needed(problem, members[number], wanted[number], kept))
         present |= {name for i in again for name in problem.forward[i].outputs}
         runs = tuple(Run(problem.forward[i].id, problem.forward[i].implementations[0].name) for i in again)
         stages.append(Stage(runs, operator.id, default.name))
     return forward_runs(problem, made_in_forward(problem)), stages
 
 
-def _kept(problem: Problem, segment: Sequence[int], producer: dict[str, int]) -> set[str]:
-    """Tensors that stay from the forward pass: what crosses a cut, and what must or need not be run again."""
-    last = max(segment, default=0)
+def _kept(problem: Problem, segment: Sequence[int | None], producer: dict[str, int]) -> set[str]:
+    """Tensors that stay from the forward pass: what crosses a border, and what must or need not be run again."""
     kept = {tensor.id for tensor in problem.tensors if tensor.pinned}
     for i, operator in enumerate(problem.forward):
-        if segment[i] == last or not operator.recomputable:
+        if segment[i] is None or not operator.recomputable:
             kept |= set(operator.outputs)
         kept |= {name for name in operator.inputs if segment[producer[name]] != segment[i]}
         kept |= set(operator.implementations[0].recompute_reads)
     return kept
 
 
-def _segment_again(
-    problem: Problem, number: int, segment: Sequence[int], producer: dict[str, int], kept: set[str]
-) -> list[int]:
-    """Operators of a segment that must run again for all that the backward pass reads of it."""
-    read = {name for o in problem.backward for name in o.implementations[0].reads if name in producer}
-    wanted = {name for name in read if segment[producer[name]] == number} - kept
-    again = []
-    for i in range(len(segment) - 1, -1, -1):
+def _needed(problem: Problem, members: Sequence[int], read: set[str], kept: set[str]) -> list[int]:
+    """The operators among ``members``, a segment's, that must run again for what the backward pass reads of it."""
+    wanted, again = set(read), []
+    for i in reversed(members):
         operator = problem.forward[i]
-        if segment[i] == number and wanted.intersection(operator.outputs):
+        if wanted.intersection(operator.outputs):
             again.append(i)
             wanted |= set(operator.inputs) - kept
     return again

@@ -105,6 +105,7 @@ _DOCUMENT = _record(
     forward=_list(
         _record(
             id=_INTEGER,
+            op_=_TEXT,
             inputs=_list(_INTEGER),
             bytes=_BYTES,
             saved=_list(_record(id=_TEXT, kind=_KIND, bytes=_BYTES)),

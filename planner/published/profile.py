@@ -34,6 +34,12 @@ FORWARD_DEFAULTS = ("plain", "implicit_precomp_gemm")
 BACKWARD_DEFAULTS = ("plain", "algo_1", "input", "output")
 """Names of what PyTorch runs unasked; the first of them that an operator has is its default. A ReLU's backward has
 another one before these."""
+KINDS = {
+    "_convolution": "convolution",
+    "convolution": "convolution",
+    **dict.fromkeys(("addmm", "mm", "bmm", "baddbmm"), "matmul"),
+}
+"""Kinds of forward operators by ``op``, which is aten's name."""
 
 
 def load_published(path: str | Path, *, relu_reads: str = "output") -> Problem:
@@ -86,6 +92,7 @@ def _forward(f: dict[str, Any]) -> ForwardOperator:
             for q in _default_first(f["impls"], FORWARD_DEFAULTS)
             if not q.get("saves")
         ),
+        kind=KINDS.get(f.get("op", ""), ""),
     )
 
 

@@ -130,7 +130,9 @@ def test_variants(profile: Path, variant: str) -> None:
     assert summary["objective_s"] >= planned(profile, "--budget", "90%")["objective_s"] * (1 - 0.011)
 
 
-@pytest.mark.parametrize("variant", ["pytorch", "gist", "gist-reduced", "sqrt-n"])
+@pytest.mark.parametrize(
+    "variant", ["pytorch", "gist", "gist-reduced", "sqrt-n", "block", "sqrt-n-blocks", "selective"]
+)
 def test_fixed_policies_prove_nothing(profile: Path, variant: str) -> None:
     summary = planned(profile, "--budget", "110%", "--variant", variant, "--prove")
     check(profile, summary)
@@ -203,6 +205,7 @@ WRONG = [
         (without("forward", 1, key), f"forward[1].{key} is missing")
         for key in ("id", "inputs", "bytes", "saved", "impls")
     ),
+    (having(7, "forward", 1, "op"), "forward[1].op is 7, not text"),
     (having("many", "forward", 1, "bytes"), "forward[1].bytes is 'many', not a number of bytes"),
     (having(-5, "forward", 1, "bytes"), "forward[1].bytes is -5"),
     (having(True, "forward", 1, "bytes"), "forward[1].bytes is True"),

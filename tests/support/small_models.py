@@ -48,14 +48,14 @@ class Inverted(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two encoder layers with dropout over an embedding."""
+    """Encoder layers with dropout over an embedding."""
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 32, layers: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, width)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.1, batch_first=True, activation="gelu")
-            for _ in range(2)
+            for _ in range(layers)
         )
         self.head = nn.Linear(width, 50)
 

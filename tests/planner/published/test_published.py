@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from made_up_profile import write_profile
 from published_profiles import GIB, P100, published
 
 from monet.errors import ConfigError
@@ -48,6 +49,21 @@ def test_tight_plans_are_as_good_as_a_day_of_gurobi(model: str, gib: float) -> N
     problem = load_published(P100 / f"{model}.json")
     plan = plan_problem(problem, int(gib * GIB), Solving(time_limit_s=120.0, gap=1e-3))
     assert plan.objective_s * 1e3 <= theirs
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [("_convolution", "convolution"), ("addmm", "matmul"), ("relu_", ""), ("mm_and_more", ""), (None, "")],
+)
+def test_kinds(op: str | None, kind: str, tmp_path: Path) -> None:
+    """By the name of aten's operator, which a document may leave out."""
+    path = write_profile(tmp_path / "chain.json")
+    document = json.loads(path.read_text())
+    document["forward"][1].pop("op")
+    if op is not None:
+        document["forward"][1]["op"] = op
+    path.write_text(json.dumps(document))
+    assert [o.kind for o in load_published(path).forward[:3]] == ["convolution", kind, "convolution"]
 
 
 def test_other_documents_are_refused(tmp_path: Path) -> None:
