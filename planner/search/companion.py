@@ -2,13 +2,12 @@
 
 HiGHS searches a tree on one core. What it is weak at, finding good plans under tight budgets, is what
 large-neighbourhood search is good at, so both run at once and the solve of the whole ends as soon as the best
-plan of either is within the gap. The companion begins only after ``AFTER_S``, since which plan is found first
-depends on the clock from then on: equal inputs give equal plans where the whole takes less.
+plan of either is within the gap. The companion begins only ``AFTER_S`` after the search did, since which plan is
+found first depends on the clock from then on: equal inputs give equal plans where the whole takes less.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 from types import TracebackType
 
@@ -33,13 +32,15 @@ def has_room(solver: str, cores: int | None) -> bool:
 
 
 class Companion:
-    """While entered, improves the best plan of ``ground`` in a thread; ``wanted``: otherwise does nothing.
+    """While entered, improves the best plan of ``ground`` in a thread, from ``after_s`` seconds on; ``wanted``:
+    otherwise does nothing.
 
     Leaving waits until the thread has stopped, and raises what it failed with.
     """
 
-    def __init__(self, ground: Ground, wanted: bool) -> None:
+    def __init__(self, ground: Ground, wanted: bool, after_s: float = AFTER_S) -> None:
         self._ground = ground
+        self._after_s = after_s
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._value = float("inf")
@@ -61,7 +62,7 @@ class Companion:
 
     def _run(self) -> None:
         try:
-            if not self._stopping.wait(AFTER_S):
+            if not self._stopping.wait(self._after_s):
                 self._improve()
         except _Stopped:
             pass
@@ -73,7 +74,7 @@ class Companion:
         ground = self._ground
         model = ground.model()
         nodes = NODES
-        for seed in itertools.count(1):
+        for seed in ground.seeds:
             while (x := ground.point(model)) is None:
                 if self._stopping.wait(RETRY_S):
                     return

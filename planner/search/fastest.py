@@ -1,8 +1,9 @@
 """The fastest plan under a budget: from a ``Problem`` to a verified ``Solution``.
 
     program of moments: a bound on every plan, first plans
-      →  the exact program with few stages around those plans: improve stretches, solve all of it
-      →  the windowed program, where it is not too large: the same
+      →  the windowed program, or where that is too large the exact program with few stages around those plans:
+         improve stretches, solve all of it
+      →  the integer program of moments, for a better bound
       →  replay
 
 The search can be stopped at any time: every better point is kept as soon as it is found, and what is
@@ -44,11 +45,11 @@ FIRST_SHARE, ALONE_SHARE = 0.08, 0.25
 FEW_GAP_SHARE = 0.1
 """Of the gap: how near to the bound of the program with few stages its search ends. That bound is about few plans, so
 the search goes on until the plan is near a bound on all of them, or there is nothing left to find."""
-FEW_SHARE, FEW_FIRST_SHARE, WINDOWS_SHARE = 0.6, 0.3, 0.6
-"""Until which share of the time limit the program with few stages is searched (``FIRST``: where the windowed one is
-next), and the windowed one; what is left goes to the bound."""
-LARGEST, LARGEST_WINDOWED = 3_000_000, 1_200_000
-"""Entries of the memory rows of the largest program with few stages, and with windows, that is built."""
+PLANS_SHARE = 0.6
+"""Until which share of the time limit an exact program is solved; what is left goes to the bound on every plan."""
+LARGEST, LARGEST_WINDOWED = 3_000_000, 400_000
+"""Entries of the memory rows of the largest program with few stages, and with windows, that is built. Where the
+windowed one may be built, it finds the better plans."""
 
 
 def plan_problem(
@@ -112,10 +113,10 @@ def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
     if windowed or best.runs is None:
         _construct(hunt, index, budget_bytes)
     planned: Search | None = None
-    if few and best.runs is not None:
-        planned = _search_few_stages(hunt, moments, budget_bytes, FEW_FIRST_SHARE if windowed else FEW_SHARE)
-    if windowed and not hunt.is_over():
+    if windowed:
         planned = _search_windows(hunt, scope, budget_bytes)
+    elif few and best.runs is not None:
+        planned = _search_few_stages(hunt, moments, budget_bytes)
     if best.runs is not None and not hunt.is_over():
         _prove(hunt, moments, planned)
 
@@ -144,7 +145,7 @@ def _construct(hunt: Hunt, index: Index, budget_bytes: int) -> None:
     hunt.stop_if_enough()
 
 
-def _search_few_stages(hunt: Hunt, moments: MomentSearch, budget_bytes: int, until_share: float) -> Search | None:
+def _search_few_stages(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Search | None:
     """Searches the program with few stages around the plans seen so far; None where it is too large."""
     best, solving = hunt.best, hunt.solving
     assert best.runs is not None
@@ -157,7 +158,7 @@ def _search_few_stages(hunt: Hunt, moments: MomentSearch, budget_bytes: int, unt
     first_s = hunt.clock.elapsed_s() + hunt.first_s(FIRST_SHARE, ALONE_SHARE)
     bound, scope = hunt.bound, hunt.scope
     gap = FEW_GAP_SHARE * solving.gap
-    search = hunt.run(program, first_s, until_share * solving.time_limit_s, gap)
+    search = hunt.run(program, first_s, PLANS_SHARE * solving.time_limit_s, gap)
     # What is proven of this program alone is nothing that anybody asked for.
     hunt.bound, hunt.scope = bound, scope
     if hunt.status == "optimal" and not hunt.is_close():
@@ -177,7 +178,7 @@ def _search_windows(hunt: Hunt, scope: Scope, budget_bytes: int) -> Search:
         hunt.improve(small, now_s + FIRST_SHARE * solving.time_limit_s)
     program = build(best.problem, budget_bytes, scope, needed_besides(best.problem, best.runs, scope))
     full = program.scope == "full"
-    search = hunt.run(program, first_s, solving.time_limit_s * (1.0 if full or best.runs is None else WINDOWS_SHARE))
+    search = hunt.run(program, first_s, solving.time_limit_s * (1.0 if full or best.runs is None else PLANS_SHARE))
     if solving.prove and best.runs is not None and hunt.status != "interrupted" and not full:
         full_s, hunt.status = bound_full_program(search, budget_bytes, solving.time_limit_s)
         hunt.known = max(hunt.known, full_s)

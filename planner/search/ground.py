@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,12 +20,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Plans go into ``best`` from either thread; ``gap`` is relative."""
+    """Plans go into ``best`` from either thread; ``gap`` is relative. ``seeds``: of the companion's rounds; one that is
+    begun again frees other stretches than before."""
 
     program: Program
     solve: Solve
     best: BestPlan
     gap: float
+    seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def model(self) -> Model:
         """The program with nothing fixed."""

@@ -23,7 +23,6 @@ from monet.planner.moments.repair import repaired
 from monet.planner.program.index import Index
 from monet.planner.replay import Replay, replay
 from monet.planner.search.best import BestPlan, Clock
-from monet.planner.search.companion import Companion
 from monet.planner.search.search import Search
 from monet.planner.solution import Runs
 from monet.planner.solvers.model import Answer, Limits, Model, Solve
@@ -142,7 +141,7 @@ class MomentSearch:
 
         limits = Limits(self._left_s(until_s), POINT_GAP)
         try:
-            with Companion(planned.ground, planned.companion) if planned is not None else nullcontext():
+            with planned.beside() if planned is not None else nullcontext():
                 answer = self.solve(_model(program, {}), limits, tick)
         except _CloseEnough:
             return

@@ -12,7 +12,7 @@ import numpy as np
 
 from monet.errors import SolverError
 from monet.planner.search.best import ROUNDING, Clock, GoodEnough
-from monet.planner.search.companion import Companion
+from monet.planner.search.companion import AFTER_S, Companion
 from monet.planner.search.ground import Ground
 from monet.planner.search.neighbourhoods import NODES, improve
 from monet.planner.solvers.model import Answer, Limits, Tick
@@ -41,17 +41,23 @@ class Search:
         ground = self.ground
         model = ground.model()
         x = ground.point(model)
-        if x is not None:
-            limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), ground.gap, NODES)
-            try:
+        if x is None:
+            return
+        limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), ground.gap, NODES)
+        try:
+            with self.beside():
                 improve(ground.program, model, ground.solve, x, limits, self._found, self._tick)
-            except _CloseEnough:
-                return
+        except _CloseEnough:
+            return
+
+    def beside(self) -> Companion:
+        """While entered, another core improves stretches of the best plan in this program, where that is wanted."""
+        return Companion(self.ground, self.companion, max(0.0, AFTER_S - self.clock.elapsed_s()))
 
     def run(self) -> str:
         """Solves the whole program; returns ``optimal`` (within the gap), ``time_limit``, ``interrupted`` or
         ``infeasible``."""
-        with Companion(self.ground, self.companion):
+        with self.beside():
             answer = self._solve(self._tick_beside if self.companion else self._tick_whole)
         if answer is None:
             return "optimal"
@@ -73,7 +79,7 @@ class Search:
         of this program are no plans.
         """
         tick = self._tick_bound if relaxed else self._tick_beside
-        with Companion(planned.ground, planned.companion):
+        with planned.beside():
             answer = self._solve(tick)
         if answer is not None:
             if not relaxed:
