@@ -79,10 +79,10 @@ def layout(
     """
     if method not in METHODS:
         raise ConfigError(f"there is no layout method {method!r}; choose one of {', '.join(METHODS)}")
+    begun = time.monotonic()
     check(lifetimes, alignment)
     if not lifetimes:
         return Layout((), 0, 0, "empty")
-    begun = time.monotonic()
     pieces, factor = pieces_of(lifetimes, alignment).reduced()
     unit = alignment * factor
     bound = pieces.bound()
