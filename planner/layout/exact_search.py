@@ -28,10 +28,9 @@ BOUND_TRIES = 8
 """Times as many nodes for the lowest height of use as for a higher one, since a layout there ends the search."""
 CLOSE_BITS = 8
 """A round ends within 2⁻⁸ of a height that was too hard: more nodes for the lowest height are worth more then."""
-VALLEYS = 5
-"""Nodes of the valley search for each node of the canonical search with one ranking: three quarters of the time."""
-VALLEY_COST = 3
-"""What a node of the valley search counts: so many of the canonical search take as long."""
+VALLEYS = 15
+"""Nodes of the valley search for each node of the canonical search with one ranking: about three quarters of the time,
+since a node of either takes about as long, and the canonical search has five rankings' worth of them."""
 
 
 def available() -> bool:
@@ -107,8 +106,7 @@ class _Part:
             self._canonical = CanonicalSearch(pieces, whole.seconds_left, whole.tick)
             self._valleys = ValleySearch(pieces, whole.seconds_left, whole.tick) if pieces.whole else None
         if self._valleys is not None:
-            for result, offsets, used in self._valleys.tries(height, VALLEYS * nodes):
-                yield result, offsets, VALLEY_COST * used
+            yield from self._valleys.tries(height, VALLEYS * nodes)
         yield from self._canonical.tries(height, nodes)
 
 

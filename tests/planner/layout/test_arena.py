@@ -63,6 +63,15 @@ def test_same_input_same_layout() -> None:
     check(lifetimes, first)
 
 
+def test_without_time_one_heuristic_is_made() -> None:
+    plain = [Lifetime(n, 7 * n % 50 + 1, n % 9, n % 9 + n % 5 + 1) for n in range(60)]
+    for lifetimes in (plain, [*plain, Lifetime(60, 5, 0, 9, gaps=((3, 4),))]):
+        found = layout(lifetimes, alignment=1, time_limit_s=0)
+        check(lifetimes, found, 1)
+        assert found.method in ("skyline by lifetime", "first fit by lifetime")
+        assert found.arena_bytes >= layout(lifetimes, alignment=1).arena_bytes
+
+
 def test_offsets_are_in_the_order_of_the_input() -> None:
     big, small = Lifetime(7, 640, 0, 9), Lifetime(3, 10, 2, 4)
     found, reverse = layout([big, small]), layout([small, big])
