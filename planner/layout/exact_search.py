@@ -22,8 +22,8 @@ from monet.planner.layout.valley_search import ValleySearch
 
 __all__ = ["FOUND", "LIMIT", "NONE", "ExactSearch", "available", "lower_layouts"]
 
-FIRST_NODES = 1000
-"""Of one ranking in the first round, a few milliseconds for hundreds of buffers; each round has twice as many."""
+FIRST_NODES = 250
+"""Of one ranking in the first round, some milliseconds for hundreds of buffers; each round has twice as many."""
 BOUND_TRIES = 8
 """Times as many nodes for the lowest height of use as for a higher one, since a layout there ends the search."""
 CLOSE_BITS = 8
