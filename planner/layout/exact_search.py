@@ -1,134 +1,88 @@
-"""The exact search for a layout of a given height, in C++ (``exact_search.cpp``).
+"""The exact search for a layout of a given height: two searches in C++ that take turns.
 
-It answers one question, "is there a layout of this height?", by a layout, by a proof that there is none, or by neither
-when its nodes are used up. A ranking of the buffers decides what it tries first, and the best ranking differs from
-problem to problem, so it is asked again with other rankings and twice the nodes.
+They answer one question, "is there a layout of this height?", by a layout, by a proof that there is none, or by neither
+when their nodes are used up. The valley search (``valley_search.py``) finds more; the canonical search
+(``canonical_search.py``) finds others, and knows gaps and given offsets. Parts of a problem that are apart in time
+(``parts.py``) are searched one by one: what finds one of them seldom finds another.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from monet.native.compiling import shared_library
+from monet.planner.layout import canonical_search, valley_search
+from monet.planner.layout.canonical_search import CanonicalSearch
 from monet.planner.layout.load import Integers
+from monet.planner.layout.parts import parts, taken
 from monet.planner.layout.pieces import Pieces
+from monet.planner.layout.search_thread import FOUND, LIMIT, NONE
+from monet.planner.layout.valley_search import ValleySearch
 
-NONE, FOUND, LIMIT = 0, 1, 2
-"""Answers, as ``Result`` of the C++ file: there is no layout; here is one; nodes or time were used up before."""
-FIRST_NODES = 1000
-"""Of one ranking in the first round, a few milliseconds for hundreds of buffers; each round has twice as many."""
+__all__ = ["FOUND", "LIMIT", "NONE", "ExactSearch", "available", "lower_layouts"]
+
+FIRST_NODES = 250
+"""Of one ranking in the first round, some milliseconds for hundreds of buffers; each round has twice as many."""
 BOUND_TRIES = 8
 """Times as many nodes for the lowest height of use as for a higher one, since a layout there ends the search."""
-SHORT_NODES = 3000
-"""Of one try with a random ranking: on some problems many short tries find what long ones do not."""
-NOISES = (0.0, 0.2, 0.5, 1.0)
-"""Of a random ranking, one by chance: the standard deviation of the logarithm of a random factor on each key."""
 CLOSE_BITS = 8
 """A round ends within 2⁻⁸ of a height that was too hard: more nodes for the lowest height are worth more then."""
-LONGEST_S = 1e6
-"""Eleven days, in place of no limit: the C++ clock cannot count to infinity."""
-POLL_S = 0.05
-"""Between two looks at Ctrl-C and progress while the C++ code runs."""
-_INT = ctypes.POINTER(ctypes.c_int)
-_UNITS = ctypes.POINTER(ctypes.c_int64)
-
-
-@cache
-def _function() -> Any | None:
-    """The C function, or None on a machine that cannot build it."""
-    path = shared_library(Path(__file__).parent / "exact_search.cpp")
-    if path is None:
-        return None
-    function = ctypes.CDLL(str(path)).monet_layout_search
-    function.argtypes = [
-        ctypes.c_int, ctypes.c_int, _INT, _INT, _UNITS, _UNITS, _INT, ctypes.c_int64, ctypes.c_int64, ctypes.c_double,
-        _INT, _UNITS,
-    ]  # fmt: skip
-    function.restype = ctypes.c_int
-    return function
+VALLEYS = 15
+"""Nodes of the valley search for each node of the canonical search with one ranking: about three quarters of the time,
+since a node of either takes about as long, and the canonical search has five rankings' worth of them."""
 
 
 def available() -> bool:
-    """Whether the search can run here: it needs a C++ compiler once."""
-    return _function() is not None
-
-
-class Rankings:
-    """Orders of all buffers: what to try first comes first.
-
-    The keys are lifetime, area, size, and the largest load while a buffer is alive. ``standard``: by four sequences of
-    three keys; on one of minimalloc's hard instances one sequence finds at once what the others do not find in millions
-    of nodes. ``random``: by sequences at random, with noise; on other instances many short tries find what long ones
-    do not.
-    """
-
-    def __init__(self, pieces: Pieces) -> None:
-        alive = pieces.per_buffer(np.add, pieces.end - pieces.begin).astype(np.float64)
-        self._keys = (alive, pieces.size * alive, pieces.crowd().astype(np.float64), pieces.size.astype(np.float64))
-        self._rng = np.random.default_rng(0)
-        alive_, area, crowd = 0, 1, 2
-        sequences = ((alive_, area, crowd), (crowd, area, alive_), (crowd, alive_, area), (area, alive_, crowd))
-        self.standard = [self._by(sequence, 0.0) for sequence in sequences]
-
-    def random(self) -> Integers:
-        """Another ranking at every call; the same sequence of them in every run."""
-        sequence = tuple(self._rng.permutation(len(self._keys))[:3].tolist())
-        return self._by(sequence, float(self._rng.choice(NOISES)))
-
-    def _by(self, sequence: Sequence[int], noise: float) -> Integers:
-        """Largest first, by the keys of ``sequence``, the first of them counting most."""
-        keys = [-self._keys[k] for k in reversed(sequence)]
-        if noise:
-            keys = [key * np.exp(noise * self._rng.standard_normal(len(key))) for key in keys]
-        return np.lexsort(tuple(keys))
+    """Whether the searches can run here: they need a C++ compiler once."""
+    return canonical_search.function() is not None and valley_search.function() is not None
 
 
 @dataclass(slots=True)
-class CanonicalSearch:
+class ExactSearch:
     """One problem, asked for one height after another; units are those of ``pieces``.
 
-    ``nodes_left``: of all questions together. ``deadline``: of ``time.monotonic()``, infinite where answers must not
-    depend on time. ``tick`` is called at least every ``POLL_S`` seconds, by the thread that asks; an error that it
-    raises stops the search.
+    ``offsets``: a layout to begin with, later the lowest of each part. ``nodes_left``: of all questions together.
+    ``deadline``: of ``time.monotonic()``, infinite where answers must not depend on time. ``tick`` is called now and
+    then, by the thread that asks; an error that it raises stops the search.
     """
 
     pieces: Pieces
+    offsets: Integers
     nodes_left: float
     deadline: float = float("inf")
     tick: Callable[[], None] = lambda: None
-    rankings: Rankings = field(init=False)
+    _parts: list[_Part] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rankings = Rankings(self.pieces)
+        self.offsets = self.offsets.copy()
+        self._parts = [_Part(buffers, self) for buffers in parts(self.pieces)]
 
-    def ask(self, height: int, nodes: int) -> tuple[int, Integers | None]:
-        """``FOUND`` with offsets, ``NONE``, or ``LIMIT``, after ``nodes`` nodes with each standard ranking and as many
-        in short tries with random rankings."""
-        for order in self._orders(nodes):
-            if self.done():
-                break
-            each = min(nodes, SHORT_NODES) if order is None else nodes
-            self.nodes_left -= each
-            ranking = self.rankings.random() if order is None else order
-            result, offsets = self._ask(ranking, height, each, min(self.seconds_left(), LONGEST_S))
+    @property
+    def height(self) -> int:
+        return int((self.offsets + self.pieces.size).max())
+
+    def ask(self, height: int, nodes: int) -> int:
+        """``FOUND``: ``offsets`` are a layout of this height; ``NONE``, or ``LIMIT`` after ``nodes`` nodes with each
+        standard ranking, as many in short tries with random rankings, and as long with the valley search."""
+        for part in self._parts:
+            tops = self.offsets[part.buffers] + self.pieces.size[part.buffers]
+            if tops.max() <= height:
+                continue
+            result, offsets = self._ask(part, height, nodes)
+            if offsets is None:
+                return result
+            self.offsets[part.buffers] = offsets
+        return FOUND
+
+    def _ask(self, part: _Part, height: int, nodes: int) -> tuple[int, Integers | None]:
+        for result, offsets, cost in part.tries(height, nodes):
+            self.nodes_left -= cost
             if result != LIMIT:
                 return result, offsets
+            if self.done():
+                break
         return LIMIT, None
-
-    def _orders(self, nodes: int) -> Iterator[Integers | None]:
-        """Rankings to try; None stands for a random one."""
-        yield from self.rankings.standard
-        yield from itertools.repeat(None, nodes // SHORT_NODES)
 
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
@@ -136,67 +90,45 @@ class CanonicalSearch:
     def done(self) -> bool:
         return self.nodes_left <= 0 or self.seconds_left() <= 0
 
-    def _ask(self, order: Integers, height: int, nodes: int, seconds: float) -> tuple[int, Integers | None]:
-        """One call of the C++ function, in a thread, so that Ctrl-C can stop it: its handler runs in this thread."""
-        function = _function()
-        assert function is not None, "available() says so before"
-        first, ranges, sections = self.pieces.sections()
-        size = np.ascontiguousarray(self.pieces.size, np.int64)
-        fixed_at = np.ascontiguousarray(self.pieces.fixed_at, np.int64)
-        ranks = np.ascontiguousarray(order, np.intc)
-        offsets = np.zeros(len(size), np.int64)
-        stop, done = ctypes.c_int(0), threading.Event()
-        result: list[int] = []
 
-        def work() -> None:
-            try:
-                result.append(
-                    function(
-                        len(size), sections, first.ctypes.data_as(_INT), ranges.ctypes.data_as(_INT),
-                        size.ctypes.data_as(_UNITS), fixed_at.ctypes.data_as(_UNITS), ranks.ctypes.data_as(_INT),
-                        height, nodes, seconds, ctypes.byref(stop), offsets.ctypes.data_as(_UNITS),
-                    )
-                )  # fmt: skip
-            finally:
-                done.set()
+class _Part:
+    """The searches of some buffers, made when they are needed."""
 
-        thread = threading.Thread(target=work, name="layout search", daemon=True)
-        try:
-            self.tick()
-            thread.start()
-            # Not Thread.join: once interrupted, that of Python 3.11 takes a running thread for one that has ended.
-            while not done.wait(POLL_S):
-                self.tick()
-        except BaseException:
-            stop.value = 1
-            if thread.ident is not None:
-                done.wait()
-            raise
-        return result[0], offsets if result[0] == FOUND else None
+    def __init__(self, buffers: Integers, whole: ExactSearch) -> None:
+        self.buffers, self._whole = buffers, whole
+        self._canonical: CanonicalSearch | None = None
+        self._valleys: ValleySearch | None = None
+
+    def tries(self, height: int, nodes: int) -> Iterator[tuple[int, Integers | None, int]]:
+        """(Answer, offsets, nodes) of each try."""
+        if self._canonical is None:
+            pieces, whole = taken(self._whole.pieces, self.buffers), self._whole
+            self._canonical = CanonicalSearch(pieces, whole.seconds_left, whole.tick)
+            self._valleys = ValleySearch(pieces, whole.seconds_left, whole.tick) if pieces.whole else None
+        if self._valleys is not None:
+            yield from self._valleys.tries(height, VALLEYS * nodes)
+        yield from self._canonical.tries(height, nodes)
 
 
-def lower_layouts(
-    search: CanonicalSearch, bound: int, height: int, enough: int
-) -> Iterator[tuple[int, Integers | None]]:
-    """Yields (bound, offsets): a bound that may be better than ``bound``, and a layout that is lower than ``height``
-    and all before it, or None. Ends at the bound, at ``enough`` or less, or when nodes or time are used up.
+def lower_layouts(search: ExactSearch, bound: int, enough: int) -> Iterator[tuple[int, Integers | None]]:
+    """Yields (bound, offsets): a bound that may be better than ``bound``, and a layout that is lower than that of
+    ``search`` and all before it, or None. Ends at the bound, at ``enough`` or less, or when nodes or time are used up.
 
     Works in rounds of twice the nodes each. A round first asks for the lowest height of use, with most of its nodes,
     since a layout there is often found at once or not at all; then for heights half-way between what was too hard and
     the best, until that is close.
     """
-    low, nodes = bound, FIRST_NODES
+    low, nodes, height = bound, FIRST_NODES, search.height
     while height > max(low, enough) and not search.done():
         hard = max(low, min(enough, height - 1))
         tries = BOUND_TRIES
         while height > max(low, enough) and not search.done():
             target = hard if tries > 1 else (hard + height) // 2
-            result, offsets = search.ask(target, nodes * tries)
+            result = search.ask(target, nodes * tries)
             tries = 1
             if result == FOUND:
-                assert offsets is not None
-                height = int((offsets + search.pieces.size).max())
-                yield low, offsets
+                height = search.height
+                yield low, search.offsets.copy()
             elif result == NONE:
                 low = hard = target + 1
                 yield low, None

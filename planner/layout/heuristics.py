@@ -7,6 +7,7 @@ lifetimes and given offsets. Neither looks ahead; ``methods.py`` tries several o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,13 +18,19 @@ from monet.planner.layout.skyline import Skyline
 
 
 def place_in_gaps(
-    order: Sequence[int] | Integers, pieces: Pieces, *, smallest_gap: bool, limit: int | None = None
+    order: Sequence[int] | Integers,
+    pieces: Pieces,
+    *,
+    smallest_gap: bool,
+    limit: int | None = None,
+    deadline: float = float("inf"),
 ) -> Integers | None:
     """Place buffers in ``order``, each into a gap of bytes between placed buffers that share a tick with it.
 
     Buffers of given offsets come first. ``smallest_gap`` takes the gap that fits tightest, of equals the lowest (best
     fit), otherwise the lowest gap that is large enough (first fit); where no gap is, the place above all of them.
-    Returns None as soon as a buffer ends above ``limit``. O(n²) comparisons, all in numpy.
+    Returns None as soon as a buffer ends above ``limit``, or ``time.monotonic()`` passes the deadline. O(n²)
+    comparisons, all in numpy.
     """
     first, begin, end, size = pieces.first, pieces.begin, pieces.end, pieces.size
     offsets = np.zeros(len(size), np.int64)
@@ -42,7 +49,7 @@ def place_in_gaps(
             for opens, closes in zip(begin[own], end[own], strict=True):
                 shares |= (begins < closes) & (ends > opens)
             offset = _gap(lows[shares], tops[shares], int(need), smallest_gap)
-        if limit is not None and offset + need > limit:
+        if (limit is not None and offset + need > limit) or time.monotonic() > deadline:
             return None
         offsets[buffer] = offset
         count = own.stop - own.start
@@ -70,7 +77,9 @@ def _gap(lows: Integers, tops: Integers, need: int, smallest: bool) -> int:
     return int(top[gap - 1]) if gap else 0
 
 
-def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, size: Integers) -> Integers:
+def skyline(
+    priority: Sequence[int] | Integers, begin: Integers, end: Integers, size: Integers, deadline: float = float("inf")
+) -> Integers | None:
     """Best fit of Sekiyama, Imamichi, Imai and Raymond (2018), "Profile-guided memory optimization
     for deep neural networks", arXiv:1804.10001: theirs takes the longest lifetime first.
 
@@ -82,12 +91,14 @@ def skyline(priority: Sequence[int] | Integers, begin: Integers, end: Integers, 
           |  |   ^lift      |        With none, lift the segment to its lower neighbour's height.
           +--+--------------+--> ticks
 
-    ``priority``: all buffers, the most urgent first.
+    ``priority``: all buffers, the most urgent first. Returns None when ``time.monotonic()`` passes the deadline.
     """
     offsets = np.zeros(len(size), np.int64)
     waiting = _Waiting(priority, begin, end)
     line = Skyline(int(begin.min()), int(end.max()))
     while waiting.count:
+        if time.monotonic() > deadline:
+            return None
         start, stop, height = line.take_lowest()
         buffer = waiting.take(start, stop)
         if buffer is None:

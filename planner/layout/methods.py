@@ -51,6 +51,11 @@ class Task:
         """No layout fits the capacity."""
         return self.capacity < self.bound
 
+    @property
+    def late(self) -> bool:
+        """The deadline has passed."""
+        return time.monotonic() >= self.deadline
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -66,15 +71,18 @@ def auto(task: Task) -> Iterator[Attempt]:
     then of local improvement."""
     orders = _orders(task.pieces)
     heights: dict[str, int] = {}
+    best: Integers | None = None
     least, bound = -1, task.bound
-    for attempt in _placements(task.pieces, orders, heights):
+    for attempt in _placements(task, orders, heights):
         height = _height(task, attempt)
-        least = height if least < 0 else min(least, height)
+        if best is None or height < least:
+            best, least = attempt.offsets, height
         yield attempt
-    if task.hopeless or least <= task.capacity:
+    if task.hopeless or least <= task.capacity or task.late:
         return
+    assert best is not None
     if len(task.pieces.size) <= _EXACT_BUFFERS and exact_search.available():
-        for attempt in _lower_layouts(task, least):
+        for attempt in _lower_layouts(task, best):
             bound = max(bound, attempt.bound)
             least = least if attempt.offsets is None else _height(task, attempt)
             yield attempt
@@ -109,9 +117,9 @@ def search_layouts(task: Task) -> Iterator[Attempt]:
         raise SolverError(f"the exact search takes up to {_EXACT_BUFFERS} buffers, not {count}; take the method auto")
     if not exact_search.available():
         raise SolverError("the exact search needs a C++ compiler (set CXX, or install g++); take the method auto")
-    stacked = Attempt("stacked", _stacked(task.pieces))
-    yield stacked
-    yield from _lower_layouts(task, _height(task, stacked))
+    offsets = stacked(task.pieces)
+    yield Attempt("stacked", offsets)
+    yield from _lower_layouts(task, offsets)
 
 
 def program(task: Task) -> Iterator[Attempt]:
@@ -122,12 +130,12 @@ def program(task: Task) -> Iterator[Attempt]:
     find_solver(task.solver)  # an unknown solver is refused even where a heuristic meets the bound
     best: Integers | None = None
     least = 0
-    for attempt in _placements(task.pieces, _orders(task.pieces), {}):
+    for attempt in _placements(task, _orders(task.pieces), {}):
         height = _height(task, attempt)
         if best is None or height < least:
             best, least = attempt.offsets, height
         yield attempt
-    if task.hopeless or least <= task.capacity:
+    if task.hopeless or least <= task.capacity or task.late:
         return
     assert best is not None
     located = locate(task.pieces, best, least=task.capacity, deadline=task.deadline, solver=task.solver, tick=task.tick)
@@ -172,12 +180,18 @@ def _orders(pieces: Pieces) -> dict[str, Integers]:
     }
 
 
-def _placements(pieces: Pieces, orders: dict[str, Integers], heights: dict[str, int]) -> Iterator[Attempt]:
-    """The layout of one heuristic after another; adds the height of each skyline to ``heights``."""
-    size = pieces.size
+def _placements(task: Task, orders: dict[str, Integers], heights: dict[str, int]) -> Iterator[Attempt]:
+    """The layout of one heuristic after another; adds the height of each skyline to ``heights``.
+
+    The first is made whatever the time, so that there is a layout; the others until the deadline.
+    """
+    pieces, size = task.pieces, task.pieces.size
     if pieces.whole:
         for key in ("lifetime", "size", "area"):
-            offsets = skyline(orders[key], pieces.begin, pieces.end, size)
+            deadline = task.deadline if heights else float("inf")
+            offsets = skyline(orders[key], pieces.begin, pieces.end, size, deadline=deadline)
+            if offsets is None:
+                return
             heights[key] = int((offsets + size).max())
             yield Attempt(f"skyline by {key}", offsets)
         if len(size) > _FITTED_BUFFERS:
@@ -185,28 +199,31 @@ def _placements(pieces: Pieces, orders: dict[str, Integers], heights: dict[str, 
     least = min(heights.values(), default=None)
     for key, order in orders.items():
         for name, smallest_gap in (("first fit", False), ("best fit", True)):
+            if least is not None and task.late:
+                return
             limit = None if least is None else least - 1
-            lower = place_in_gaps(order, pieces, smallest_gap=smallest_gap, limit=limit)
+            deadline = float("inf") if least is None else task.deadline
+            lower = place_in_gaps(order, pieces, smallest_gap=smallest_gap, limit=limit, deadline=deadline)
             if lower is not None:
                 least = int((lower + size).max())
                 yield Attempt(f"{name} by {key}", lower)
 
 
-def _stacked(pieces: Pieces) -> Integers:
+def stacked(pieces: Pieces) -> Integers:
     """Buffers of no given offset, each on top of the one before it, and all of them above those of given offsets."""
     fixed = pieces.fixed_at >= 0
     tops = np.cumsum(np.where(fixed, 0, pieces.size)) + int((pieces.fixed_at + pieces.size)[fixed].max(initial=0))
     return np.where(fixed, pieces.fixed_at, tops - pieces.size)
 
 
-def _lower_layouts(task: Task, height: int) -> Iterator[Attempt]:
-    """Layouts below ``height``, and bounds, by the exact search."""
+def _lower_layouts(task: Task, offsets: Integers) -> Iterator[Attempt]:
+    """Layouts lower than that of ``offsets``, and bounds, by the exact search."""
     pieces, bound = task.pieces, task.bound
     nodes = _EXACT_VISITS / len(pieces.size) if task.deadline == float("inf") else float("inf")
-    search = exact_search.CanonicalSearch(pieces, nodes, task.deadline, lambda: task.tick(0, bound))
-    for proven, offsets in exact_search.lower_layouts(search, bound, height, task.capacity):
+    search = exact_search.ExactSearch(pieces, offsets, nodes, task.deadline, lambda: task.tick(0, bound))
+    for proven, lower in exact_search.lower_layouts(search, bound, task.capacity):
         bound = max(bound, proven)
-        yield Attempt("proof" if offsets is None else "canonical search", offsets, bound)
+        yield Attempt("proof" if lower is None else "exact search", lower, bound)
 
 
 def _improvements(
@@ -221,8 +238,9 @@ def _improvements(
     tries = min(_TRIES, _PLACEMENTS // len(size))
     starts = dict.fromkeys((min(heights, key=heights.__getitem__), "lifetime"))
     for key in starts:
-        layouts = reinsert(orders[key], begin, end, size, bound=bound, tries=tries // len(starts))
-        while least > task.capacity and time.monotonic() < task.deadline:
+        own = tries // len(starts)
+        layouts = reinsert(orders[key], begin, end, size, bound=bound, tries=own, deadline=task.deadline)
+        while least > task.capacity and not task.late:
             offsets = next(layouts, None)
             if offsets is None:
                 break

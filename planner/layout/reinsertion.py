@@ -26,8 +26,10 @@ def reinsert(
     bound: int,
     tries: int,
     seed: int = 0,
+    deadline: float = float("inf"),
 ) -> Iterator[Integers]:
-    """Yield the offsets of one try after another, at most ``tries``; some are worse than what came before.
+    """Yield the offsets of one try after another, at most ``tries`` and until ``time.monotonic()`` passes the
+    deadline; some are worse than what came before.
 
     Starts from ``priority`` (all buffers, the most urgent first) and keeps a change unless the
     height grows, or, at the same height, the bytes above ``bound``. Units as in ``skyline``. The same
@@ -35,7 +37,9 @@ def reinsert(
     """
     rng = random.Random(seed)
     order = [int(buffer) for buffer in priority]
-    offsets = skyline(order, begin, end, size)
+    offsets = skyline(order, begin, end, size, deadline)
+    if offsets is None:
+        return
     value = _excess(offsets + size, bound)
 
     def conflict(buffer: int) -> int:
@@ -60,7 +64,9 @@ def reinsert(
             other = conflict(one)
             i, j = trial.index(one), trial.index(other)
             trial[i], trial[j] = other, one
-        trial_offsets = skyline(trial, begin, end, size)
+        trial_offsets = skyline(trial, begin, end, size, deadline)
+        if trial_offsets is None:
+            return
         yield trial_offsets
         trial_value = _excess(trial_offsets + size, bound)
         if trial_value <= value:

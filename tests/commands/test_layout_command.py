@@ -26,16 +26,16 @@ LINES = ["id,lower,upper,size", "7,0,4,100", "3,2,6,50", "5,4,8,100"]
 AT_THE_SEARCH = """
 import sys
 from monet.cli import program
-from monet.planner.layout.exact_search import CanonicalSearch
+from monet.planner.layout.exact_search import ExactSearch
 
-ask = CanonicalSearch.ask
+ask = ExactSearch.ask
 
 def say_once(*arguments):
     print("searching", flush=True)
-    CanonicalSearch.ask = ask
+    ExactSearch.ask = ask
     return ask(*arguments)
 
-CanonicalSearch.ask = say_once
+ExactSearch.ask = say_once
 program(["layout", *sys.argv[1:]])
 """
 """The command; it says when the heuristics are done."""

@@ -89,3 +89,27 @@ def endless_lifetimes() -> list[Lifetime]:
         Lifetime(n, rng.randint(10**5, 10**6), begin := rng.randint(0, 99), begin + rng.randint(5, 50))
         for n in range(600)
     ]
+
+
+def cut_rectangle(rng: random.Random, count: int, height: int = 1024, ticks: int = 4096) -> list[Lifetime]:
+    """``count`` or up to three more buffers that fill a rectangle without a gap: cut in two, or in five as a pinwheel,
+    which no straight cut divides, the larger ones more often."""
+    rectangles = [(0, ticks, 0, height)]
+    while len(rectangles) < count:
+        n = rng.choices(range(len(rectangles)), [(b - a) * (d - c) for a, b, c, d in rectangles])[0]
+        a, b, c, d = rectangles[n]
+        if b - a < 12 or d - c < 12:
+            continue
+        if rng.random() < 0.2:
+            x, y = rng.randint(a + 2, b - 5), rng.randint(c + 2, d - 5)
+            u, v = rng.randint(x + 2, b - 2), rng.randint(y + 2, d - 2)
+            new = [(a, u, c, y), (u, b, c, v), (x, b, v, d), (a, x, y, d), (x, u, y, v)]
+        elif rng.random() < 0.5:
+            y = rng.randint(c + 3, d - 3)
+            new = [(a, b, c, y), (a, b, y, d)]
+        else:
+            x = rng.randint(a + 3, b - 3)
+            new = [(a, x, c, d), (x, b, c, d)]
+        rectangles[n : n + 1] = new
+    rng.shuffle(rectangles)
+    return [Lifetime(n, d - c, a, b) for n, (a, b, c, d) in enumerate(rectangles)]

@@ -15,8 +15,9 @@ from monet.errors import MonetError
 from monet.planner.layout import Layout, layout
 from monet.planner.layout.arena import InvalidLifetime, Lifetime
 from monet.planner.layout.document import load_lifetimes
-from monet.planner.layout.exact_search import FOUND, NONE, CanonicalSearch
+from monet.planner.layout.exact_search import FOUND, NONE, ExactSearch
 from monet.planner.layout.lifetimes import pieces_of
+from monet.planner.layout.methods import stacked
 
 LAYOUTS = INSTANCES / "layout"
 
@@ -47,11 +48,11 @@ def test_the_exact_search_says_no_only_where_there_is_none(seed: int) -> None:
     least = optimum(lifetimes)
     pieces = pieces_of(lifetimes, 1)
     for height in (least - 1, least, least + 2):
-        search = CanonicalSearch(pieces, nodes_left=1e9)
-        result, offsets = search.ask(height, 10**6)
+        search = ExactSearch(pieces, stacked(pieces), nodes_left=1e9)
+        result = search.ask(height, 10**6)
         assert result == (FOUND if height >= least else NONE)
-        if offsets is not None:
-            check(lifetimes, Layout(tuple(map(int, offsets)), int((offsets + pieces.size).max()), least, ""), 1)
+        check(lifetimes, Layout(tuple(map(int, search.offsets)), search.height, least, ""), 1)
+        assert result == NONE or search.height <= height
 
 
 def test_same_input_same_layout() -> None:
@@ -60,6 +61,15 @@ def test_same_input_same_layout() -> None:
     first = layout(lifetimes)
     assert first == layout(lifetimes)
     check(lifetimes, first)
+
+
+def test_without_time_one_heuristic_is_made() -> None:
+    plain = [Lifetime(n, 7 * n % 50 + 1, n % 9, n % 9 + n % 5 + 1) for n in range(60)]
+    for lifetimes in (plain, [*plain, Lifetime(60, 5, 0, 9, gaps=((3, 4),))]):
+        found = layout(lifetimes, alignment=1, time_limit_s=0)
+        check(lifetimes, found, 1)
+        assert found.method in ("skyline by lifetime", "first fit by lifetime")
+        assert found.arena_bytes >= layout(lifetimes, alignment=1).arena_bytes
 
 
 def test_offsets_are_in_the_order_of_the_input() -> None:

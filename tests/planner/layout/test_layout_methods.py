@@ -100,7 +100,7 @@ def test_the_search_alone_takes_nothing_from_heuristics(monkeypatch: pytest.Monk
     lifetimes = random_lifetimes(random.Random(5), 12)
     found = layout(lifetimes, alignment=1, method="search")
     check(lifetimes, found, 1)
-    assert found.arena_bytes == found.bound_bytes and found.method == "canonical search"
+    assert found.arena_bytes == found.bound_bytes and found.method == "exact search"
 
 
 def test_of_very_many_buffers_only_skylines_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_other_errors_of_progress_end_the_work() -> None:
 
 
 def test_interrupted_before_there_is_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(layout_methods, "skyline", interrupted)

@@ -49,7 +49,8 @@ class Search {
          const std::atomic<int>* stop)
       : buffers_(std::move(buffers)), floor_(sections, 0), waiting_(sections, 0), crossing_(sections + 1, 0),
         least_(buffers_.size(), 0), offset_(buffers_.size(), -1), capacity_(capacity), nodes_left_(nodes),
-        deadline_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))), stop_(stop) {
+        deadline_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))),
+        stop_(stop) {
     for (std::size_t b = 0; b < buffers_.size(); ++b) {
       const Buffer& buffer = buffers_[b];
       for (const Range& range : buffer.alive)
@@ -195,7 +196,7 @@ class Search {
 
   bool exhausted() {
     if (--nodes_left_ < 0) return true;
-    if ((nodes_left_ & 255) != 0) return false;
+    if ((nodes_left_ & 15) != 0) return false;
     return stop_->load(std::memory_order_relaxed) != 0 || Clock::now() > deadline_;
   }
 
