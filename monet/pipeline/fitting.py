@@ -9,17 +9,20 @@ The program counts the captured order. What it counts and what an arena needs di
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from monet.errors import InfeasibleBudget
+from monet.errors import InfeasibleBudget, InvalidPlan
+from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import placement
-from monet.pipeline.smallest_plans import Placed, recall, remember
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.problem import Problem
+from monet.planner.replay import Replay, replay
 from monet.planner.schedules import ABLATION, VARIANTS, plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Runs, Solution
@@ -34,6 +37,12 @@ REORDERED_SHARE = 0.15
 """A plan up to this share over the budget may fit once it is reordered."""
 LEFT_SHARE = 0.25
 """Of the time limit: with less than this left, what an order saves is not solved for."""
+STARTS = ("block", "sqrt-n-blocks", "selective")
+"""Baselines that take milliseconds, and that no plan should be slower than."""
+SOLVE_SHARE = 0.8
+"""Of the time that is left: how much of it a solve gets; the rest is for order and layout."""
+LEAST_SHARE = 0.05
+"""Of the time limit: what a solve or a placement gets that is needed and for which there is no time left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,132 +60,180 @@ class Fit:
         return _needed(placed, self.lowered) - self.budget_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One solve: what the program gets, and for how long."""
-
-    target_bytes: int
-    time_limit_s: float
-
-
 def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     """A plan whose arena fits beside the fixed bytes, and makes use of the budget.
 
     Where the arena needs more than the program counts, the program gets less than the budget; where another order
-    needs less, it gets that much more, in what is left of the time limit. Where none of its plans fits, the smallest
-    one known, also from an earlier search, may do so once it is ordered.
+    needs less, it gets that much more. Where none of its plans fits, the smallest one known may do so once it is
+    ordered. No plan is slower than one that is known for this budget or less, from this search or an earlier one.
+
+    All of it takes ``fit.solving.time_limit_s``, with solving, ordering and layout; ``fit.solving.prove`` may take as
+    long again.
 
     Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made and is kept, so that
     budget works. ``KeyboardInterrupt`` on Ctrl-C before there is an arena that fits.
     """
-    attempts = _Attempts(fit, meter)
-    attempt: Attempt | None = Attempt(fit.budget_bytes, fit.solving.time_limit_s)
+    known = recall(fit.lowered, fit.variant, fit.budget_bytes)
+    attempts = _Attempts(fit, meter, known)
+    target_bytes: int | None = fit.budget_bytes
     for _ in range(TRIES):
-        if attempt is None:
+        if target_bytes is None:
             break
-        attempt = attempts.after(attempt)
-    if attempts.best is not None:
-        return attempts.best
-    return _smallest_known(attempts.refused or _refusal(fit), fit)
+        target_bytes = attempts.after(target_bytes)
+    best = attempts.best
+    if best is None and known is None:
+        return _smallest_known(attempts.refused or attempts.refusal(), fit, attempts)
+    if best is None or (known is not None and known[0].objective_s < best[0].objective_s):
+        assert known is not None
+        best = _as_found(known, None if best is None else best[0]), known[1]
+    else:
+        remember(fit.lowered, fit.variant, best)
+    return best
+
+
+def _as_found(known: Placed, found: Solution | None) -> Solution:
+    """The plan of an earlier search with what this one, of which ``found`` came, has proven."""
+    solution = known[0]
+    if found is None:
+        return replace(solution, status="smallest_known", proof=None)
+    proof = found.proof
+    if proof is not None:  # in another order a plan may be faster than all that fit in the captured one
+        proof = replace(proof, bound_s=min(proof.bound_s, solution.objective_s))
+    return replace(solution, status=found.status, proof=proof, build_s=found.build_s, solve_s=found.solve_s)
 
 
 class _Attempts:
     """``best``: the fastest plan that fits so far. ``refused``: why the first solve found no plan at all."""
 
-    def __init__(self, fit: Fit, meter: Meter) -> None:
+    def __init__(self, fit: Fit, meter: Meter, known: Placed | None) -> None:
         self._fit = fit
         self._meter = meter
+        self._known = known
+        self._begun = time.monotonic()
         self._too_large = False
         self.best: Placed | None = None
         self.refused: InfeasibleBudget | None = None
 
-    def after(self, attempt: Attempt) -> Attempt | None:
-        """Solves and places; returns what to try next, None where nothing is worth it."""
-        fit, begun = self._fit, time.monotonic()
+    def left_s(self) -> float:
+        """Of the time limit, and never less than what a part that is needed gets."""
+        limit_s = self._fit.solving.time_limit_s
+        return max(LEAST_SHARE * limit_s, limit_s - (time.monotonic() - self._begun))
+
+    def after(self, target_bytes: int) -> int | None:
+        """Solves and places; returns which budget to try next, None where nothing is worth it."""
+        fit = self._fit
         try:
-            solution = self._solve(attempt)
+            solution = self._solve(target_bytes)
         except InfeasibleBudget as refused:
-            return self._without_plan(attempt, refused)
-        left_s = attempt.time_limit_s - (time.monotonic() - begun)
-        placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes)
+            return self._without_plan(target_bytes, refused)
+        placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes, self.left_s())
         excess_bytes = fit.excess_bytes(placed)
         self._too_large = excess_bytes > 0
         if excess_bytes > 0:
-            return self._smaller(attempt, solution, excess_bytes)
+            return self._smaller(target_bytes, solution, excess_bytes)
         if self.best is None or solution.objective_s < self.best[0].objective_s:
             self.best = placed
-        return self._larger(attempt, solution, solution.peak_bytes - _needed(placed, fit.lowered), left_s)
+        return self._larger(target_bytes, solution, solution.peak_bytes - _needed(placed, fit.lowered))
 
-    def _solve(self, attempt: Attempt) -> Solution:
-        fit = self._fit
-        solving = replace(fit.solving, time_limit_s=attempt.time_limit_s)
-        with self._meter(attempt.time_limit_s) as progress:
+    def _solve(self, target_bytes: int) -> Solution:
+        fit, limit_s = self._fit, SOLVE_SHARE * self.left_s()
+        with self._meter(limit_s) as progress:
             return plan_variant(
-                fit.variant, fit.lowered.problem, attempt.target_bytes, solving, start=fit.start, progress=progress
+                fit.variant,
+                fit.lowered.problem,
+                target_bytes,
+                replace(fit.solving, time_limit_s=limit_s),
+                start=self._start(target_bytes),
+                progress=progress,
             )
 
-    def _without_plan(self, attempt: Attempt, refused: InfeasibleBudget) -> Attempt | None:
+    def _start(self, target_bytes: int) -> Runs | None:
+        """The fastest of the plans that are there without a search: the caller's, an earlier search's, and those of the
+        baselines that a user would write by hand."""
+        fit = self._fit
+        if not VARIANTS[fit.variant].solves:
+            return None
+        starts = [] if fit.start is None else [fit.start]
+        starts += [] if self._known is None else [self._known[0].runs]
+        starts += [] if self.best is None else [self.best[0].runs]
+        for name in STARTS:
+            try:
+                starts.append(VARIANTS[name].plan(fit.lowered.problem, target_bytes).runs)
+            except InfeasibleBudget:
+                continue
+        costs = [(cost.objective_s, k) for k, cost in _replays(fit.lowered.problem, starts, target_bytes)]
+        return starts[min(costs)[1]] if costs else None
+
+    def _without_plan(self, target_bytes: int, refused: InfeasibleBudget) -> int | None:
         """No plan fits in the captured order; the smallest one may fit in another."""
-        if self.best is not None or self._too_large:
+        if self.best is not None or self._too_large or self._known is not None:
             return None
         budget_bytes, least = self._fit.budget_bytes, refused.smallest_bytes
         self.refused = refused
-        if attempt.target_bytes > budget_bytes or least is None or least > budget_bytes * (1 + REORDERED_SHARE):
+        if target_bytes > budget_bytes or least is None or least > budget_bytes * (1 + REORDERED_SHARE):
             return None
-        return replace(attempt, target_bytes=least)
+        return least
 
-    def _smaller(self, attempt: Attempt, solution: Solution, excess_bytes: int) -> Attempt | None:
+    def _smaller(self, target_bytes: int, solution: Solution, excess_bytes: int) -> int | None:
         """The arena is too large: the program gets that much less."""
         if self.best is None and solution.status == "interrupted":
             raise KeyboardInterrupt  # no plan fits yet, and whoever interrupts does not wait for another solve
         if self.best is not None or self.refused is not None:
             return None
         logger.info("the arena is %d bytes over the budget; solving again with that much less", excess_bytes)
-        return Attempt(attempt.target_bytes - excess_bytes, self._fit.solving.time_limit_s)
+        return target_bytes - excess_bytes
 
-    def _larger(self, attempt: Attempt, solution: Solution, saved_bytes: int, left_s: float) -> Attempt | None:
+    def _larger(self, target_bytes: int, solution: Solution, saved_bytes: int) -> int | None:
         """The arena fits with ``saved_bytes`` less than the program counts: the program gets that much more."""
         fit = self._fit
-        binding = solution.peak_bytes >= attempt.target_bytes * (1 - WORTH_SHARE) and VARIANTS[fit.variant].solves
+        binding = solution.peak_bytes >= target_bytes * (1 - WORTH_SHARE) and VARIANTS[fit.variant].solves
         if saved_bytes < fit.budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
             return None
-        target_bytes = fit.budget_bytes + saved_bytes
-        if target_bytes <= attempt.target_bytes or left_s < fit.solving.time_limit_s * LEFT_SHARE:
+        larger_bytes = fit.budget_bytes + saved_bytes
+        if larger_bytes <= target_bytes or self.left_s() < fit.solving.time_limit_s * LEFT_SHARE:
             return None
         logger.info(
             "the order needs %d bytes less than the program counts; solving again with that much more", saved_bytes
         )
-        return Attempt(target_bytes, left_s)
+        return larger_bytes
+
+    def refusal(self) -> InfeasibleBudget:
+        """For a budget that a plan fits, but no arena: it knows the smallest plan."""
+        fit = self._fit
+        problem, solving = fit.lowered.problem, replace(fit.solving, time_limit_s=self.left_s())
+        try:
+            plan_variant(fit.variant, problem, problem.fixed_bytes, solving, start=fit.start)
+        except InfeasibleBudget as error:
+            reason = ("A plan for ", fit.budget_bytes, " exists, but none was found whose buffers fit without gaps.")
+            return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)
+        raise AssertionError("a plan needs memory beside the fixed bytes")
 
 
-def _refusal(fit: Fit) -> InfeasibleBudget:
-    """For a budget that a plan fits, but no arena: it knows the smallest plan."""
-    problem = fit.lowered.problem
-    try:
-        plan_variant(fit.variant, problem, problem.fixed_bytes, fit.solving, start=fit.start)
-    except InfeasibleBudget as error:
-        reason = ("A plan for ", fit.budget_bytes, " exists, but none was found whose buffers fit without gaps.")
-        return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)
-    raise AssertionError("a plan needs memory beside the fixed bytes")
+def _replays(problem: Problem, plans: Sequence[Runs], budget_bytes: int) -> Iterator[tuple[int, Replay]]:
+    """The cost of each plan that is one of the problem and fits, with its position."""
+    for position, runs in enumerate(plans):
+        try:
+            cost = replay(problem, runs)
+        except (InvalidPlan, KeyError):
+            continue  # the caller's, who is told when it is used
+        if cost.peak_bytes <= budget_bytes:
+            yield position, cost
 
 
-def _smallest_known(refused: InfeasibleBudget, fit: Fit) -> Placed:
+def _smallest_known(refused: InfeasibleBudget, fit: Fit, attempts: _Attempts) -> Placed:
     """The smallest plan known, of this search or an earlier one, or ``refused`` with what its arena needs."""
     lowered, variant = fit.lowered, fit.variant
     earlier, known = recall(lowered, variant), refused.smallest_plan
-    if earlier is not None and fit.excess_bytes(earlier) <= 0:
-        return replace(earlier[0], status="smallest_known"), earlier[1]
     if not isinstance(known, Solution):
         raise refused
     candidates: list[Solution | None] = [known]
     if variant in ABLATION:
         candidates.append(fastest_plan(restrict(lowered.problem, variant)))
-    smallest = smallest_placed(candidates, lowered)
+    smallest = smallest_placed(candidates, lowered, attempts.left_s())
+    remember(lowered, variant, smallest)
     if fit.excess_bytes(smallest) <= 0:
         return replace(smallest[0], status="smallest_known"), smallest[1]
-    if earlier is None or _needed(smallest, lowered) < _needed(earlier, lowered):
-        remember(lowered, variant, smallest)
-    else:
+    if earlier is not None and _needed(earlier, lowered) <= _needed(smallest, lowered):
         smallest = earlier
     raise InfeasibleBudget(refused.reason, _needed(smallest, lowered), advice=refused.advice) from refused
 
@@ -185,8 +242,11 @@ def _needed(placed: Placed, lowered: Lowered) -> int:
     return lowered.problem.fixed_bytes + placed[1].layout.arena_bytes
 
 
-def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered) -> Placed:
-    """The one whose arena is smallest; the first of several. None among them is left out, the first is not None."""
-    fixed_bytes = lowered.problem.fixed_bytes
-    placed = [(plan, placement(plan.runs, lowered, fixed_bytes)) for plan in candidates if plan is not None]
+def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered, time_limit_s: float = math.inf) -> Placed:
+    """The one whose arena is smallest; the first of several. None among them is left out, the first is not None.
+
+    ``time_limit_s``: for all of them, as for ``placement``.
+    """
+    fixed_bytes, plans = lowered.problem.fixed_bytes, [plan for plan in candidates if plan is not None]
+    placed = [(plan, placement(plan.runs, lowered, fixed_bytes, time_limit_s / len(plans))) for plan in plans]
     return min(placed, key=lambda pair: pair[1].layout.arena_bytes)

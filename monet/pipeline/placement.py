@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 
 from monet.pipeline.lowering import Lowered
@@ -16,6 +18,8 @@ from monet.plans.plan import ALIGNMENT, Buffer
 
 # Seconds for the order, where none of the fast ones is proven best.
 ORDER_S = 10.0
+# What a layout takes at most that ends after a number of tries.
+LAYOUT_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,22 @@ class Placement:
         return place(self.unrolled, self.layout.offsets)
 
 
-def placement(runs: Runs, lowered: Lowered, budget_bytes: int) -> Placement:
+def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: float = math.inf) -> Placement:
     """The runs in an order of small peak, placed. The search for a smaller arena ends when it fits in what the fixed
-    bytes leave of the budget."""
-    schedule, ordered = reorder(calls(runs, lowered), lowered, time_limit_s=ORDER_S)
+    bytes leave of the budget.
+
+    ``time_limit_s``: wall seconds, but for one order and one layout by a heuristic, which there are in any case. Equal
+    input gives an equal placement where that is not what ends a search.
+    """
+    deadline_s = time.monotonic() + time_limit_s
+    schedule, ordered = reorder(calls(runs, lowered), lowered, time_limit_s=min(ORDER_S, time_limit_s / 2))
     unrolled = unroll(schedule, lowered)
     lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
     capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
-    placed = layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes)
+    left_s = max(0.0, deadline_s - time.monotonic())
+    # A search that is given a limit uses all of it; without one it ends after a number of tries.
+    limit_s = None if left_s > LAYOUT_S else left_s
+    placed = layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes, time_limit_s=limit_s)
     if ordered.interrupted or placed.interrupted:  # both keep what they have, but whoever interrupts wants no plan now
         raise KeyboardInterrupt
     return Placement(unrolled, ordered, placed)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from monet.amounts import ByteBudget, parse_budget
 from monet.errors import InfeasibleBudget
 from monet.pipeline.fitting import Fit, fit_budget, smallest_placed
+from monet.pipeline.known_plans import Placed
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import Placement
 from monet.pipeline.preparation import Prepared
-from monet.pipeline.smallest_plans import Placed
 from monet.pipeline.summary import Summary, plan_summary
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan

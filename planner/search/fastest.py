@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 MOMENTS_SHARE = 0.25
 """Of the time limit: how long the program of moments is looked at, at most, where there are others."""
+WINDOWED_MOMENTS, WINDOWED_FIRST = 0.04, 0.3
 CONSTRUCTION_SHARE = 0.25
 """Of the time limit: how long plans are constructed, at most."""
 FIRST_SHARE, ALONE_SHARE = 0.08, 0.25
@@ -99,7 +100,7 @@ def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
     few = entries(best.problem, Scope(1, NO_STAGES)) <= LARGEST
     moments = MomentSearch(index, budget_bytes, hunt.solve, best, clock, hunt.solving.gap)
     try:
-        moments.run(MOMENTS_SHARE * limit_s if windowed or few else limit_s)
+        moments.run(limit_s * (WINDOWED_MOMENTS if windowed else MOMENTS_SHARE if few else 1.0))
     finally:
         hunt.known = moments.bound
     hunt.built_s = clock.elapsed_s()
@@ -170,7 +171,7 @@ def _search_windows(hunt: Hunt, scope: Scope, budget_bytes: int) -> Search:
     """Searches the windowed program, and bounds the full one where that was asked for."""
     best, solving = hunt.best, hunt.solving
     now_s = hunt.clock.elapsed_s()
-    first_s = now_s + hunt.first_s(FIRST_SHARE, ALONE_SHARE)
+    first_s = now_s + hunt.first_s(WINDOWED_FIRST, ALONE_SHARE)
     if scope.after_peaks:
         # In the smaller program first: what is easy to find there is hard to find in the larger one.
         plain = Scope(scope.window, NO_STAGES)

@@ -16,11 +16,11 @@ from small_models import Residual
 
 import monet
 from monet.errors import InfeasibleBudget
-from monet.pipeline import fitting, smallest_plans
+from monet.pipeline import fitting, known_plans
+from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.placement import placement
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, prepare
-from monet.pipeline.smallest_plans import Placed, recall, remember
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.search import Solving
 
@@ -123,9 +123,9 @@ def test_what_is_not_as_expected_is_said_and_not_used(
     prepared, kept = placed
     remember(prepared.lowered, "all", kept)
     with _database(own_cache) as database, database:
-        (text,) = database.execute("SELECT plan FROM smallest_plan").fetchone()
+        (text,) = database.execute("SELECT plan FROM known_plan").fetchone()
         assert broken(text) != text
-        database.execute("UPDATE smallest_plan SET plan = ?", (broken(text),))
+        database.execute("UPDATE known_plan SET plan = ?", (broken(text),))
     assert recall(prepared.lowered, "all") is None
     (line,) = caplog.messages
     assert "cannot be read" in line and reason in line and "\n" not in line
@@ -147,7 +147,7 @@ def test_an_older_monets_pickles_are_left_alone(
     prepared, kept = placed
     with _database(own_cache) as database, database:
         database.execute("CREATE TABLE smallest (key TEXT PRIMARY KEY, plan BLOB NOT NULL)")
-        database.execute("INSERT INTO smallest VALUES (?, 'a pickle')", (smallest_plans._key(prepared.lowered, "all"),))
+        database.execute("INSERT INTO smallest VALUES (?, 'a pickle')", (known_plans._key(prepared.lowered, "all"),))
     assert recall(prepared.lowered, "all") is None
     remember(prepared.lowered, "all", kept)
     with _database(own_cache) as database:
@@ -159,7 +159,7 @@ def test_what_cannot_be_read_is_searched_again(own_cache: Path, caplog: pytest.L
     prepared = _prepared()
     named = _refused(prepared)
     with _database(own_cache) as database, database:
-        assert database.execute("UPDATE smallest_plan SET plan = 'no JSON'").rowcount == 1
+        assert database.execute("UPDATE known_plan SET plan = 'no JSON'").rowcount == 1
     assert plan_prepared(prepared, _refused(prepared)).plan.peak_bytes <= named * 1.1
     assert "cannot be read" in caplog.text
 
