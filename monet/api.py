@@ -72,9 +72,9 @@ def plan(
     parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
     program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
     eager's bit by bit. ``reserve_bytes`` of the budget are left to others; ``accumulate``, ``cache`` and ``seed`` as in
-    ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving; capture, measuring and ordering come on top),
-    ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr. Under
-    ``torch.autocast`` the step is planned, and must later be called, in that precision.
+    ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout; capture and measuring
+    come on top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on
+    stderr. Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """

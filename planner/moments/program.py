@@ -16,12 +16,13 @@ Moments divide the backward pass into segments::
 ``run[i, j]``         forward operator i runs again in segment j
 ``make[v, j]``        intermediate v is made again in segment j
 ``after[i, j]``       i runs again after moment j, in any segment
+``made[v, j]``        intermediate v is made again after moment j, in any segment
 ``forward[i, q]``     i runs by q in the forward pass; no column where there is no choice
 ``backward[t, q]``    the backward operator of stage t runs by q; likewise
 ====================  ======================================================================================
 
-``after`` and its rows are implied by what they mean, and needed: without them a run in halves, one in each of two
-segments, is cheaper in the linear relaxation than a whole one, and more moments would make the bound weaker.
+``after``, ``made`` and their rows are implied by what they mean, and needed: without them a run in halves, one in each
+of two segments, is cheaper in the linear relaxation than a whole one, and more moments would make the bound weaker.
 
 What makes it a relaxation: an operator counts at most once a segment, at its least cost; memory between moments, and
 of recomputation, is not counted; a pinned tensor counts only as long as every plan reads it.
@@ -70,6 +71,7 @@ class MomentProgram:
     run: dict[tuple[int, int], int] = field(default_factory=dict)
     make: dict[tuple[str, int], int] = field(default_factory=dict)
     after: dict[tuple[int, int], int] = field(default_factory=dict)
+    made: dict[tuple[str, int], int] = field(default_factory=dict)
     forward: dict[tuple[int, str], int] = field(default_factory=dict)
     backward: dict[tuple[int, str], int] = field(default_factory=dict)
     base_s: float = 0.0
@@ -190,13 +192,20 @@ def _segment_rows(program: MomentProgram, segment: int, shared: tuple[frozenset[
 
 
 def _after_rows(program: MomentProgram, moment: int, shared: tuple[frozenset[str], ...]) -> None:
-    """after[i, j] ≤ Σ_{segments after j} run; after[i, j] ≤ held[p, j] + after[producer of p, j]"""
+    """after[i, j] ≤ Σ_{segments after j} run; after[i, j] ≤ held[p, j] + after[producer of p, j]; made[v, j] ≤
+    Σ_{segments after j} make, ≤ after[producer of v, j]"""
     later = range(moment + 1, len(program.at) + 1)
     for i in range(len(program.index.problem.forward)):
         runs = tuple(program.run[i, segment] for segment in later if (i, segment) in program.run)
         if runs:
             column = program.after[i, moment] = program.rows.column()
             program.rows.implies((column,), runs)
+        for v in program.index.intermediates[i] if runs else ():
+            makes = tuple(program.make[v.id, segment] for segment in later if (v.id, segment) in program.make)
+            if makes:
+                made = program.made[v.id, moment] = program.rows.column()
+                program.rows.implies((made,), makes)
+                program.rows.implies((made,), (program.after[i, moment],))
     for i in range(len(program.index.problem.forward)):
         if (i, moment) in program.after:
             for name in _inputs(program, i, shared):
@@ -209,8 +218,8 @@ def _made_after(program: MomentProgram, name: str, moment: int, shared: tuple[fr
     index = program.index
     i = index.producer[name]
     if name not in index.problem.forward[i].outputs:
-        later = range(moment + 1, len(program.at) + 1)
-        return tuple(program.make[name, segment] for segment in later if (name, segment) in program.make)
+        column = program.made.get((name, moment))
+        return ABSENT if column is None else (column,)
     column = None if name in shared[i] else program.after.get((i, moment))
     return ABSENT if column is None else (column,)
 

@@ -83,11 +83,14 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
             x[program.again[i, q.name, t]] = 1
             for name in run.intermediates:
                 x[program.make[name, t]] = 1
+            if not _set_early(program, x, (*problem.forward[i].outputs, *run.intermediates), wanted, t):
+                return None
             wanted -= set(run.intermediates)
             wanted -= {n for n in problem.forward[i].outputs if n not in index.pinned and n not in q.recompute_reads}
             wanted |= {*problem.forward[i].inputs, *q.recompute_reads}
         held |= {name for name in wanted if index.start.get(name) == t}
-    if not _set(program, x, {name: _kept(program, x, name, held) for name in wanted}):
+    early = {name for name, columns in program.early.items() if x[list(columns)].any()}
+    if not _set(program, x, {name: _kept(program, x, name, held) for name in wanted - early}):
         return None
     for run in runs.forward:
         i = operators[run.operator]
@@ -102,6 +105,16 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
         if i in program.again_at_all and x[column]:
             x[program.again_at_all[i]] = 1
     return x
+
+
+def _set_early(program: Program, x: Floats, made: Iterable[str], wanted: Set[str], stage: int) -> bool:
+    """In the relaxation: what a run makes before its window, inside the window of another output, is made early."""
+    for name in made:
+        if name in wanted and stage < program.windows.start.get(name, 0) and name in program.early:
+            if not program.early[name]:
+                return False
+            x[list(program.early[name])] = 1
+    return True
 
 
 def _kept(program: Program, x: Floats, name: str, held: Set[str]) -> Presence:

@@ -32,15 +32,15 @@ def has_room(solver: str, cores: int | None) -> bool:
 
 
 class Companion:
-    """While entered, improves the best plan of ``ground`` in a thread, from ``after_s`` seconds on; ``wanted``:
-    otherwise does nothing.
+    """While entered, improves the best plan of ``ground`` in a thread; ``wanted``: otherwise does nothing. ``elapsed_s``:
+    since the search began.
 
     Leaving waits until the thread has stopped, and raises what it failed with.
     """
 
-    def __init__(self, ground: Ground, wanted: bool, after_s: float = AFTER_S) -> None:
+    def __init__(self, ground: Ground, wanted: bool, elapsed_s: float = 0.0) -> None:
         self._ground = ground
-        self._after_s = after_s
+        self._after_s = max(0.0, AFTER_S - elapsed_s)
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._value = float("inf")

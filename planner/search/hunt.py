@@ -12,7 +12,7 @@ from types import TracebackType
 
 from monet.planner.program.program import Program
 from monet.planner.progress import Progress
-from monet.planner.search.best import BestPlan, Clock, GoodEnough
+from monet.planner.search.best import ROUNDING, BestPlan, Clock, GoodEnough
 from monet.planner.search.companion import has_room
 from monet.planner.search.ground import Ground
 from monet.planner.search.search import Search
@@ -66,8 +66,8 @@ class Hunt:
         return True
 
     def stop_if_enough(self) -> None:
-        """Raises ``GoodEnough`` where the best plan is as good as was asked for."""
-        if self.best.value <= self.enough:
+        """Raises ``GoodEnough`` where the best plan is as good as was asked for, or is proven not to get that good."""
+        if self.best.runs is not None and (self.best.value <= self.enough or self.known > self.enough > 0):
             raise GoodEnough
 
     def improve(self, program: Program, until_s: float) -> None:
@@ -99,8 +99,10 @@ class Hunt:
         return (share if self.companion else alone_share) * self.solving.time_limit_s
 
     def proof(self) -> Proof | None:
-        """The better of the two bounds; of equals, the one that is about every plan."""
-        if self.known > 0 and self.known >= self.bound:
+        """The better of the two bounds. That on every plan if it was asked for, of equals, or where the other says
+        nothing about the best plan, which is no point of its program then."""
+        other = self.bound if self.bound <= self.best.value * (1 + ROUNDING) else 0.0
+        if self.known > 0 and (self.solving.prove or self.known >= other * (1 - ROUNDING)):
             return Proof(min(self.known, self.best.value), "full")
         return None if self.scope == "none" else Proof(max(0.0, min(self.bound, self.best.value)), self.scope)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from monet.errors import SolverError
 from monet.planner.search.best import ROUNDING, Clock, GoodEnough
-from monet.planner.search.companion import AFTER_S, Companion
+from monet.planner.search.companion import Companion
 from monet.planner.search.ground import Ground
 from monet.planner.search.neighbourhoods import NODES, improve
 from monet.planner.solvers.model import Answer, Limits, Tick
@@ -52,7 +52,7 @@ class Search:
 
     def beside(self) -> Companion:
         """While entered, another core improves stretches of the best plan in this program, where that is wanted."""
-        return Companion(self.ground, self.companion, max(0.0, AFTER_S - self.clock.elapsed_s()))
+        return Companion(self.ground, self.companion, self.clock.elapsed_s())
 
     def run(self) -> str:
         """Solves the whole program; returns ``optimal`` (within the gap), ``time_limit``, ``interrupted`` or

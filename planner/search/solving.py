@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Solving:
-    """``time_limit_s``: wall seconds of the search for a plan; what comes before and after it is on top.
+    """``time_limit_s``: wall seconds of the search for a plan, the building of programs included; of a captured step,
+    of order and layout, too (``monet.pipeline.fitting``).
 
     ``gap``: relative; a plan that is proven this close to the best ends the search. ``window``: recomputation is
     considered in so many stages before each tensor's last use, and right after the largest peaks; None chooses by size,

@@ -123,9 +123,10 @@ def tight_problems(draw: st.DrawFn, pinned: bool = False) -> Problem:
     backward = []
     for t in range(draw(st.integers(2, 5 if count == 2 else 3))):
         reads = draw(st.lists(st.sampled_from(readable), unique=True, max_size=2)) if draw(st.booleans()) else []
-        live = draw(st.integers(0, 12))
-        run = BackwardImplementation("only", seconds(draw), tuple(reads), draw(st.integers(0, 20)))
-        backward.append(BackwardOperator(f"b{t}", (run,), live, live + draw(st.integers(0, 4))))
+        live, new = draw(st.integers(0, 12)), draw(st.integers(0, 8))
+        aliased = draw(st.integers(0, min(live, new)))
+        run = BackwardImplementation("only", seconds(draw), tuple(reads), draw(st.integers(0, 20)), aliased)
+        backward.append(BackwardOperator(f"b{t}", (run,), live, live + new))
     return Problem("tight", tensors, tuple(forward), made, tuple(backward), 1)
 
 

@@ -81,18 +81,14 @@ def problems(draw: st.DrawFn, operators: int = 3, pinned: bool = False) -> Probl
         names = [
             draw(st.lists(st.sampled_from(readable), unique=True, max_size=2)) for _ in range(draw(st.integers(1, 2)))
         ]
-        live = draw(st.integers(0, 4))
-        backward.append(
-            BackwardOperator(
-                f"b{t}",
-                tuple(
-                    BackwardImplementation(f"q{n}", seconds(draw), tuple(reads), draw(st.integers(0, 6)))
-                    for n, reads in enumerate(names)
-                ),
-                live,
-                live + draw(st.integers(0, 4)),
+        live, made = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+        offered = tuple(
+            BackwardImplementation(
+                f"q{n}", seconds(draw), tuple(reads), draw(st.integers(0, 6)), draw(st.integers(0, min(live, made)))
             )
+            for n, reads in enumerate(names)
         )
+        backward.append(BackwardOperator(f"b{t}", offered, live, live + made))
     return Problem("random", tuple(tensors), tuple(forward), tuple(intermediates), tuple(backward), draw(SIZES))
 
 

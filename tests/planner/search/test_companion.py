@@ -25,7 +25,8 @@ LONG_S = 20.0
 
 @dataclass
 class Idle:
-    """Solves stretches in the companion's thread, and of the whole knows nothing but ``bound``: it waits."""
+    """Solves stretches in the companion's thread, and of the whole knows nothing but ``bound``: it waits. Of the
+    program of moments, which is solved without a start, it knows nothing at all."""
 
     stretches: Solve
     bound: float = 0.0
@@ -37,6 +38,8 @@ class Idle:
         if threading.current_thread().name == "companion":
             return self.stretches(model, limits, tick)
         assert tick is not None
+        if model.start is None:
+            return Answer("time_limit", None, float("inf"), float("-inf"))
         if limits.nodes is None:
             until = time.monotonic() + LONG_S
             while time.monotonic() < until:
