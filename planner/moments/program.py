@@ -203,9 +203,9 @@ def _after_rows(program: MomentProgram, moment: int, shared: tuple[frozenset[str
         for v in program.index.intermediates[i] if runs else ():
             makes = tuple(program.make[v.id, segment] for segment in later if (v.id, segment) in program.make)
             if makes:
-                made = program.made[v.id, moment] = program.rows.column()
-                program.rows.implies((made,), makes)
-                program.rows.implies((made,), (program.after[i, moment],))
+                remade = program.made[v.id, moment] = program.rows.column()
+                program.rows.implies((remade,), makes)
+                program.rows.implies((remade,), (program.after[i, moment],))
     for i in range(len(program.index.problem.forward)):
         if (i, moment) in program.after:
             for name in _inputs(program, i, shared):

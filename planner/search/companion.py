@@ -32,8 +32,9 @@ def has_room(solver: str, cores: int | None) -> bool:
 
 
 class Companion:
-    """While entered, improves the best plan of ``ground`` in a thread; ``wanted``: otherwise does nothing. ``elapsed_s``:
-    since the search began.
+    """While entered, improves the best plan of ``ground`` in a thread; ``wanted``: otherwise does nothing.
+
+    ``elapsed_s``: since the search began.
 
     Leaving waits until the thread has stopped, and raises what it failed with.
     """
