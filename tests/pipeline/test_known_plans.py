@@ -65,6 +65,43 @@ def test_a_named_budget_works_whatever_the_next_search_finds(monkeypatch: pytest
     monet.MonetModule(model, result.plan)(torch.randn(2, 3, 8, 8)).sum().backward()
 
 
+def test_no_plan_is_slower_than_one_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = _prepared()
+    slow = plan_prepared(prepared, _refused(prepared), Solving(time_limit_s=5.0))
+    fast = plan_prepared(prepared, prepared.eager.peak_bytes, Solving(time_limit_s=5.0))
+    assert fast.summary.objective_s < slow.summary.objective_s
+    monkeypatch.setattr(fitting, "plan_variant", lambda *_, **__: slow.solution)
+    larger = plan_prepared(prepared, prepared.eager.peak_bytes * 2)
+    assert larger.summary.objective_s == fast.summary.objective_s
+    assert larger.plan.steps == fast.plan.steps
+
+
+def test_only_the_best_plans_are_kept(placed: tuple[Prepared, Placed], own_cache: Path) -> None:
+    """Those that are slower and larger than another go, and of many the oldest, but for the smallest."""
+    prepared, (solution, laid_out) = placed
+
+    def made(arena_bytes: int, seconds: float) -> Placed:
+        layout = replace(laid_out.layout, arena_bytes=arena_bytes)
+        return replace(solution, objective_s=seconds), replace(laid_out, layout=layout)
+
+    def kept() -> list[tuple[int, float]]:
+        with _database(own_cache) as database:
+            found = database.execute("SELECT bytes, seconds FROM known_plan ORDER BY bytes").fetchall()
+        return [(size - prepared.problem.fixed_bytes, seconds) for size, seconds in found]
+
+    for arena_bytes, seconds in ((300, 3.0), (400, 3.5), (400, 2.0), (350, 2.0), (200, 9.0)):
+        remember(prepared.lowered, "all", made(arena_bytes, seconds))
+    assert kept() == [(200, 9.0), (300, 3.0), (350, 2.0)]
+    fixed_bytes = prepared.problem.fixed_bytes
+    for budget_bytes, seconds in ((1000, 2.0), (349, 3.0), (250, 9.0)):
+        found = recall(prepared.lowered, "all", fixed_bytes + budget_bytes)
+        assert found is not None and found[0].objective_s == seconds
+    assert recall(prepared.lowered, "all", fixed_bytes + 199) is None
+    for k in range(known_plans.MOST + 3):
+        remember(prepared.lowered, "all", made(1000 + k, 1.0 - k / 100))
+    assert len(kept()) <= known_plans.MOST and kept()[0] == (200, 9.0)
+
+
 def test_what_is_kept_belongs_to_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     named = _refused(_prepared())
     other = prepare(Residual(), (torch.randn(4, 3, 8, 8),), {})

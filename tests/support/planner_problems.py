@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -201,3 +202,38 @@ def repeated(blocks: int, width: int = 6) -> Problem:
     return Problem(
         f"{blocks} equal blocks", tuple(tensors), tuple(forward), tuple(intermediates), tuple(reversed(backward)), 100
     )
+
+
+@st.composite
+def repeated_problems(draw: st.DrawFn) -> Problem:
+    """Two or three equal blocks of two to four operators, whose times, sizes, workspaces and gradients are random."""
+    blocks, width = draw(st.integers(2, 3)), draw(st.integers(2, 4))
+    plain = repeated(blocks, width)
+    size = [draw(st.integers(1, 9)) for _ in range(width)]
+    time_s = [seconds(draw) for _ in range(width)]
+    workspace = [draw(st.integers(0, 6)) for _ in range(width)]
+    gradient = [draw(st.integers(0, 6)) for _ in range(width)]
+
+    def position(name: str) -> int:
+        return int(name.rpartition(".")[2]) if "." in name else 0
+
+    tensors = tuple(replace(tensor, bytes=size[position(tensor.id)]) for tensor in plain.tensors)
+    sizes = {tensor.id: tensor.bytes for tensor in tensors}
+    forward = []
+    for operator in plain.forward:
+        k = position(operator.id)
+        runs = [replace(q, time_s=time_s[k], workspace_bytes=workspace[k]) for q in operator.implementations]
+        victims = [q.overwrites for q in runs if q.overwrites is not None]
+        runs = [q for q in runs if q.overwrites is None or sizes[q.overwrites] <= sizes[operator.outputs[0]]]
+        runs = [replace(q, aliased_bytes=sizes[q.overwrites]) if q.overwrites in victims else q for q in runs]
+        forward.append(replace(operator, implementations=tuple(runs)))
+    backward = []
+    for stage in plain.backward:
+        k = position(stage.id)
+        aliased = min(gradient[k], gradient[k - 1])
+        offered = tuple(
+            replace(q, time_s=q.time_s + time_s[k], workspace_bytes=workspace[k], aliased_bytes=aliased)
+            for q in stage.implementations
+        )
+        backward.append(replace(stage, implementations=offered, live_before_bytes=5, live_during_bytes=5 + gradient[k]))
+    return replace(plain, tensors=tensors, forward=tuple(forward), backward=tuple(backward), fixed_bytes=3)

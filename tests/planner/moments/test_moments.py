@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from planner_problems import best_by_exhaustion, chain, problems, repeated
+from planner_problems import best_by_exhaustion, chain, problems, repeated, repeated_problems
 
+from monet.errors import InfeasibleBudget
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.moments.in_place import in_place
 from monet.planner.moments.plans import plan_of
@@ -18,8 +19,10 @@ from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
 from monet.planner.replay import replay
+from monet.planner.search import Solving, plan_problem
 from monet.planner.search.best import BestPlan, Clock
 from monet.planner.search.moments import MomentSearch
+from monet.planner.solution import Runs
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Answer, Limits, Model
 
@@ -132,6 +135,41 @@ def test_deep_networks_are_planned_and_proven(blocks: int, gap: float) -> None:
         assert found.best.cost is not None
         assert found.best.cost.peak_bytes <= budget
         assert found.is_close(), (share, found.best.value, found.bound)
+
+
+@settings(quick, max_examples=40)
+@given(problem=repeated_problems(), share=st.floats(0.4, 1.0))
+def test_repeated_networks_are_bounded_by_the_full_program(problem: Problem, share: float) -> None:
+    fastest = fastest_plan(problem)
+    assert fastest is not None
+    budget = round(fastest.peak_bytes * share)
+    found = search(problem, budget)
+    try:
+        full = plan_problem(problem, budget, Solving(window=len(problem.backward), gap=0.0))
+    except InfeasibleBudget:
+        assert found.best.runs is None
+        return
+    assert not found.infeasible
+    assert found.bound <= full.objective_s * (1 + 1e-9)
+    assert found.best.value >= full.objective_s * (1 - 1e-9)
+    assert replay(problem, full.runs).peak_bytes <= budget
+
+
+@settings(quick, max_examples=30)
+@given(problem=repeated_problems(), shares=st.lists(st.floats(0.5, 1.1), min_size=2, max_size=4))
+def test_more_memory_is_never_slower(problem: Problem, shares: list[float]) -> None:
+    fastest = fastest_plan(problem)
+    assert fastest is not None
+    known: Runs | None = None
+    seconds = float("inf")
+    for share in sorted(shares):
+        try:
+            plan = plan_problem(problem, round(fastest.peak_bytes * share), Solving(gap=0.05), start=known)
+        except InfeasibleBudget:
+            assert known is None
+            continue
+        assert plan.objective_s <= seconds
+        known, seconds = plan.runs, plan.objective_s
 
 
 def test_a_budget_that_nothing_fits_is_proven_too_small() -> None:
