@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 
@@ -29,11 +30,20 @@ class Measurement:
     requests: tuple[Request, ...]
     ticks: int
 
-    def workspace_bytes(self) -> int:
-        """Peak bytes while it runs, beyond its outputs."""
-        outputs = sum(request.bytes for request in self.requests if request.output is not None)
+    def workspace_bytes(self, outside: Container[int] = (), alignment: int = 1) -> int:
+        """Peak bytes while it runs, beyond its outputs.
+
+        ``outside``: outputs, by their positions, whose bytes are counted elsewhere during the whole operator: neither
+        what they ask for nor what they would leave free counts. ``alignment``: each request takes a multiple of it.
+        """
+        counted = [
+            (request, -(-request.bytes // alignment) * alignment)
+            for request in self.requests
+            if request.output is None or request.output not in outside
+        ]
+        outputs = sum(size for request, size in counted if request.output is not None)
         peak = 0
         for tick in range(self.ticks):
-            alive = sum(r.bytes for r in self.requests if r.begin <= tick and (r.end is None or tick < r.end))
+            alive = sum(size for r, size in counted if r.begin <= tick and (r.end is None or tick < r.end))
             peak = max(peak, alive)
         return max(0, peak - outputs)

@@ -24,7 +24,7 @@ from monet.planner.problem import (
     Problem,
     Tensor,
 )
-from monet.plans.plan import aligned
+from monet.plans.plan import ALIGNMENT, aligned
 
 # A tensor under this share of all activations is always kept: the program is smaller, the loss is
 # at most (number of such tensors) times this share.
@@ -145,7 +145,7 @@ def _lower(catalogue: Catalogue, profile: Profile, name: str, reserve_bytes: int
                     op.name,
                     reads,
                     measured.time_s,
-                    aligned(measured.workspace_bytes()),
+                    _workspace_bytes(saved.implementation, measured, storages),
                     saved.kind,
                 )
             )
@@ -163,6 +163,13 @@ def _lower(catalogue: Catalogue, profile: Profile, name: str, reserve_bytes: int
         fixed_bytes=sum(fixed.values()),
     )
     return Lowered(problem, catalogue, profile, recompute_name, fixed)
+
+
+def _workspace_bytes(run: Implementation, measured: Measurement, storages: _Storages) -> int:
+    """As the arena will have it: an output that is not placed, as a parameter's gradient, is among the fixed bytes from
+    the beginning, also where the operator asks for it only once its temporaries are gone."""
+    outside = {position for position, name in enumerate(run.outputs) if not storages.of([name])}
+    return measured.workspace_bytes(outside, ALIGNMENT)
 
 
 def _seconds(run: Implementation, measured: Measurement, exact_s: float) -> float:
@@ -199,11 +206,13 @@ def _forward(
             ForwardImplementation(
                 name=run.name,
                 time_s=_seconds(run, measured, exact_s),
-                workspace_bytes=aligned(measured.workspace_bytes()),
+                workspace_bytes=_workspace_bytes(run, measured, storages),
                 overwrites=overwritten[0] if overwritten else None,
                 aliased_bytes=storages.bytes(overwritten[0]) if overwritten else 0,
                 recompute_time_s=repeated.time_s if repeated is not None else None,
-                recompute_workspace_bytes=aligned(repeated.workspace_bytes()) if repeated is not None else None,
+                recompute_workspace_bytes=None
+                if repeated is None or repeat is None
+                else _workspace_bytes(repeat, repeated, storages),
                 recompute_reads=reads,
             )
         )
@@ -251,6 +260,6 @@ def _backward_choice(
         name=run.name,
         time_s=_seconds(run, measured, exact_s),
         reads=tuple(s for s in read if s not in storages.backward),
-        workspace_bytes=aligned(measured.workspace_bytes()),
+        workspace_bytes=_workspace_bytes(run, measured, storages),
         aliased_bytes=storages.bytes(overwritten[0]) if overwritten else 0,
     )

@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from module_cases import CASES, case_prepared
 from small_models import Residual
 
 from monet.pipeline import fitting
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare
+from monet.pipeline.schedule import calls
+from monet.pipeline.unrolling import unroll
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.layout.load import load_over_time
+from monet.planner.search import Solving
 
 
 def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +41,22 @@ def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(mo
         with pytest.raises(KeyboardInterrupt):
             plan_prepared(prepared, prepared.problem.fixed_bytes + 1)  # less than any arena
         assert len(solves) == expected, status
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_the_programs_account_is_what_the_buffers_need(case: str) -> None:
+    """In the captured order no buffers need more than the program counts, also of operators of several requests."""
+    prepared = case_prepared(case, exact=False)
+    found = fastest_plan(prepared.problem)
+    assert found is not None
+    buffers = unroll(calls(found.runs, prepared.lowered), prepared.lowered).buffers
+    alive = np.array([(b.begin, b.end, b.bytes) for b in buffers], np.int64)
+    _, load = load_over_time(*alive.T)
+    assert prepared.problem.fixed_bytes + int(load.max()) <= found.peak_bytes
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_everything_kept_always_fits(case: str) -> None:
+    prepared = case_prepared(case, exact=False)
+    result = plan_prepared(prepared, "100%", Solving(time_limit_s=20.0))
+    assert result.plan.peak_bytes <= prepared.eager.peak_bytes
