@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from monet.errors import InvalidPlan
 from monet.planner.moments.plans import plan_of
 from monet.planner.moments.program import Moment, MomentProgram, Moments, moment_program
 from monet.planner.moments.repair import repaired
@@ -132,9 +133,9 @@ class MomentSearch:
                 self.bound = max(self.bound, program.base_s + bound)
             if x is not None and x is not self._tried:
                 self._tried = x
-                runs = plan_of(program, x)
-                if runs is not None:
-                    self._offer(runs, replay(self.index.problem, runs), until_s)
+                made = self._replayed(program, x)
+                if made is not None:
+                    self._offer(*made, until_s)
             if self.is_close():
                 raise _CloseEnough
             self._tick(x, bound)
@@ -176,7 +177,7 @@ class MomentSearch:
         if answer.basis is not None:
             self._basis = program, answer.basis
         if not reserves:
-            self.infeasible = answer.status == "infeasible"
+            self.infeasible = answer.status == "infeasible" and self.best.runs is None
             if np.isfinite(answer.bound):
                 self.bound = max(self.bound, program.base_s + answer.bound)
         if answer.x is None or answer.status != "optimal":
@@ -187,10 +188,18 @@ class MomentSearch:
         lower, upper = np.where(fixed, np.round(answer.x), 0.0), np.where(fixed, np.round(answer.x), 1.0)
         for open_model in (replace(model, fixed_lower=lower, fixed_upper=upper), model):
             point = self._solved(open_model, Limits(min(POINT_S, self._left_s(until_s)), POINT_GAP))
-            runs = None if point.x is None else plan_of(program, point.x)
-            if runs is not None:
-                return runs, replay(self.index.problem, runs)
+            made = None if point.x is None else self._replayed(program, point.x)
+            if made is not None:
+                return made
         return None
+
+    def _replayed(self, program: MomentProgram, x: Floats) -> tuple[Runs, Replay] | None:
+        """The plan of a point, and its cost; None where there is none."""
+        runs = plan_of(program, x)
+        try:
+            return None if runs is None else (runs, replay(self.index.problem, runs))
+        except InvalidPlan:  # what can only be run again in place may have destroyed what is read later
+            return None
 
     def _solved(self, model: Model, limits: Limits) -> Answer:
         answer = self.solve(model, limits, self._tick)
