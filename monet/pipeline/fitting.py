@@ -21,7 +21,9 @@ from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import placement
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
+from monet.planner.program.index import index_of
 from monet.planner.replay import Replay, replay
 from monet.planner.schedules import ABLATION, VARIANTS, plan_variant
 from monet.planner.search import Solving
@@ -39,8 +41,10 @@ LEFT_SHARE = 0.25
 """Of the time limit: with less than this left, what an order saves is not solved for."""
 STARTS = ("block", "sqrt-n-blocks", "selective")
 """Baselines that take milliseconds, and that no plan should be slower than."""
-SOLVE_SHARE = 0.8
+SOLVE_SHARE = 0.6
 """Of the time that is left: how much of it a solve gets; the rest is for order and layout."""
+REFUSED_SHARE = 0.25
+"""Of the time limit: how long the smallest plans are ordered and placed, at most, before a budget is refused."""
 LEAST_SHARE = 0.05
 """Of the time limit: what a solve or a placement gets that is needed and for which there is no time left."""
 
@@ -111,6 +115,7 @@ class _Attempts:
         self._known = known
         self._begun = time.monotonic()
         self._too_large = False
+        self._last: Solution | None = None
         self.best: Placed | None = None
         self.refused: InfeasibleBudget | None = None
 
@@ -128,7 +133,7 @@ class _Attempts:
             return self._without_plan(target_bytes, refused)
         placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes, self.left_s())
         excess_bytes = fit.excess_bytes(placed)
-        self._too_large = excess_bytes > 0
+        self._too_large, self._last = excess_bytes > 0, solution
         if excess_bytes > 0:
             return self._smaller(target_bytes, solution, excess_bytes)
         if self.best is None or solution.objective_s < self.best[0].objective_s:
@@ -156,6 +161,7 @@ class _Attempts:
         starts = [] if fit.start is None else [fit.start]
         starts += [] if self._known is None else [self._known[0].runs]
         starts += [] if self.best is None else [self.best[0].runs]
+        starts += self._repaired(target_bytes)
         for name in STARTS:
             try:
                 starts.append(VARIANTS[name].plan(fit.lowered.problem, target_bytes).runs)
@@ -163,6 +169,16 @@ class _Attempts:
                 continue
         costs = [(cost.objective_s, k) for k, cost in _replays(fit.lowered.problem, starts, target_bytes)]
         return starts[min(costs)[1]] if costs else None
+
+    def _repaired(self, target_bytes: int) -> list[Runs]:
+        """The last plan made to fit, where its arena did not."""
+        fit = self._fit
+        if self._last is None or fit.variant not in ABLATION:
+            return []
+        index = index_of(restrict(fit.lowered.problem, fit.variant))
+        deadline_s = time.monotonic() + LEAST_SHARE * fit.solving.time_limit_s
+        runs = repaired(index, self._last.runs, target_bytes, deadline_s)
+        return [] if runs is None else [runs]
 
     def _without_plan(self, target_bytes: int, refused: InfeasibleBudget) -> int | None:
         """No plan fits in the captured order; the smallest one may fit in another."""
@@ -229,7 +245,7 @@ def _smallest_known(refused: InfeasibleBudget, fit: Fit, attempts: _Attempts) ->
     candidates: list[Solution | None] = [known]
     if variant in ABLATION:
         candidates.append(fastest_plan(restrict(lowered.problem, variant)))
-    smallest = smallest_placed(candidates, lowered, attempts.left_s())
+    smallest = smallest_placed(candidates, lowered, min(attempts.left_s(), REFUSED_SHARE * fit.solving.time_limit_s))
     remember(lowered, variant, smallest)
     if fit.excess_bytes(smallest) <= 0:
         return replace(smallest[0], status="smallest_known"), smallest[1]

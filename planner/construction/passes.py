@@ -12,7 +12,7 @@ The walk counts a tensor until it is dropped, replay until its last read: replay
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Container, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,9 +28,13 @@ MOST_AGAIN = 50_000
 this take minutes to order, and a step many times eager's."""
 
 
-def forward_pass(walk: Walk) -> Iterator[Run]:
-    """Runs everything once; what the backward pass may want stays until room is needed."""
+def forward_pass(walk: Walk, kept: Container[str] | None = None) -> Iterator[Run]:
+    """Runs everything once; what the backward pass may want stays until room is needed.
+
+    ``kept``: of that, what stays at all; None is all of it.
+    """
     index = walk.index
+    staying = index.last if kept is None else kept
     final = {name: (index.consumers.get(name) or (i,))[-1] for name, i in index.producer.items()}
     for i, operator in enumerate(index.problem.forward):
         made = [v for v in index.intermediates[i] if v.id in walk.chosen or _must_be_made(index, v.id)]
@@ -39,7 +43,7 @@ def forward_pass(walk: Walk) -> Iterator[Run]:
         walk.adopt(best.walk)
         for v in made:
             make_intermediate(walk, v, index.problem.fixed_bytes, needed | making_reads(made), 0)
-        walk.drop([n for n in walk.present if final.get(n, -1) <= i and n not in index.last])
+        walk.drop([n for n in walk.present if final.get(n, -1) <= i and n not in staying])
         yield Run(operator.id, best.choice.name, tuple(v.id for v in made))
 
 

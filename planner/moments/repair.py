@@ -1,32 +1,50 @@
-"""A plan that exceeds the budget a little, made to fit: the backward pass is walked again from what the plan keeps.
+"""A plan that exceeds the budget a little, made to fit: its step is walked again with what the plan keeps.
 
 The program of moments knows nothing of the memory between its moments. A walk (``construction/passes.py``) does, and
-evicts what is cheapest to do without; begun from a good plan's tensors it has little to evict.
+evicts what is cheapest to do without; begun from a good plan's tensors it has little to evict. Where the forward pass
+exceeds the budget, too, it is walked as well.
 """
 
 from __future__ import annotations
 
 import math
 
-from monet.planner.construction.passes import backward_pass
+from monet.planner.construction.passes import backward_pass, forward_pass
 from monet.planner.construction.walk import DoesNotFit, Walk
 from monet.planner.moments.in_place import in_place
 from monet.planner.program.index import Index
+from monet.planner.replay import replay
 from monet.planner.runs import without_useless
 from monet.planner.solution import Runs
 
 
 def repaired(index: Index, runs: Runs, budget_bytes: int, deadline_s: float = math.inf) -> Runs | None:
-    """The forward pass of ``runs`` and a backward pass that fits, by the walk's count; None where none is found until
-    ``deadline_s`` (``time.monotonic``). The forward pass itself may still exceed the budget."""
-    walk = Walk(index, budget_bytes, thrifty=False, deadline_s=deadline_s)
+    """A plan that keeps what ``runs`` keeps, but for what does not fit; None where none is found until ``deadline_s``
+    (``time.monotonic``). The forward pass is that of ``runs`` where it fits."""
     runs = without_useless(index.problem, runs)
-    walk.take(survivors(index, runs))
+    kept = survivors(index, runs)
+    walk = Walk(index, budget_bytes, thrifty=False, deadline_s=deadline_s)
+    if _forward_peak_bytes(index, runs) <= budget_bytes:
+        walk.take(kept)
+        forward = runs.forward
+    else:
+        made = frozenset(v.id for made in index.intermediates for v in made if v.id in kept)
+        walk = Walk(index, budget_bytes, thrifty=False, chosen=made, deadline_s=deadline_s)
+        try:
+            forward = tuple(forward_pass(walk, kept | index.pinned))
+        except DoesNotFit:
+            return None
     try:
         stages = tuple(backward_pass(walk))
     except DoesNotFit:
         return None
-    return in_place(index, without_useless(index.problem, Runs(runs.forward, stages)))
+    return in_place(index, without_useless(index.problem, Runs(forward, stages)))
+
+
+def _forward_peak_bytes(index: Index, runs: Runs) -> int:
+    """The most that ``runs`` has in memory before its backward pass begins."""
+    moments = replay(index.problem, runs).moments
+    return max((moment.bytes for moment in moments if moment.stage is None), default=0)
 
 
 def survivors(index: Index, runs: Runs) -> set[str]:
