@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from plan_front import front, tight_problems
 from planner_problems import best_by_exhaustion, chain, problems, repeated, repeated_problems
 
 from monet.errors import InfeasibleBudget
@@ -62,6 +63,15 @@ def test_no_plan_takes_less_than_the_bound(problem: Problem, extra: int, stages:
     relaxed, whole = solved(program, integer=False), solved(program, integer=True)
     assert relaxed.bound <= whole.bound * (1 + 1e-9)
     assert whole.bound <= best * (1 + 1e-9)
+
+
+@quick
+@given(problem=st.one_of(problems(), tight_problems()), stages=positions, forward=positions)
+def test_the_bound_holds_under_the_tightest_budgets(problem: Problem, stages: set[int], forward: set[int]) -> None:
+    """Each plan that none beats in both peak and time, under a budget of its very peak."""
+    for point in front(problem, [True] * len(problem.backward), 3000) or []:
+        bound = solved(program_of(problem, point.peak_bytes, stages, forward), integer=True).bound
+        assert bound <= point.objective_s * (1 + 1e-9)
 
 
 @quick

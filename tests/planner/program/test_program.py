@@ -48,6 +48,7 @@ def test_full_optimum_is_the_exhaustive_one(problem: Problem, extra: int) -> Non
     best = best_by_exhaustion(problem, budget, [True] * len(problem.backward))
     assume(best is not None)
     assert cheapest(problem, budget, None) == pytest.approx(best)
+    assert optimum(build_program(problem, budget, None)) == pytest.approx(best)
 
 
 @quick
