@@ -187,11 +187,12 @@ def _search_windows(hunt: Hunt, scope: Scope, budget_bytes: int) -> Search:
 
 
 def _prove(hunt: Hunt, moments: MomentSearch, planned: Search | None) -> None:
-    """Bounds every plan by branch and bound, while a companion goes on improving the best."""
-    status = hunt.status
+    """Bounds every plan by branch and bound, while a companion goes on improving the best. Where the best is already
+    proven within its windows, that takes no longer than everything before it."""
+    status, limit_s = hunt.status, hunt.solving.time_limit_s
     moments.bound = max(moments.bound, hunt.known)
     try:
-        moments.prove(hunt.solving.time_limit_s, planned)
+        moments.prove(min(limit_s, 2 * hunt.clock.elapsed_s()) if status == "optimal" else limit_s, planned)
     finally:
         hunt.known = moments.bound
     hunt.status = "optimal" if hunt.is_close() else status
