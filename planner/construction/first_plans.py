@@ -13,7 +13,7 @@ import sys
 import time
 
 from monet.planner.construction.passes import backward_pass, forward_pass
-from monet.planner.construction.walk import DoesNotFit, Walk
+from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
 from monet.planner.program.index import Index, index_of
@@ -117,7 +117,7 @@ def _walk(
     walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s)
     try:
         runs = Runs(tuple(forward_pass(walk)), tuple(backward_pass(walk)))
-    except DoesNotFit:
+    except (DoesNotFit, OutOfTime):
         return None
     runs = without_useless(index.problem, runs)
     cost = replay(index.problem, runs)

@@ -13,8 +13,12 @@ from monet.planner.program.index import Index
 
 
 class DoesNotFit(Exception):
-    """This way of running a step exceeds the budget whatever is dropped, takes longer to find than there is time, or
-    runs more than ``MOST_AGAIN`` operators again."""
+    """This way of running a step exceeds the budget whatever is dropped, or runs more than ``MOST_AGAIN`` operators
+    again."""
+
+
+class OutOfTime(Exception):
+    """The deadline is over: nothing is known about whether a walk would have fitted, and no other one is begun."""
 
 
 @dataclass(slots=True)
@@ -69,11 +73,12 @@ class Walk:
         """Drops tensors, but for ``locked``, until ``extra_bytes`` fit besides what is present; the seconds lost.
 
         Raises:
-            DoesNotFit: they never do, or the deadline is over.
+            DoesNotFit: they never do.
+            OutOfTime: the deadline is over.
         """
         lost_s = 0.0
         if time.monotonic() > self.deadline_s:
-            raise DoesNotFit
+            raise OutOfTime
         if self.thrifty:
             self.drop([n for n in self.present if n not in locked and self.droppable(n, stage)])
             if self.present_bytes + extra_bytes > self.budget_bytes:

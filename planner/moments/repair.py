@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from monet.planner.construction.passes import backward_pass, forward_pass
-from monet.planner.construction.walk import DoesNotFit, Walk
+from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk
 from monet.planner.moments.in_place import in_place
 from monet.planner.program.index import Index
 from monet.planner.replay import replay
@@ -32,11 +32,11 @@ def repaired(index: Index, runs: Runs, budget_bytes: int, deadline_s: float = ma
         walk = Walk(index, budget_bytes, thrifty=False, chosen=made, deadline_s=deadline_s)
         try:
             forward = tuple(forward_pass(walk, kept | index.pinned))
-        except DoesNotFit:
+        except (DoesNotFit, OutOfTime):
             return None
     try:
         stages = tuple(backward_pass(walk))
-    except DoesNotFit:
+    except (DoesNotFit, OutOfTime):
         return None
     return in_place(index, without_useless(index.problem, Runs(forward, stages)))
 
