@@ -41,8 +41,9 @@ LEFT_SHARE = 0.25
 """Of the time limit: with less than this left, what an order saves is not solved for."""
 STARTS = ("block", "sqrt-n-blocks", "selective")
 """Baselines that take milliseconds, and that no plan should be slower than."""
-SOLVE_SHARE = 0.6
-"""Of the time that is left: how much of it a solve gets; the rest is for order and layout."""
+SOLVE_SHARE, LATER_SHARE = 0.5, 0.75
+"""Of the time that is left: how much of it the first solve gets, and a later one; the rest is for order and layout. A
+later one begins with what the first has found, but where its arena did not fit, all depends on it."""
 REFUSED_SHARE = 0.25
 """Of the time limit: how long the smallest plans are ordered and placed, at most, before a budget is refused."""
 LEAST_SHARE = 0.05
@@ -141,7 +142,7 @@ class _Attempts:
         return self._larger(target_bytes, solution, solution.peak_bytes - _needed(placed, fit.lowered))
 
     def _solve(self, target_bytes: int) -> Solution:
-        fit, limit_s = self._fit, SOLVE_SHARE * self.left_s()
+        fit, limit_s = self._fit, (SOLVE_SHARE if self._last is None else LATER_SHARE) * self.left_s()
         with self._meter(limit_s) as progress:
             return plan_variant(
                 fit.variant,
