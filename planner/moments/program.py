@@ -31,6 +31,7 @@ of recomputation, is not counted; a pinned tensor counts only as long as every p
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monet.planner.problem import recompute_cost
@@ -95,7 +96,7 @@ class MomentProgram:
 def moment_program(index: Index, budget_bytes: int, moments: Moments | None = None) -> MomentProgram:
     """The program of ``index``'s problem for these moments; None is the turnaround alone."""
     program = MomentProgram(index, budget_bytes, moments or Moments())
-    shared = tuple(_shared_reads(index, i) for i in range(len(index.problem.forward)))
+    shared = tuple(index.shared_reads(i) for i in range(len(index.problem.forward)))
     _columns(program)
     _chosen(program)
     for segment in range(1, len(program.at) + 1):
@@ -108,12 +109,6 @@ def moment_program(index: Index, budget_bytes: int, moments: Moments | None = No
         _memory(program, moment)
     _forward_memory(program)
     return program
-
-
-def _shared_reads(index: Index, i: int) -> frozenset[str]:
-    """What every implementation of i reads, and does not make, when it runs again."""
-    runs = index.runs_again[i]
-    return frozenset.intersection(*(frozenset(q.recompute_reads) for q in runs)) if runs else frozenset()
 
 
 def _columns(program: MomentProgram) -> None:
@@ -294,12 +289,7 @@ def _memory(program: MomentProgram, moment: int) -> None:
     else:
         total.constant += index.problem.backward[stage].live_during_bytes
         runs = index.runs_backward[stage]
-        for q in runs:
-            beside = q.workspace_bytes - q.aliased_bytes
-            if len(runs) > 1:
-                total.add((program.backward[stage, q.name],), beside)
-            else:
-                total.constant += beside
+        _add_chosen(total, [(program.backward.get((stage, q.name)), q.workspace_bytes - q.aliased_bytes) for q in runs])
     for name, last in _certain_reads(index).items():
         total.constant += index.size[name] if last >= stage else 0
     for name in index.last:
@@ -324,13 +314,17 @@ def _forward_memory(program: MomentProgram) -> None:
             else:
                 total.add(program.holds(name, 0), index.size[name])
         runs = index.runs_forward[i]
-        for q in runs:
-            beside = q.workspace_bytes - q.aliased_bytes
-            if len(runs) > 1:
-                total.add((program.forward[i, q.name],), beside)
-            else:
-                total.constant += beside
+        _add_chosen(total, [(program.forward.get((i, q.name)), q.workspace_bytes - q.aliased_bytes) for q in runs])
         _fit(program, total, (False, i))
+
+
+def _add_chosen(total: Sum, offered: Iterable[tuple[int | None, int]]) -> None:
+    """Adds the bytes of what is chosen from ``offered``: (column, bytes), without a column where there is no choice."""
+    for column, size in offered:
+        if column is None:
+            total.constant += size
+        else:
+            total.add((column,), size)
 
 
 def _fit(program: MomentProgram, total: Sum, moment: Moment) -> None:

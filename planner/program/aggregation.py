@@ -36,12 +36,11 @@ def add_aggregation(program: Program) -> None:
         i = index.producer[name]
         if name not in index.problem.forward[i].outputs:
             return tuple(makes.get(name, ()))
-        kept_only = all(name in q.recompute_reads for q in index.runs_again[i])
-        return ABSENT if kept_only or i not in program.again_at_all else (program.again_at_all[i],)
+        made = i in program.again_at_all and name not in index.shared_reads(i)
+        return (program.again_at_all[i],) if made else ABSENT
 
     for i, column in program.again_at_all.items():
-        shared = frozenset.intersection(*(frozenset(q.recompute_reads) for q in index.runs_again[i]))
-        for name in dict.fromkeys((*index.problem.forward[i].inputs, *sorted(shared))):
+        for name in dict.fromkeys((*index.problem.forward[i].inputs, *sorted(index.shared_reads(i)))):
             if name not in index.pinned:
                 rows.implies((column,), program.kept(name), ABSENT if index.producer[name] == i else remade(name))
     for stage, implementations in enumerate(index.runs_backward):

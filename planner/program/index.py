@@ -14,7 +14,22 @@ from monet.planner.program.dominance import undominated_again, undominated_backw
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class Makers:
+    """Who makes what; fields as in ``Index``."""
+
+    problem: Problem
+    producer: dict[str, int]
+    pinned: frozenset[str]
+    intermediates: tuple[tuple[Intermediate, ...], ...]
+
+    def remade(self, i: int) -> list[str]:
+        """What running operator i again can make; a pinned output is the one that survived."""
+        outputs = [name for name in self.problem.forward[i].outputs if name not in self.pinned]
+        return outputs + [v.id for v in self.intermediates[i]]
+
+
+@dataclass(frozen=True, slots=True)
+class Index(Makers):
     """Positions, consumers and last uses of one problem.
 
     Operators are known by their position in ``problem.forward``, stages by theirs in ``problem.backward``, tensors
@@ -32,11 +47,7 @@ class Index:
     of them reads. ``uses``: the stages whose backward operator may read a tensor, ascending.
     """
 
-    problem: Problem
     size: dict[str, int]
-    producer: dict[str, int]
-    pinned: frozenset[str]
-    intermediates: tuple[tuple[Intermediate, ...], ...]
     consumers: dict[str, tuple[int, ...]]
     readers_again: dict[str, tuple[int, ...]]
     last: dict[str, int]
@@ -50,10 +61,10 @@ class Index:
         """Whether the backward pass can need ``name`` at ``stage`` or later."""
         return self.last.get(name, -1) >= stage
 
-    def remade(self, i: int) -> list[str]:
-        """What running operator i again can make; a pinned output is the one that survived."""
-        outputs = [name for name in self.problem.forward[i].outputs if name not in self.pinned]
-        return outputs + [v.id for v in self.intermediates[i]]
+    def shared_reads(self, i: int) -> frozenset[str]:
+        """What every implementation of operator i reads, and does not make, when it runs again."""
+        runs = self.runs_again[i]
+        return frozenset.intersection(*(frozenset(q.recompute_reads) for q in runs)) if runs else frozenset()
 
 
 def index_of(problem: Problem) -> Index:
@@ -82,22 +93,7 @@ def index_of(problem: Problem) -> Index:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Makers:
-    """Who makes what; fields as in ``Index``."""
-
-    problem: Problem
-    producer: dict[str, int]
-    pinned: frozenset[str]
-    intermediates: tuple[tuple[Intermediate, ...], ...]
-
-    def remade(self, i: int) -> list[str]:
-        """What running operator i again can make; a pinned output is the one that survived."""
-        outputs = [name for name in self.problem.forward[i].outputs if name not in self.pinned]
-        return outputs + [v.id for v in self.intermediates[i]]
-
-
-def _makers(problem: Problem) -> _Makers:
+def _makers(problem: Problem) -> Makers:
     producer = {name: i for i, operator in enumerate(problem.forward) for name in operator.outputs}
     position = {operator.id: i for i, operator in enumerate(problem.forward)}
     intermediates: list[list[Intermediate]] = [[] for _ in problem.forward]
@@ -105,11 +101,11 @@ def _makers(problem: Problem) -> _Makers:
         producer[v.id] = position[v.operator]
         intermediates[position[v.operator]].append(v)
     pinned = frozenset(tensor.id for tensor in problem.tensors if tensor.pinned)
-    return _Makers(problem, producer, pinned, tuple(map(tuple, intermediates)))
+    return Makers(problem, producer, pinned, tuple(map(tuple, intermediates)))
 
 
 def _last_uses(
-    makers: _Makers, reads: tuple[frozenset[str], ...]
+    makers: Makers, reads: tuple[frozenset[str], ...]
 ) -> tuple[dict[str, int], tuple[tuple[ForwardImplementation, ...], ...]]:
     """``last`` and ``runs_again``: direct reads first, then reads by recomputation, latest operator first."""
     forward = makers.problem.forward

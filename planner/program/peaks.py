@@ -8,13 +8,14 @@ profile) from 1137.3 ms, proven optimal for window 16, into 1132.8 ms.
 
 from __future__ import annotations
 
-from monet.planner.program.windows import Windows
+from monet.planner.program.index import Index
+from monet.planner.program.windows import worth_offering
 
 PEAKS = 2
 """Peaks that are followed up. Each makes the program larger by one stage for every tensor."""
 
 
-def after_peaks(index: Windows, count: int = PEAKS) -> frozenset[int]:
+def after_peaks(index: Index, count: int = PEAKS) -> frozenset[int]:
     """The stages right after peaks: for each of ``count`` peaks, the first later stage that offers recomputation.
 
     A peak is a stage whose fastest implementation is faster than the one that needs least memory; the largest peaks
@@ -28,6 +29,10 @@ def after_peaks(index: Windows, count: int = PEAKS) -> frozenset[int]:
         extra = fastest.workspace_bytes - fastest.aliased_bytes + index.problem.backward[stage].live_during_bytes
         score[stage] = (least.time_s - fastest.time_s) * max(extra, 0)
     peaks = sorted((stage for stage in score if score[stage] > 0), key=lambda stage: (-score[stage], stage))[:count]
-    offered = sorted(frozenset().union(*index.stages_again)) if index.stages_again else []
+    latest = max(
+        (index.last.get(n, -1) for i, again in enumerate(index.runs_again) if again for n in index.remade(i)),
+        default=-1,
+    )
+    offered = sorted(stage for stage in worth_offering(index) if stage <= latest)
     following = ((later for later in offered if later > peak) for peak in peaks)
     return frozenset(found for stages in following if (found := next(stages, None)) is not None)

@@ -52,8 +52,7 @@ def add_early_columns(program: Program) -> None:
         program.rows.excludes(program.survives(name), program.early[name])
     for i, column in again_early.items():
         latest = max(index.start[name] for name in program.early if index.producer[name] == i)
-        extra = [set(q.recompute_reads) for q in index.runs_again[i]]
-        for name in (*dict.fromkeys(index.problem.forward[i].inputs), *sorted(set.intersection(*extra))):
+        for name in (*dict.fromkeys(index.problem.forward[i].inputs), *sorted(index.shared_reads(i))):
             if name in index.pinned or index.producer[name] == i:
                 continue
             inside = tuple(

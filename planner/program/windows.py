@@ -59,7 +59,7 @@ def windows(
     also_at = also_at or {}
     index = index_of(problem)
     allowed = _allowed_stages(index.last, window, also_at, after_peaks)
-    offered = frozenset(range(len(index.reads))) if offer_idle_stages else _worth_offering(problem, index.reads)
+    offered = frozenset(range(len(index.reads))) if offer_idle_stages else worth_offering(index)
     return Windows(
         **{field.name: getattr(index, field.name) for field in fields(index)},
         window=window,
@@ -87,13 +87,13 @@ def _allowed_stages(
     return allowed
 
 
-def _worth_offering(problem: Problem, reads: tuple[frozenset[str], ...]) -> frozenset[int]:
+def worth_offering(index: Index) -> frozenset[int]:
     """Stages that read something, and idle ones with fewer gradients than the next one that is offered."""
     worth: set[int] = set()
     next_bytes = 0
-    for stage in range(len(reads) - 1, -1, -1):
-        gradient_bytes = problem.backward[stage].live_before_bytes
-        if reads[stage] or gradient_bytes < next_bytes:
+    for stage in range(len(index.reads) - 1, -1, -1):
+        gradient_bytes = index.problem.backward[stage].live_before_bytes
+        if index.reads[stage] or gradient_bytes < next_bytes:
             worth.add(stage)
             next_bytes = gradient_bytes
     return frozenset(worth)

@@ -45,6 +45,10 @@ class BestPlan:
         """Of the best plan; infinity without one."""
         return float("inf") if self.cost is None else self.measure(self.cost)
 
+    def is_within(self, gap: float, bound: float) -> bool:
+        """Whether there is a plan, and within that gap (relative) of the bound."""
+        return self.value < float("inf") and self.value - bound <= gap * self.value
+
 
 @dataclass(slots=True)
 class Clock:
@@ -54,11 +58,22 @@ class Clock:
     progress: Progress | None = None
     begun: float = field(default_factory=time.monotonic)
 
+    def tell(self, best: BestPlan, bound: float) -> None:
+        """Reports the best plan and a bound, 0 while nothing is proven, to whoever wants to know."""
+        if self.progress is not None:
+            value = None if best.cost is None else best.value
+            gap = max(0.0, (value - bound) / value) if value and bound > 0 else None
+            self.progress(value, bound if bound > 0 else None, gap, self.elapsed_s())
+
     def left_s(self) -> float:
         return max(0.0, self.time_limit_s - self.elapsed_s())
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self.begun
+
+
+class CloseEnough(Exception):
+    """The best plan is within the gap of a bound: ends a solve from its progress report."""
 
 
 class GoodEnough(Exception):

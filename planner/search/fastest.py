@@ -29,7 +29,7 @@ from monet.planner.search.hunt import Hunt, hunt_for
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.proof import bound_full_program
 from monet.planner.search.refusal import refusal
-from monet.planner.search.scope import Scope, build, entries, few_stages, needed_besides, scope_of
+from monet.planner.search.scope import Scope, build, few_stages, is_within, needed_besides, scope_of
 from monet.planner.search.search import Search
 from monet.planner.search.solving import Solving
 from monet.planner.solution import Runs, Solution
@@ -96,8 +96,8 @@ def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
     _offer_start(best, start, budget_bytes)
     hunt.stop_if_enough()
     scope = scope_of(best.problem, hunt.solving.window)
-    windowed = entries(best.problem, scope) <= LARGEST_WINDOWED
-    few = entries(best.problem, Scope(1, NO_STAGES)) <= LARGEST
+    windowed = is_within(index, scope, LARGEST_WINDOWED)
+    few = is_within(index, Scope(1, NO_STAGES), LARGEST)
     moments = MomentSearch(index, budget_bytes, hunt.solve, best, clock, hunt.solving.gap)
     try:
         moments.run(limit_s * (WINDOWED_MOMENTS if windowed else MOMENTS_SHARE if few else 1.0))
@@ -151,7 +151,7 @@ def _search_few_stages(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> 
     best, solving = hunt.best, hunt.solving
     assert best.runs is not None
     seen = sorted(moments.seen, key=lambda made: max(0, made[1].peak_bytes - budget_bytes))
-    also_at = few_stages(best.problem, [best.runs, *(runs for runs, _ in seen)], LARGEST)
+    also_at = few_stages(moments.index, [best.runs, *(runs for runs, _ in seen)], LARGEST)
     if also_at is None:
         return None
     program = build(best.problem, budget_bytes, Scope(1, NO_STAGES), also_at)

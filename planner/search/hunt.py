@@ -88,7 +88,7 @@ class Hunt:
 
     def is_close(self) -> bool:
         """Whether the best plan is within the gap of what is proven of every plan."""
-        return self.best.value < float("inf") and self.best.value - self.known <= self.solving.gap * self.best.value
+        return self.best.is_within(self.solving.gap, self.known)
 
     def is_over(self) -> bool:
         """Whether nobody wants the hunt to go on: interrupted, or within the gap of the full program's bound."""

@@ -23,7 +23,7 @@ from monet.planner.moments.program import Moment, MomentProgram, Moments, moment
 from monet.planner.moments.repair import repaired
 from monet.planner.program.index import Index
 from monet.planner.replay import Replay, replay
-from monet.planner.search.best import BestPlan, Clock
+from monet.planner.search.best import BestPlan, Clock, CloseEnough
 from monet.planner.search.search import Search
 from monet.planner.solution import Runs
 from monet.planner.solvers.model import Answer, Limits, Model, Solve
@@ -137,14 +137,14 @@ class MomentSearch:
                 if made is not None:
                     self._offer(*made, until_s)
             if self.is_close():
-                raise _CloseEnough
+                raise CloseEnough
             self._tick(x, bound)
 
         limits = Limits(self._left_s(until_s), POINT_GAP)
         try:
             with planned.beside() if planned is not None else nullcontext():
                 answer = self.solve(_model(program, {}), limits, tick)
-        except _CloseEnough:
+        except CloseEnough:
             return
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, program.base_s + answer.bound)
@@ -165,7 +165,7 @@ class MomentSearch:
 
     def is_close(self) -> bool:
         """Whether the best plan is within the gap of the bound."""
-        return self.best.value < float("inf") and self.best.value - self.bound <= self.gap * self.best.value
+        return self.best.is_within(self.gap, self.bound)
 
     def _plan(self, program: MomentProgram, until_s: float) -> tuple[Runs, Replay] | None:
         """A plan for the budget less what is set aside, and the bound where that is nothing."""
@@ -257,10 +257,7 @@ class MomentSearch:
         return changed
 
     def _tick(self, x: Floats | None, bound: float | None) -> None:
-        if self.clock.progress is not None:
-            best = None if self.best.cost is None else self.best.value
-            gap = None if not best or not self.bound else max(0.0, (best - self.bound) / best)
-            self.clock.progress(best, self.bound or None, gap, self.clock.elapsed_s())
+        self.clock.tell(self.best, self.bound)
 
 
 def _over(cost: Replay, budget_bytes: int) -> dict[Moment, int]:
@@ -295,7 +292,3 @@ def _model(program: MomentProgram, reserves: Mapping[Moment, float]) -> Model:
         upper[row] -= reserves.get(moment, 0.0)
     count = len(arrays.cost)
     return Model(replace(arrays, upper=upper), np.zeros(count), np.ones(count))
-
-
-class _CloseEnough(Exception):
-    """The bound is within the gap: ends a solve from its progress report."""

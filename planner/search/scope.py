@@ -10,6 +10,7 @@ import numpy as np
 
 from monet.planner.problem import Problem
 from monet.planner.program.constraints import build_program
+from monet.planner.program.index import Index, index_of
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.peaks import after_peaks
 from monet.planner.program.program import Program
@@ -38,21 +39,24 @@ def scope_of(problem: Problem, window: int | None) -> Scope:
         window = stages if stages <= FULL_STAGES else WINDOW
     if window >= stages:
         return Scope(None, frozenset())
-    return Scope(window, after_peaks(windows(problem, None)))
+    return Scope(window, after_peaks(index_of(problem)))
 
 
-def entries(problem: Problem, scope: Scope, also_at: Mapping[str, frozenset[int]] | None = None) -> int:
-    """About how many entries the memory rows of a program have, which are most of what it takes to build and solve."""
-    index = windows(problem, scope.window, also_at, scope.after_peaks)
-    stages = len(problem.backward)
-    present, rows = np.zeros(stages + 1, dtype=np.int64), np.ones(stages, dtype=np.int64)
+def is_within(index: Index, scope: Scope, most: int, also_at: Mapping[str, frozenset[int]] | None = None) -> bool:
+    """Whether the memory rows of a program have about ``most`` entries or less: they are most of what it takes to build
+    and solve it."""
+    stages = len(index.reads)
+    change, rows = np.zeros(stages + 1, dtype=np.int64), np.ones(stages, dtype=np.int64)
     for name, last in index.last.items():
         if name not in index.pinned:
-            present[0] += 1
-            present[last + 1] -= 1
-    for running in index.stages_again:
+            change[0] += 1
+            change[last + 1] -= 1
+    present = np.cumsum(change)[:stages]
+    if int(present.sum()) > most:  # one row a stage is too much: on deep networks the windows are not looked at
+        return False
+    for running in windows(index.problem, scope.window, also_at, scope.after_peaks).stages_again:
         rows[list(running)] += 1
-    return int(np.cumsum(present)[:stages] @ rows)
+    return int(present @ rows) <= most
 
 
 def build(problem: Problem, budget_bytes: int, scope: Scope, also_at: Mapping[str, frozenset[int]]) -> Program:
@@ -62,18 +66,18 @@ def build(problem: Problem, budget_bytes: int, scope: Scope, also_at: Mapping[st
     return program
 
 
-def few_stages(problem: Problem, plans: Sequence[Runs], most_entries: int) -> Mapping[str, frozenset[int]] | None:
+def few_stages(index: Index, plans: Sequence[Runs], most_entries: int) -> Mapping[str, frozenset[int]] | None:
     """``also_at`` of a program with windows of one stage, which offers recomputation where any of the first ``plans``
     has it: of as many of them as ``most_entries`` allow; None where not even the first does."""
     also_at: Mapping[str, frozenset[int]] | None = None
-    one = windows(problem, 1)
+    one = windows(index.problem, 1)
     for count in (1, 2, 4, 8, 16):
         stages: dict[str, set[int]] = {}
         for plan in plans[:count]:
             for name, at in earlier(one, plan).items():
                 stages.setdefault(name, set()).update(at)
         found = {name: frozenset(at) for name, at in stages.items()}
-        if entries(problem, Scope(1, NO_STAGES), found) > most_entries:
+        if not is_within(index, Scope(1, NO_STAGES), most_entries, found):
             break
         also_at = found
         if count >= len(plans):

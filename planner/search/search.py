@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from monet.errors import SolverError
-from monet.planner.search.best import ROUNDING, Clock, GoodEnough
+from monet.planner.search.best import ROUNDING, Clock, CloseEnough, GoodEnough
 from monet.planner.search.companion import Companion
 from monet.planner.search.ground import Ground
 from monet.planner.search.neighbourhoods import NODES, improve
@@ -47,7 +47,7 @@ class Search:
         try:
             with self.beside():
                 improve(ground.program, model, ground.solve, x, limits, self._found, self._tick)
-        except _CloseEnough:
+        except CloseEnough:
             return
 
     def beside(self) -> Companion:
@@ -94,7 +94,7 @@ class Search:
         start = replace(model, start=self.ground.point(model))
         try:
             answer = self.ground.solve(start, Limits(self.clock.left_s(), self.ground.gap), tick)
-        except _CloseEnough:
+        except CloseEnough:
             return None
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, answer.bound)
@@ -111,11 +111,11 @@ class Search:
     def _tick(self, x: Floats | None, bound: float | None) -> None:
         """Progress during a round: its bound is not a bound on the whole."""
         self._stop_if_close()
-        self._report()
+        self.clock.tell(self.ground.best, max(self.bound, self.known))
 
     def _stop_if_close(self) -> None:
         if self._is_close():
-            raise _CloseEnough
+            raise CloseEnough
 
     def _tick_whole(self, x: Floats | None, bound: float | None) -> None:
         """Progress during the solve of the whole: every new point is a plan, and may be the companion's next start."""
@@ -126,7 +126,7 @@ class Search:
             self._seen = x
             self.ground.offer(x)
         self._stop_if_enough()
-        self._report()
+        self.clock.tell(self.ground.best, max(self.bound, self.known))
 
     def _tick_beside(self, x: Floats | None, bound: float | None) -> None:
         """As ``_tick_whole``, where better plans or bounds may come from elsewhere than the solve."""
@@ -146,15 +146,3 @@ class Search:
         if value == float("inf") or bound <= 0:
             return float("inf") if value > 0 else 0.0
         return max(0.0, (value - bound) / value)
-
-    def _report(self) -> None:
-        if self.clock.progress is None:
-            return
-        best = None if self.ground.best.cost is None else self.ground.best.value
-        bound = max(self.bound, self.known) or None
-        gap = None if not best or bound is None else max(0.0, (best - bound) / best)
-        self.clock.progress(best, bound, gap, self.clock.elapsed_s())
-
-
-class _CloseEnough(Exception):
-    """The bound is within the gap: ends a solve from its progress report."""
