@@ -2,7 +2,7 @@
 
 The program counts the captured order. What it counts and what an arena needs differ in both directions::
 
-    solve ──► order and place ──► too large: the program gets that much less (fragmentation)
+    solve ──► order and place ──► too large: the program gets less (fragmentation)
                               └─► slack:     the program gets that much more (another order saves memory)
 """
 
@@ -41,9 +41,14 @@ LEFT_SHARE = 0.25
 """Of the time limit: with less than this left, what an order saves is not solved for."""
 STARTS = ("block", "sqrt-n-blocks", "selective")
 """Baselines that take milliseconds, and that no plan should be slower than."""
-SOLVE_SHARE, LATER_SHARE = 0.5, 0.75
-"""Of the time that is left: how much of it the first solve gets, and a later one; the rest is for order and layout. A
-later one begins with what the first has found, but where its arena did not fit, all depends on it."""
+SOLVE_SHARE, AGAIN_SHARE, LATER_SHARE = 0.5, 0.3, 0.75
+"""Of the time that is left: how much of it the first solve gets, one after an arena that did not fit, and one for a
+larger budget after an arena that did; the rest is for order and layout, and for the next try."""
+PLACE_SHARE = 0.6
+"""Of the time that is left: how much of it order and layout get while no arena fits yet."""
+LESS_SHARES = (0.25, 0.5, 1.0)
+"""Of an arena's excess: how much less the program gets after the first arena that does not fit, the second and the
+third. Another plan often fits for a part of it, and near the smallest budget every byte is dear."""
 REFUSED_SHARE = 0.25
 """Of the time limit: how long the smallest plans are ordered and placed, at most, before a budget is refused."""
 LEAST_SHARE = 0.05
@@ -115,7 +120,7 @@ class _Attempts:
         self._meter = meter
         self._known = known
         self._begun = time.monotonic()
-        self._too_large = False
+        self._too_large = 0
         self._last: Solution | None = None
         self.best: Placed | None = None
         self.refused: InfeasibleBudget | None = None
@@ -132,9 +137,10 @@ class _Attempts:
             solution = self._solve(target_bytes)
         except InfeasibleBudget as refused:
             return self._without_plan(target_bytes, refused)
-        placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes, self.left_s())
+        left_s = self.left_s() if self.best is not None else PLACE_SHARE * self.left_s()
+        placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes, left_s)
         excess_bytes = fit.excess_bytes(placed)
-        self._too_large, self._last = excess_bytes > 0, solution
+        self._last = solution
         if excess_bytes > 0:
             return self._smaller(target_bytes, solution, excess_bytes)
         if self.best is None or solution.objective_s < self.best[0].objective_s:
@@ -142,7 +148,8 @@ class _Attempts:
         return self._larger(target_bytes, solution, solution.peak_bytes - _needed(placed, fit.lowered))
 
     def _solve(self, target_bytes: int) -> Solution:
-        fit, limit_s = self._fit, (SOLVE_SHARE if self._last is None else LATER_SHARE) * self.left_s()
+        share = SOLVE_SHARE if self._last is None else AGAIN_SHARE if self.best is None else LATER_SHARE
+        fit, limit_s = self._fit, share * self.left_s()
         with self._meter(limit_s) as progress:
             return plan_variant(
                 fit.variant,
@@ -192,13 +199,15 @@ class _Attempts:
         return least
 
     def _smaller(self, target_bytes: int, solution: Solution, excess_bytes: int) -> int | None:
-        """The arena is too large: the program gets that much less."""
+        """The arena is too large: the program gets less."""
         if self.best is None and solution.status == "interrupted":
             raise KeyboardInterrupt  # no plan fits yet, and whoever interrupts does not wait for another solve
         if self.best is not None or self.refused is not None:
             return None
-        logger.info("the arena is %d bytes over the budget; solving again with that much less", excess_bytes)
-        return target_bytes - excess_bytes
+        less_bytes = math.ceil(excess_bytes * LESS_SHARES[min(self._too_large, len(LESS_SHARES) - 1)])
+        self._too_large += 1
+        logger.info("the arena is %d bytes over the budget; solving again with %d less", excess_bytes, less_bytes)
+        return target_bytes - less_bytes
 
     def _larger(self, target_bytes: int, solution: Solution, saved_bytes: int) -> int | None:
         """The arena fits with ``saved_bytes`` less than the program counts: the program gets that much more."""

@@ -12,8 +12,9 @@ from monet.planner.program.index import Index
 from monet.planner.solution import Run, Runs, Stage
 
 
-def in_place(index: Index, runs: Runs) -> Runs:
-    """``runs`` with each operator's fastest implementation among those that destroy nothing that is read later.
+def in_place(index: Index, runs: Runs, *, larger: bool = True) -> Runs:
+    """``runs`` with each operator's fastest implementation among those that destroy nothing that is read later, and,
+    unless ``larger``, need no more memory than the one it has.
 
     An operator that runs again keeps to implementations that read the same, besides its inputs, as the one it has.
     Every intermediate that ``runs`` makes must be read by something (``without_useless``).
@@ -30,7 +31,8 @@ def in_place(index: Index, runs: Runs) -> Runs:
             i = position[run.operator]
             had = next(q for q in problem.forward[i].implementations if q.name == run.implementation)
             same = [q for q in index.runs_again[i] if q.recompute_reads == had.recompute_reads]
-            q = _best(index, i, run, [*same, had], wanted, again=True)
+            allowed = [q for q in same if larger or _bytes(q, again=True) <= _bytes(had, again=True)]
+            q = _best(index, i, run, [*allowed, had], wanted, again=True)
             made = {n for n in problem.forward[i].outputs if n not in index.pinned and n not in q.recompute_reads}
             _before(index, i, run, wanted, made)
             wanted |= set(q.recompute_reads)
@@ -39,7 +41,9 @@ def in_place(index: Index, runs: Runs) -> Runs:
     forward: list[Run] = []
     for run in reversed(runs.forward):
         i = position[run.operator]
-        q = _best(index, i, run, index.runs_forward[i], wanted, again=False)
+        had = next(q for q in problem.forward[i].implementations if q.name == run.implementation)
+        allowed = [q for q in index.runs_forward[i] if larger or _bytes(q, again=False) <= _bytes(had, again=False)]
+        q = _best(index, i, run, [*allowed, had], wanted, again=False)
         _before(index, i, run, wanted, set(problem.forward[i].outputs))
         forward.append(Run(run.operator, q.name, run.intermediates))
     return Runs(tuple(reversed(forward)), tuple(reversed(stages)))
@@ -52,10 +56,14 @@ def _best(
     spoilt = wanted | {name for v in index.intermediates[i] if v.id in run.intermediates for name in v.reads}
 
     def cost(q: ForwardImplementation) -> tuple[float, int]:
-        seconds, workspace = recompute_cost(q) if again else (q.time_s, q.workspace_bytes)
-        return seconds, workspace - q.aliased_bytes
+        return (recompute_cost(q)[0] if again else q.time_s), _bytes(q, again=again)
 
     return min((q for q in offered if q.overwrites is None or q.overwrites not in spoilt), key=cost)
+
+
+def _bytes(q: ForwardImplementation, *, again: bool) -> int:
+    """What ``q`` needs beside its inputs and outputs, less the output that takes an input's place."""
+    return (recompute_cost(q)[1] if again else q.workspace_bytes) - q.aliased_bytes
 
 
 def _before(index: Index, i: int, run: Run, wanted: set[str], made: Set[str]) -> None:

@@ -38,7 +38,10 @@ def repaired(index: Index, runs: Runs, budget_bytes: int, deadline_s: float = ma
         stages = tuple(backward_pass(walk))
     except (DoesNotFit, OutOfTime):
         return None
-    return in_place(index, without_useless(index.problem, Runs(forward, stages)))
+    plain = without_useless(index.problem, Runs(forward, stages))
+    # The walk has chosen what fits; the fastest of all may not.
+    fast = in_place(index, plain)
+    return fast if replay(index.problem, fast).peak_bytes <= budget_bytes else in_place(index, plain, larger=False)
 
 
 def _forward_peak_bytes(index: Index, runs: Runs) -> int:

@@ -122,7 +122,21 @@ def test_what_is_overwritten_is_not_read_later(problem: Problem, extra: int) -> 
     runs = repaired(index, fastest.runs, problem.fixed_bytes + extra)
     assume(runs is not None)
     assert runs is not None
-    assert replay(problem, runs).objective_s >= 0
+    assert replay(problem, runs).peak_bytes <= problem.fixed_bytes + extra
+
+
+@quick
+@given(problem=st.one_of(problems(operators=6, pinned=True), tight_problems()), data=st.data())
+def test_a_repaired_plan_fits(problem: Problem, data: st.DataObject) -> None:
+    """Each undominated plan, made to fit the peak of a smaller one."""
+    points = front(problem, [True] * len(problem.backward), 3000) or []
+    assume(points)
+    index, fastest = index_of(problem), fastest_plan(problem)
+    budget_bytes = data.draw(st.sampled_from(points)).peak_bytes
+    assume(fastest is not None)
+    assert fastest is not None
+    runs = repaired(index, fastest.runs, budget_bytes)
+    assert runs is None or replay(problem, runs).peak_bytes <= budget_bytes
 
 
 def search(problem: Problem, budget_bytes: int, gap: float = 0.0) -> MomentSearch:
