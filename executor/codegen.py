@@ -124,10 +124,10 @@ def _border(plan: Plan, graph: Graph) -> int:
 
 
 def _dying_storages(plan: Plan) -> dict[int, set[str]]:
-    """Step → storages whose buffer is not used after it."""
+    """Step → storages whose buffer is not used after it, by the step or whoever it leaves it to."""
     dying: dict[int, set[str]] = {}
     content: dict[int, str] = {}  # buffer → the storage that it holds
-    last = {buffer.id: buffer.last for buffer in plan.buffers}
+    last = {buffer.id: None if buffer.leaves else buffer.last for buffer in plan.buffers}
     for i, step in enumerate(plan.steps):
         content.update({buffer: storage for storage, buffer in step.writes.items()})
         for buffer in {*step.reads.values(), *step.writes.values()}:

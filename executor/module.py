@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 
-from monet.capture import Captured, autocast, capture
+from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import example_inputs
 from monet.errors import PlanMismatch
 from monet.executor.accumulator import Accumulator
+from monet.executor.held_gradients import HeldGradients
 from monet.executor.planned_step import PlannedStep
 from monet.executor.runner import Runner
 from monet.graph import is_reached
 from monet.plans.plan import Plan
 from monet.training_step.accumulation import with_accumulation
-
-logger = logging.getLogger(__name__)
 
 
 class MonetModule(torch.nn.Module):
@@ -49,7 +47,7 @@ class MonetModule(torch.nn.Module):
             accumulated = with_accumulation(captured)
             captured, self._accumulator = accumulated.captured, Accumulator(model, accumulated)
         self._step = PlannedStep(model, plan, captured)
-        self._warned = False
+        self._held = HeldGradients(model, self._step.runner)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -82,23 +80,12 @@ class MonetModule(torch.nn.Module):
         sources = step.sources(args, kwargs)
         if self._accumulator is not None:
             self._accumulator.check()
+            outputs = _PlannedFunction.apply(step.runner, self._accumulator, None, *sources)  # type: ignore[no-untyped-call]
         else:
-            self._check_gradients()
-        outputs = _PlannedFunction.apply(step.runner, self._accumulator, *sources)  # type: ignore[no-untyped-call]
+            beside_bytes = self._held.beside_arena()
+            outputs = _PlannedFunction.apply(step.runner, None, self._held, *sources)  # type: ignore[no-untyped-call]
+            self._held.tell_after_forward(beside_bytes)
         return step.results(outputs)
-
-    def _check_gradients(self) -> None:
-        """Warn once where gradients of an earlier batch exist: the plan does not count their memory."""
-        if self._warned:
-            return
-        held = sum(p.grad.untyped_storage().nbytes() for p in self._model.parameters() if p.grad is not None)
-        if held:
-            self._warned = True
-            logger.warning(
-                "parameters have gradients already, %d bytes that the plan does not count: the peak is that much above "
-                "the promise. To accumulate gradients, plan with accumulate=True; else call "
-                "zero_grad(set_to_none=True) before the step", held,
-            )  # fmt: skip
 
     def __reduce__(self) -> tuple[type[MonetModule], tuple[torch.nn.Module, Plan]]:
         """Copies and pickles are the model and the plan; each copy captures anew and has its own arena."""
@@ -122,7 +109,7 @@ def _capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
         for module, training in zip(modules, plan.model["training"], strict=True):
             module.training = training
         with autocast.entered(plan.model.get("autocast"), device_type(model, (args, kwargs))):
-            return capture(model, args, kwargs, gradients_leave=not plan.model.get("accumulate"))
+            return capture_once(model, args, kwargs, gradients_leave=not plan.model.get("accumulate"))
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
@@ -133,11 +120,11 @@ class _PlannedFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, runner: Runner, accumulator: Accumulator | None, *sources: torch.Tensor
+        ctx: Any, runner: Runner, accumulator: Accumulator | None, held: HeldGradients | None, *sources: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         outputs, activations, generation = runner.forward(sources)
         ctx.runner, ctx.activations, ctx.generation = runner, activations, generation
-        ctx.accumulator = accumulator
+        ctx.accumulator, ctx.held = accumulator, held
         named = {
             **dict(zip(runner.code.forward_sources, sources, strict=True)),
             **dict(zip(runner.code.outputs, outputs, strict=True)),
@@ -172,10 +159,12 @@ class _PlannedFunction(torch.autograd.Function):
                 ).copy_(tangent)
             tangents.append(tangent)
         totals = {} if ctx.accumulator is None else ctx.accumulator.begin(reached)
+        if ctx.held is not None:
+            ctx.held.tell_before_backward()
         kept = [totals.get(name, saved) for name, saved in zip(runner.code.kept, ctx.saved_tensors, strict=True)]
         gradient_of = runner.backward(ctx.generation, kept, ctx.activations, tangents)
         if ctx.accumulator is not None:
             ctx.accumulator.end(totals)
         graph, behind = runner.graph, runner.tangents_behind
         used = {name: gradient for name, gradient in gradient_of.items() if is_reached(graph, behind[name], reached)}
-        return (None, None, *(used.get(name) for name in runner.code.forward_sources))
+        return (None, None, None, *(used.get(name) for name in runner.code.forward_sources))

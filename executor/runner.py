@@ -38,6 +38,7 @@ class Runner:
         self._enter: Callable[[int, int], None] = _no_arena
         self._leave: Callable[[], None] = lambda: None
         self._handle = 0
+        self._leaving = any(buffer.leaves for buffer in plan.buffers)
         self._with_crew = False
         library = allocator.library() if self.graph.device.type == "cpu" else None
         if library is not None:
@@ -52,7 +53,9 @@ class Runner:
             shared = [placed.pop() if step.workers else None for step, placed in zip(plan.steps, requests, strict=True)]
             crew = [(0, 0) if last is None or last[1] is None else (last[0], last[1]) for last in shared]
             self._with_crew = any(size for size, _ in crew)
-            self.arena = allocator.Arena(requests, plan.arena_bytes, crew)
+            leaving = {buffer.id for buffer in plan.buffers if buffer.leaves}
+            leaves = [{n for n, buffer in enumerate(step.requests) if buffer in leaving} for step in plan.steps]
+            self.arena = allocator.Arena(requests, plan.arena_bytes, crew, leaves)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
         # By source: the tangents that its gradient comes from.
         behind = tangents_behind(self.graph)
@@ -63,6 +66,7 @@ class Runner:
             for guard in self.code.guards
         ]
         self.generation = 0
+        self.held_bytes = 0  # of gradients, when the last forward pass began: they are beyond the plan's peak
         self._maker = {saved.value.name: op for op, made in catalogue.intermediates.items() for saved in made}
         self._busy = threading.Lock()
         self._reported = False
@@ -70,11 +74,12 @@ class Runner:
     def forward(self, sources: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], int]:
         """Outputs, activations for the backward pass, and the number of this forward pass.
 
-        It overwrites what an earlier forward pass left for its backward pass.
+        It overwrites what an earlier forward pass left for its backward pass, and nothing else: from gradients that
+        somebody still holds the arena has moved away.
         """
         with self._alone():
             if self.arena is not None:
-                self.arena.map()
+                self.held_bytes = self.arena.ready()
             self._gather_crew()
             self._check_guards(sources)
             self.generation += 1
@@ -123,7 +128,7 @@ class Runner:
             finally:
                 self._leave()
         if not self._reported:
-            self._check_service(gradients)
+            self._check_service(() if self._leaving else gradients)  # else their memory is theirs until they are freed
         return dict(zip(self.code.gradient_of, gradients, strict=True))
 
     def _refuse(self, error: BaseException) -> None:
@@ -159,7 +164,7 @@ class Runner:
                 )
 
     def _check_service(self, leaving: Sequence[torch.Tensor]) -> None:
-        """After the first whole step: every request was as planned, and nothing that leaves lies in the arena."""
+        """After the first whole step: every request was as planned, and nothing of ``leaving`` lies in the arena."""
         self._reported = True
         if self.arena is None:
             return

@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -56,6 +56,7 @@ def plan(
     variant: str = MONET,
     exact: bool = False,
     accumulate: bool = False,
+    gradients: Literal["freed", "kept"] = "freed",
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
     gap: float = _SOLVING.gap,
@@ -71,15 +72,16 @@ def plan(
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
     program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
-    eager's bit by bit. ``reserve_bytes`` of the budget are left to others; ``accumulate``, ``cache`` and ``seed`` as in
-    ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout; capture and measuring
-    come on top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on
-    stderr. Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
+    eager's bit by bit. ``reserve_bytes`` of the budget are left to others; ``accumulate``, ``gradients``, ``cache`` and
+    ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout; capture and
+    measuring come on top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``.
+    ``progress``: lines on stderr. Under ``torch.autocast`` the step is planned, and must later be called, in that
+    precision.
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
     args = (args,) if isinstance(args, torch.Tensor) else args
-    preparing = Preparing(reserve_bytes, accumulate, cache, seed)
+    preparing = Preparing(reserve_bytes, accumulate, cache, seed, gradients)
     offering = Offering(exact, STORAGE.get(variant, frozenset()))
     prepared = prepare(model, args, kwargs or {}, preparing, offering, progress=progress)
     solving, meter = Solving(time_limit_s, gap, window, solver, prove), on_stderr if progress else silent

@@ -37,7 +37,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     metavar="BYTES",
     callback=amount(parse_budget),
     help="All that the step may hold on the device: 6GB (10^9 bytes each), 5.5GiB (2^30), 6000000000, or a share of "
-    "what eager's step takes with everything kept, as 50%.",
+    "what eager's step takes at most, as 50%.",
 )
 @option(
     BUDGET,

@@ -30,7 +30,11 @@ def render_summary(summary: Summary, unit: str) -> str:
         ("  fixed", show(summary.fixed_bytes), ""),
         *((f"    {part}", show(count), "") for part, count in summary.fixed.items()),
         ("everything kept", show(summary.baseline_peak_bytes), _saved(summary.peak_bytes, summary.baseline_peak_bytes)),
-        ("eager's peak", show(summary.eager_peak_bytes), _saved(summary.peak_bytes, summary.eager_peak_bytes)),
+        (
+            "eager's peak",
+            show(summary.eager_peak_bytes),
+            f"{_saved(summary.peak_bytes, summary.eager_peak_bytes)}; a budget of 100%",
+        ),
         ("eager's step", _seconds(summary.baseline_s), ""),
         (
             "planned step",

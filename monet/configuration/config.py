@@ -99,6 +99,7 @@ class Config(BaseModel):
     dtype: FloatName | None = None
     autocast: AutocastName | None = None
     accumulate: StrictBool = False
+    gradients: Literal["freed", "kept"] = "freed"
     training: StrictBool = True
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
 
@@ -186,6 +187,7 @@ _MEANING = {
     "dtype": "one of " + ", ".join(("float32", *FLOAT_DTYPES[1:], *INTEGER_DTYPES, "bool")),
     "autocast": "bfloat16 or float16",
     "accumulate": "true or false",
+    "gradients": '"freed" or "kept"',
     "requires_grad": "true or false",
     "low": "a whole number",
     "high": "a whole number",

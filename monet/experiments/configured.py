@@ -25,6 +25,8 @@ def prepare_config(
     """
     model = build_model(config)
     args, kwargs = empty_inputs(config, model)
-    preparing = replace(preparing or Preparing(), accumulate=config.accumulate, seed=config.seed)
+    preparing = replace(
+        preparing or Preparing(), accumulate=config.accumulate, seed=config.seed, gradients=config.gradients
+    )
     with precision(config):
         return prepare(model, args, kwargs, preparing, offering, progress=progress)

@@ -70,11 +70,17 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
 
         module = MonetModule(model, Plan.load(plan_path))
     seconds = 0.0
-    for _ in range(WARM_UP_STEPS + 1):
+
+    def free_gradients() -> None:
         if not config.accumulate:
             model.zero_grad(set_to_none=True)
         for tensor in (*args, *kwargs.values()):
             tensor.grad = None
+
+    kept = config.gradients == "kept"
+    for _ in range(WARM_UP_STEPS + 1):
+        if not kept:
+            free_gradients()
         if metered:
             allocator.reset_peak()
         start = time.perf_counter()
@@ -82,6 +88,8 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
             result = module(*args, **kwargs)
         outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
         del result
+        if kept:
+            free_gradients()
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
         seconds = time.perf_counter() - start
         peak = allocator.peak_bytes() if metered else None

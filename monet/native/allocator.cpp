@@ -7,8 +7,8 @@
 // that is not planned carries a 64-byte header with its size, because a
 // deleter only gets a pointer, and raw_allocate demands that pointer and context be the same.
 //
-// arena.h has what is served, recorder.h what is recorded, workers.h the other threads; here are the
-// allocator that asks all three, and the functions that Python calls. It is one library, built from this file.
+// arena.h has what is served, move.h what outlives a step, recorder.h what is recorded, workers.h the other threads;
+// here are the allocator that asks all three, and the functions that Python calls. It is one library, built from this file.
 //
 //   base               base + 64 (what PyTorch sees, 64-byte aligned)
 //   | Header .......... | n bytes ............... |
@@ -22,6 +22,7 @@
 #include <mutex>
 
 #include "arena.h"
+#include "move.h"
 #include "recorder.h"
 #include "workers.h"
 
@@ -62,11 +63,16 @@ class PlannedAllocator final : public c10::Allocator {
     if (session.program != nullptr) {
       Program& program = *session.program;
       if (session.cursor < session.end && program.sizes[session.cursor] == static_cast<int64_t>(n)) {
-        const int64_t offset = program.offsets[session.cursor++];
+        const int64_t request = session.cursor++, offset = program.offsets[request];
         if (offset >= 0) {
           ++program.served;
-          program.range->blocks.fetch_add(1);
-          char* at = program.base + offset;
+          Home& home = *program.home;
+          home.range->blocks.fetch_add(1);
+          char* at = home.base + offset;
+          if (program.leaves[request] != 0) {
+            Leaving* block = lend(*home.range, offset, static_cast<int64_t>(n));
+            return {at, block, &release_leaving, c10::Device(c10::DeviceType::CPU)};
+          }
           return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
         }
       } else {
@@ -136,13 +142,15 @@ int64_t monet_live_bytes() { return live_bytes.load(); }
 int64_t monet_peak_bytes() { return peak_bytes.load(); }
 void monet_reset_peak() { peak_bytes.store(live_bytes.load()); }
 
-// crew: how many other threads a parallel loop has. crew_offset, crew_bytes: their region in each step.
+// leaves: 1 for a request whose block outlives the step. crew: how many other threads a parallel loop has. crew_offset,
+// crew_bytes: their region in each step.
 Program* monet_program_create(int64_t steps, const int64_t* step_begin, const int64_t* sizes, const int64_t* offsets,
-                              int64_t arena_bytes, int crew, const int64_t* crew_offset, const int64_t* crew_bytes) {
+                              const int64_t* leaves, int64_t arena_bytes, int crew, const int64_t* crew_offset, const int64_t* crew_bytes) {
   auto* program = new Program;
   program->step_begin.assign(step_begin, step_begin + steps + 1);
   program->sizes.assign(sizes, sizes + step_begin[steps]);
   program->offsets.assign(offsets, offsets + step_begin[steps]);
+  program->leaves.assign(leaves, leaves + step_begin[steps]);
   program->arena_bytes = arena_bytes;
   program->crew = crew;
   program->crew_offset.assign(crew_offset, crew_offset + steps);
@@ -152,48 +160,38 @@ Program* monet_program_create(int64_t steps, const int64_t* step_begin, const in
 
 // Reserves the arena; pages become resident when first written. Returns 0, or 1 when memory is refused.
 int monet_arena_map(Program* program) {
-  if (program->base != nullptr || program->arena_bytes == 0) return 0;
-  std::lock_guard<std::mutex> lock(ranges_mutex);
-  int slot = 0;
-  while (slot < kMaxArenas && ranges[slot].begin.load() != 0) ++slot;
-  if (slot == kMaxArenas) return 1;
-  const size_t mapped = (static_cast<size_t>(program->arena_bytes) + 4095) / 4096 * 4096;
-  // Aligned to huge pages by mapping more address space than needed and giving the rest back.
-  void* raw = mmap(nullptr, mapped + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) return 1;
-  const auto at = reinterpret_cast<uintptr_t>(raw);
-  const uintptr_t aligned = (at + kPage - 1) / kPage * kPage;
-  if (aligned > at) munmap(raw, aligned - at);
-  const uintptr_t tail = at + mapped + kPage - (aligned + mapped);
-  if (tail > 0) munmap(reinterpret_cast<void*>(aligned + mapped), tail);
-  madvise(reinterpret_cast<void*>(aligned), mapped, MADV_HUGEPAGE);
-  program->base = reinterpret_cast<char*>(aligned);
-  program->range = &ranges[slot];
+  Home& home = *program->home;
+  if (home.base != nullptr || program->arena_bytes == 0) return 0;
+  home.range = reserve_range(program->arena_bytes);
+  if (home.range == nullptr) return 1;
+  home.base = reinterpret_cast<char*>(home.range->begin.load());
   program->owner = true;
-  ranges[slot].arena_bytes = program->arena_bytes;
-  ranges[slot].end.store(aligned + mapped);
-  ranges[slot].begin.store(aligned);
-  int n = range_count.load();
-  if (slot + 1 > n) range_count.store(slot + 1, std::memory_order_release);
   count(program->arena_bytes);
   return 0;
+}
+
+// Before a step: the arena is there, and nothing that an earlier step made is held inside. Returns the bytes that it
+// moved away from, or -1 when memory is refused.
+int64_t monet_arena_ready(Program* program) {
+  if (monet_arena_map(program) != 0) return -1;
+  return program->home->range == nullptr ? 0 : move_away(*program->home);
 }
 
 void monet_arena_unmap(Program* program) {
   if (!program->owner) return;
   program->owner = false;
-  program->base = nullptr;
-  program->range->orphaned.store(true);
-  unmap_orphan(*program->range);
+  Range& range = *program->home->range;
+  *program->home = Home{};
+  range.orphaned.store(true);
+  unmap_orphan(range);
 }
 
 // Serves from another program's arena, which must be at least as large and live longer.
 void monet_arena_share(Program* program, const Program* owner) {
-  program->base = owner->base;
-  program->range = owner->range;
+  program->home = owner->home;
 }
 
-int64_t monet_arena_base(const Program* program) { return reinterpret_cast<int64_t>(program->base); }
+int64_t monet_arena_base(const Program* program) { return reinterpret_cast<int64_t>(program->home->base); }
 
 void monet_program_destroy(Program* program) {
   monet_arena_unmap(program);
@@ -209,8 +207,8 @@ void monet_enter(Program* program, int64_t step) {
   end_turn(program);
   own_crew->mode = Crew::kServing;
   ++own_crew->turn;
-  own_crew->range = program->range;
-  own_crew->slices = program->base + program->crew_offset[step];
+  own_crew->range = program->home->range;
+  own_crew->slices = program->home->base + program->crew_offset[step];
   own_crew->slice_bytes = static_cast<size_t>(program->crew_bytes[step] / program->crew);
   own_crew->slice_count = program->crew_bytes[step] > 0 ? program->crew : 0;
   own_crew->slices_taken = 0;

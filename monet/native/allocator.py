@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,9 +39,10 @@ def library() -> ctypes.PyDLL | None:
         "monet_live_bytes": (int64, []),
         "monet_peak_bytes": (int64, []),
         "monet_reset_peak": (None, []),
-        "monet_program_create": (pointer, [int64, *[pointer] * 3, int64, ctypes.c_int, *[pointer] * 2]),
+        "monet_program_create": (pointer, [int64, *[pointer] * 4, int64, ctypes.c_int, *[pointer] * 2]),
         "monet_program_destroy": (None, [pointer]),
         "monet_arena_map": (ctypes.c_int, [pointer]),
+        "monet_arena_ready": (int64, [pointer]),
         "monet_arena_unmap": (None, [pointer]),
         "monet_arena_share": (None, [pointer, pointer]),
         "monet_arena_base": (int64, [pointer]),
@@ -136,7 +137,8 @@ class Arena:
 
     ``requests[s]`` lists (bytes, offset) for step s; PyTorch's own allocator serves a request whose offset is None.
     ``crew[s]`` is (bytes, offset) of the region that the other threads of its parallel loops share evenly; (0, 0): they
-    ask for nothing. ``map`` makes the memory, ``close`` gives it back.
+    ask for nothing. ``leaves[s]``: the numbers of its requests whose blocks outlive the step; until the next ``ready``,
+    which moves the arena away from those that somebody still holds. ``map`` makes the memory, ``close`` gives it back.
     """
 
     _open = False  # Ctrl-C may come before the constructor ends
@@ -146,9 +148,11 @@ class Arena:
         requests: Sequence[Sequence[tuple[int, int | None]]],
         arena_bytes: int,
         crew: Sequence[tuple[int, int]] | None = None,
+        leaves: Sequence[Collection[int]] | None = None,
     ) -> None:
         self._lib = _library()
         crew = [(0, 0)] * len(requests) if crew is None else crew
+        leaves = [()] * len(requests) if leaves is None else leaves
         self.bytes = arena_bytes
         begin = [0]
         for step in requests:
@@ -160,6 +164,9 @@ class Arena:
             (kind * len(begin))(*begin),
             (kind * len(flat))(*(size for size, _ in flat)),
             (kind * len(flat))(*(-1 if offset is None else offset for _, offset in flat)),
+            (kind * len(flat))(
+                *(n in left for step, left in zip(requests, leaves, strict=True) for n in range(len(step)))
+            ),
             arena_bytes,
             max(1, torch.get_num_threads() - 1),
             (kind * len(crew))(*(offset for _, offset in crew)),
@@ -175,6 +182,14 @@ class Arena:
     def map(self) -> None:
         if self._lib.monet_arena_map(self._program) != 0:
             raise ExecutionError(f"the system refuses an arena of {self.bytes} bytes of address space")
+
+    def ready(self) -> int:
+        """Make the memory, or what an earlier step left in it be elsewhere: the number of bytes, in whole pages, that
+        somebody still holds and that are no part of the arena from now on."""
+        kept = int(self._lib.monet_arena_ready(self._program))
+        if kept < 0:
+            raise ExecutionError(f"the system refuses an arena of {self.bytes} bytes of address space")
+        return kept
 
     def share(self, other: Arena) -> None:
         """Serve from the memory of another, mapped arena that is at least as large and outlives this one."""

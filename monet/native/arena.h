@@ -3,10 +3,14 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -26,6 +30,15 @@ void raise(std::atomic<int64_t>& most, int64_t value) {
 
 void count(int64_t delta) { raise(peak_bytes, live_bytes.fetch_add(delta) + delta); }
 
+struct Range;
+
+// A block that outlives its step, as a gradient, until its last holder lets go of it.
+struct Leaving {
+  Range* range;
+  int64_t offset;
+  int64_t bytes;
+};
+
 // Ranges of address space that belong to arenas. A block inside one is only counted when it is freed. Tensors may
 // outlive their arena's owner (what autograd keeps for a backward pass that never comes): the last one unmaps it.
 struct Range {
@@ -33,7 +46,10 @@ struct Range {
   std::atomic<uintptr_t> end{0};
   std::atomic<int64_t> blocks{0};     // that tensors hold
   std::atomic<bool> orphaned{false};  // its owner is gone
-  int64_t arena_bytes = 0;
+  int64_t arena_bytes = 0;            // that count as live
+  std::mutex leaving_mutex;
+  std::vector<Leaving*> leaving;      // that somebody holds
+  std::vector<size_t> cuts;           // offsets at which the mapping may be in pieces
 };
 Range ranges[kMaxArenas];
 std::atomic<int> range_count{0};
@@ -61,21 +77,54 @@ void unmap_orphan(Range& range) {
   count(-bytes);
 }
 
+// Where an arena is now. Programs that share it share this; what holds a gradient makes it move (move.h).
+struct Home {
+  char* base = nullptr;
+  Range* range = nullptr;
+};
+
+size_t mapped_bytes(int64_t arena_bytes) { return (static_cast<size_t>(arena_bytes) + 4095) / 4096 * 4096; }
+
+// Address space for an arena, not counted yet; pages become resident when first written. nullptr: refused.
+Range* reserve_range(int64_t arena_bytes) {
+  std::lock_guard<std::mutex> lock(ranges_mutex);
+  int slot = 0;
+  while (slot < kMaxArenas && ranges[slot].begin.load() != 0) ++slot;
+  if (slot == kMaxArenas) return nullptr;
+  const size_t mapped = mapped_bytes(arena_bytes);
+  // Aligned to huge pages by mapping more address space than needed and giving the rest back.
+  void* raw = mmap(nullptr, mapped + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  const auto at = reinterpret_cast<uintptr_t>(raw);
+  const uintptr_t aligned = (at + kPage - 1) / kPage * kPage;
+  if (aligned > at) munmap(raw, aligned - at);
+  const uintptr_t tail = at + mapped + kPage - (aligned + mapped);
+  if (tail > 0) munmap(reinterpret_cast<void*>(aligned + mapped), tail);
+  madvise(reinterpret_cast<void*>(aligned), mapped, MADV_HUGEPAGE);
+  Range& range = ranges[slot];
+  range.arena_bytes = arena_bytes;
+  range.cuts.clear();
+  range.end.store(aligned + mapped);
+  range.begin.store(aligned);
+  if (slot + 1 > range_count.load()) range_count.store(slot + 1, std::memory_order_release);
+  return &range;
+}
+
 // The requests of a plan's steps, and the arena that they are served from.
 struct Program {
   std::vector<int64_t> step_begin;  // requests of step s: [step_begin[s], step_begin[s + 1])
   std::vector<int64_t> sizes;
   std::vector<int64_t> offsets;  // -1: PyTorch's own allocator
+  std::vector<int64_t> leaves;   // 1: the block outlives the step
   std::vector<int64_t> crew_offset;  // of step s: where the other threads' region begins
   std::vector<int64_t> crew_bytes;   // and its size, for `crew` threads; 0: there is none
   int crew = 0;
-  char* base = nullptr;
   int64_t arena_bytes = 0;
   int64_t misses = 0;
   int64_t first_miss[4] = {-1, -1, -1, -1};  // step, request number, bytes asked, bytes planned
   int64_t served = 0;
-  Range* range = nullptr;  // that it serves from
-  bool owner = false;      // of that range
+  std::shared_ptr<Home> home = std::make_shared<Home>();
+  bool owner = false;  // of that home
 };
 
 // The step that a thread is in: its next request is number `cursor` of the program's.

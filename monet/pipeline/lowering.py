@@ -24,7 +24,7 @@ from monet.planner.problem import (
     Problem,
     Tensor,
 )
-from monet.plans.plan import ALIGNMENT, aligned
+from monet.plans.plan import ALIGNMENT, FREED, aligned
 
 # A tensor under this share of all activations is always kept: the program is smaller, the loss is
 # at most (number of such tensors) times this share.
@@ -34,24 +34,37 @@ PINNED_SHARE = 1 / (1 << 14)
 @dataclass(frozen=True)
 class Lowered:
     """``recompute_name[operator][name]``: the catalogue's recompute implementation that the
-    problem's implementation ``name`` stands for. ``fixed``: bytes by kind."""
+    problem's implementation ``name`` stands for. ``fixed``: bytes by kind. ``leaving``: storages of gradients that have
+    a place in the arena from when they are made, and outlive the step. ``eager``: as in ``lower``."""
 
     problem: Problem
     catalogue: Catalogue
     profile: Profile
     recompute_name: Mapping[str, Mapping[str, str]]
     fixed: Mapping[str, int]
+    leaving: frozenset[str] = frozenset()
+    eager: bool = False
+
+
+def _leaving(graph: Graph) -> frozenset[str]:
+    """Storages of gradients that an operator of the backward pass makes, and that are nothing else besides."""
+    made = {graph.storage(n) for op in graph.backward if not op.view for n in op.outputs if n is not None}
+    others = {graph.storage(source.value) for source in graph.sources}
+    others |= {graph.storage(n) for n in (*graph.outputs, *graph.tangents) if n is not None}
+    found = {graph.storage(n) for n in graph.gradients.values()} & made - others
+    return frozenset(storage for storage in found if graph.values[storage].storage_bytes > 0)
 
 
 class _Storages:
-    """Which storages are whose."""
+    """Which storages are whose. ``leaving``: as in ``Lowered``."""
 
-    def __init__(self, catalogue: Catalogue, profile: Profile) -> None:
+    def __init__(self, catalogue: Catalogue, profile: Profile, leaving: frozenset[str]) -> None:
         graph = catalogue.graph
         self.catalogue = catalogue
         self.asked = asked_bytes(catalogue, profile)
         self.outputs = {graph.storage(n) for n in graph.outputs if n is not None}
-        self.gradients = {graph.storage(n) for n in graph.gradients.values()}
+        self.leaving = leaving
+        self.gradients = {graph.storage(n) for n in graph.gradients.values()} - leaving
         self.outside = {graph.storage(source.value) for source in graph.sources} | {
             n for n in graph.tangents if n is not None
         }
@@ -80,11 +93,16 @@ def asked_bytes(catalogue: Catalogue, profile: Profile) -> dict[str, int]:
     return found
 
 
-def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] | None = None) -> dict[str, int]:
+def fixed_bytes(
+    graph: Graph,
+    reserve_bytes: int = 0,
+    asked: Mapping[str, int] | None = None,
+    leaving: frozenset[str] = frozenset(),
+) -> dict[str, int]:
     """Bytes, by kind, that the step holds from its beginning or leaves behind at its end.
 
     ``output_gradients``: what arrives from the loss. Exact sizes: these are not in the arena. ``asked``: bytes that
-    operators ask for, where they are known.
+    operators ask for, where they are known. ``leaving``: gradients that are in the arena, and not among these.
     """
     asked = asked or {}
 
@@ -97,7 +115,7 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] |
         for kind in (PARAMETER, BUFFER, CONSTANT, INPUT, STATE)
     }
     tangents = {n for n in graph.tangents if n is not None}
-    gradients = [n for n in graph.gradients.values() if graph.storage(n) not in tangents]
+    gradients = [n for n in graph.gradients.values() if graph.storage(n) not in tangents | leaving]
     return {
         "parameters": of_kind[PARAMETER],
         "buffers": of_kind[BUFFER] + of_kind[CONSTANT],
@@ -110,20 +128,25 @@ def fixed_bytes(graph: Graph, reserve_bytes: int = 0, asked: Mapping[str, int] |
     }
 
 
-def lower(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0) -> Lowered:
-    """The problem of one training step."""
-    return _lower(catalogue, profile, name, reserve_bytes, eager=False)
+def lower(
+    catalogue: Catalogue,
+    profile: Profile,
+    *,
+    name: str,
+    reserve_bytes: int = 0,
+    gradients: str = FREED,
+    eager: bool = False,
+) -> Lowered:
+    """The problem of one training step.
 
-
-def lower_as_eager(catalogue: Catalogue, profile: Profile, *, name: str, reserve_bytes: int = 0) -> Lowered:
-    """The step as PyTorch's autograd runs it, which also keeps inputs of which only the shape matters: to count what
-    eager needs, not to plan."""
-    return _lower(catalogue, profile, name, reserve_bytes, eager=True)
-
-
-def _lower(catalogue: Catalogue, profile: Profile, name: str, reserve_bytes: int, *, eager: bool) -> Lowered:
-    graph, storages = catalogue.graph, _Storages(catalogue, profile)
-    fixed = fixed_bytes(graph, reserve_bytes, storages.asked)
+    ``gradients``: ``FREED`` gives them places in the arena, from when they are made; ``KEPT`` counts them throughout.
+    ``eager``: the step as PyTorch's autograd runs it, which also keeps inputs of which only the shape matters: to count
+    what eager needs, not to plan.
+    """
+    graph = catalogue.graph
+    leaving = _leaving(graph) if gradients == FREED else frozenset[str]()
+    storages = _Storages(catalogue, profile, leaving)
+    fixed = fixed_bytes(graph, reserve_bytes, storages.asked, leaving)
     recompute_name: dict[str, Mapping[str, str]] = {}
     forward: list[ForwardOperator] = []
     intermediates: list[Intermediate] = []
@@ -162,7 +185,7 @@ def _lower(catalogue: Catalogue, profile: Profile, name: str, reserve_bytes: int
         backward=_backward(catalogue, profile, storages, eager),
         fixed_bytes=sum(fixed.values()),
     )
-    return Lowered(problem, catalogue, profile, recompute_name, fixed)
+    return Lowered(problem, catalogue, profile, recompute_name, fixed, leaving, eager)
 
 
 def _workspace_bytes(run: Implementation, measured: Measurement, storages: _Storages) -> int:
@@ -234,6 +257,7 @@ def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager
     for position, op in enumerate(operators):
         for storage in (*storages.of(operator_inputs(op)), *storages.of(op.outputs)):
             last[storage] = position
+    last.update(dict.fromkeys(storages.leaving, len(operators)))
     alive: dict[str, int] = {}
     found: list[BackwardOperator] = []
     for position, op in enumerate(operators):

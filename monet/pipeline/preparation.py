@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from monet.capture import Captured, autocast, capture
+from monet.capture import Captured, autocast, capture_once
 from monet.capture.input_geometry import describe_inputs
-from monet.errors import CaptureError
+from monet.errors import CaptureError, ConfigError
 from monet.graph import Graph
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.measuring.cache import ProfileCache
@@ -19,10 +19,11 @@ from monet.ops.measuring.profiling import profile
 from monet.ops.offers.offering import Offering
 from monet.pipeline.current_scales import present_scales
 from monet.pipeline.eager_peak import eager_peak_bytes
-from monet.pipeline.lowering import Lowered, lower, lower_as_eager
+from monet.pipeline.lowering import Lowered, lower
 from monet.planner.baselines.pytorch import keep_all
 from monet.planner.problem import Problem
 from monet.planner.solution import Solution
+from monet.plans.plan import FREED, KEPT
 from monet.training_step.accumulation import with_accumulation
 from monet.training_step.updates import updates_last
 from monet.training_step.whole_step import WholeStep
@@ -36,13 +37,21 @@ class Preparing:
     gradients that add up over several batches: each is added to ``.grad`` as soon as it is made, so that a step holds
     one set of gradients and not two, whether ``.grad`` was there or not; gradient hooks of parameters cannot be called
     then, and ``torch.autograd.grad`` finds no gradients of parameters. ``cache``: read and write measurements of
-    earlier runs. ``seed`` is recorded in the plan.
+    earlier runs. ``seed`` is recorded in the plan. ``gradients``: what the loop does with gradients before the next
+    forward pass. ``"freed"``, as ``zero_grad()`` does: they have places in the arena, from when they are made to the
+    end of the step, so the forward pass can use their memory. ``"kept"``: they are counted throughout. Either way
+    nothing is overwritten that somebody holds; it only takes memory beyond the plan's.
     """
 
     reserve_bytes: int = 0
     accumulate: bool = False
     cache: bool = True
     seed: int = 0
+    gradients: str = FREED
+
+    def __post_init__(self) -> None:
+        if self.gradients not in (FREED, KEPT):
+            raise ConfigError(f"gradients must be {FREED!r} or {KEPT!r}, not {self.gradients!r}")
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ def prepare(
         ProfileError: an operator fails when it is measured.
     """
     preparing = preparing or Preparing()
-    captured = capture(model, args, kwargs, gradients_leave=not preparing.accumulate)
+    captured = capture_once(model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache)
     if not any(captured.graph.tangents):
         raise CaptureError(
             "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), or a "
@@ -126,8 +135,13 @@ class _Step:
 def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: bool) -> Prepared:
     offers = catalogue(step.graph, offering, scales=present_scales(step.module, step.captured))
     lowered = _measured(offers, step.name, preparing, progress)
-    as_eager = lower_as_eager(
-        replace(offers, graph=step.as_eager), lowered.profile, name=step.name, reserve_bytes=preparing.reserve_bytes
+    as_eager = lower(
+        replace(offers, graph=step.as_eager),
+        lowered.profile,
+        name=step.name,
+        reserve_bytes=preparing.reserve_bytes,
+        gradients=preparing.gradients,
+        eager=True,
     )
     eager = keep_all(as_eager.problem, sys.maxsize)
     return Prepared(
@@ -147,7 +161,7 @@ def _measured(offers: Catalogue, name: str, preparing: Preparing, progress: bool
     finally:
         if store is not None:
             store.close()
-    return lower(offers, profiled, name=name, reserve_bytes=preparing.reserve_bytes)
+    return lower(offers, profiled, name=name, reserve_bytes=preparing.reserve_bytes, gradients=preparing.gradients)
 
 
 def _described(step: _Step, lowered: Lowered, preparing: Preparing, offering: Offering) -> dict[str, Any]:
@@ -163,6 +177,7 @@ def _described(step: _Step, lowered: Lowered, preparing: Preparing, offering: Of
         **({"autocast": cast} if cast is not None else {}),
         **({"storage": sorted(offering.storage), "density": offering.density} if offering.storage else {}),
         **({"accumulate": True} if preparing.accumulate else {}),
+        **({"gradients": KEPT} if preparing.gradients == KEPT else {}),
     }
 
 

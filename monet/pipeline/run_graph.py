@@ -44,7 +44,8 @@ def run_graph(schedule: Sequence[Call], lowered: Lowered) -> tuple[OrderGraph, t
         if apart and n == border:
             writer.part()
         writer.add(call, reads_border=apart)
-    graph = OrderGraph(tuple(writer.nodes), writer.bytes, frozenset(writer.inputs), frozenset())
+    leaving = frozenset(writer.holder[storage] for storage in lowered.leaving if storage in writer.holder)
+    graph = OrderGraph(tuple(writer.nodes), writer.bytes, frozenset(writer.inputs), leaving)
     return graph, tuple(writer.called)
 
 

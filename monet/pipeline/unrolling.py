@@ -44,6 +44,8 @@ class _Builder:
 
     catalogue: Catalogue
     placed: frozenset[str]  # storages that live in the arena
+    leaving: frozenset[str]  # those of them that outlive the step
+    eager: bool  # what autograd keeps is in use until then, though it is not read
     steps: list[PlanStep] = field(default_factory=list)
     buffers: list[_Buffer] = field(default_factory=list)
     holder: dict[str, _Buffer] = field(default_factory=dict)  # storage → the buffer that has it now
@@ -76,7 +78,8 @@ class _Builder:
         """Storage → the buffer that the call reads it from, which is in use until this step at least."""
         position = len(self.steps)
         reads: dict[str, int] = {}
-        for name in call.implementation.inputs():
+        run = call.implementation
+        for name in (*run.inputs(), *run.holds) if self.eager else run.inputs():
             storage = self.catalogue.storage(name)
             if storage in self.updated:
                 raise SolverError(
@@ -137,20 +140,25 @@ class _Builder:
         return {new: buffer.id}
 
     def finish(self) -> Unrolled:
-        """Buffers that outlive their step end with the last step that uses them."""
+        """Buffers that outlive the run that makes them end with the last run that uses them, or with the step."""
         begins = [*(step.begin for step in self.steps), self.tick]
+        leaving = {self.holder[storage].id for storage in self.leaving if storage in self.holder}
+        for buffer in self.buffers:
+            if buffer.id in leaving:
+                buffer.last, buffer.end = len(self.steps) - 1, self.tick
         buffers = tuple(
             Buffer(
-                b.id, b.value, b.bytes, 0, b.begin, b.end if b.end is not None else begins[b.last + 1], b.first, b.last
+                b.id, b.value, b.bytes, 0, b.begin, b.end if b.end is not None else begins[b.last + 1], b.first, b.last,
+                b.id in leaving,
             )
             for b in self.buffers
-        )
+        )  # fmt: skip
         return Unrolled(tuple(self.steps), buffers)
 
 
 def unroll(schedule: Sequence[Call], lowered: Lowered) -> Unrolled:
     """The steps of a schedule in its order, and the lifetimes of the buffers that they need."""
-    builder = _Builder(lowered.catalogue, placed_storages(lowered))
+    builder = _Builder(lowered.catalogue, placed_storages(lowered), lowered.leaving, lowered.eager)
     for call in schedule:
         builder.add(call)
     return builder.finish()

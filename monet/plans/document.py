@@ -196,6 +196,7 @@ _STEP: dict[str, _Reader] = {
 _BUFFER: dict[str, _Reader] = {
     "value": _string,
     **dict.fromkeys(("id", "bytes", "offset", "begin", "end", "first", "last"), _count),
+    "leaves": _flag,
 }
 _PLAN: dict[str, _Reader] = {
     **dict.fromkeys(("budget_bytes", "arena_bytes", "arena_bound_bytes", "fixed_bytes", "peak_bytes"), _count),

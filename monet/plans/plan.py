@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = "monet-plan"
-VERSION = 2
+VERSION = 3
 ALIGNMENT = 64
 """Bytes: every offset and size in the arena is a multiple of it."""
+FREED, KEPT = "freed", "kept"
+"""What the training loop does with gradients before the next forward pass."""
 
 
 def aligned(size: int) -> int:
@@ -28,7 +30,9 @@ class Buffer:
 
     A *tick* is finer than a step, since temporaries come and go inside one; ``first`` and ``last``
     are the steps (inclusive) that contain the first and the last tick. ``value`` names what it
-    holds first; an in-place step may rename its content.
+    holds first; an in-place step may rename its content. ``leaves``: what it holds at the end, as a
+    gradient, outlives the step: it is in use until the last tick, and the next step begins once
+    nobody holds it any more, or elsewhere.
     """
 
     id: int
@@ -39,18 +43,20 @@ class Buffer:
     end: int
     first: int
     last: int
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
     """One operator run.
 
-    ``kind``: ``forward``, ``recompute``, ``backward`` or ``update``. ``reads`` maps each arena value it reads
-    to the buffer that holds it; ``writes`` each value it makes, likewise (an in-place step writes a
-    buffer that it reads). ``requests``: for each memory request that the implementation makes, in
-    order, the buffer that serves it, or None where PyTorch's own allocator does (values that
-    outlive the step: outputs and gradients). ``begin`` is its first tick. ``workers``: the last of the
-    requests is memory that the other threads of the operator's parallel loops share evenly.
+    ``kind``: ``forward``, ``recompute``, ``backward`` or ``update``. ``reads`` maps each arena
+    value it reads to the buffer that holds it; ``writes`` each value it makes, likewise (an
+    in-place step writes a buffer that it reads). ``requests``: for each memory request that the
+    implementation makes, in order, the buffer that serves it, or None where PyTorch's own allocator
+    does (values that outlive the step and have no buffer: outputs, and gradients that the loop
+    keeps). ``begin`` is its first tick. ``workers``: the last of the requests is memory that the
+    other threads of the operator's parallel loops share evenly.
     """
 
     kind: str

@@ -27,6 +27,7 @@ def verify(plan: Plan) -> None:
     buffers = _check_buffers(plan)
     _check_steps(plan)
     _check_ticks(plan)
+    _check_leaving(plan)
     makers = _check_requests(plan, buffers)
     _check_contents(plan, buffers, makers)
     _check_overlap(plan)
@@ -86,6 +87,26 @@ def _check_ticks(plan: Plan) -> None:
                     f"buffer {buffer.id}: {what} tick {tick} is not one of its {what} step {k}, "
                     f"which covers [{begins[k]}, {'end' if stop is None else stop})"
                 )
+
+
+def _check_leaving(plan: Plan) -> None:
+    """What outlives the step is in use until its last tick, so nothing that comes later shares a byte with it."""
+    end = max((buffer.end for buffer in plan.buffers), default=0)
+    for buffer in plan.buffers:
+        if not buffer.leaves:
+            continue
+        if buffer.last != len(plan.steps) - 1:
+            raise InvalidPlan(f"buffer {buffer.id}: outlives the step, but its last step is {buffer.last}")
+        if buffer.end != end:
+            raise InvalidPlan(
+                f"buffer {buffer.id}: outlives the step, but ends at tick {buffer.end}, {end - buffer.end} before the "
+                "last one"
+            )
+        if plan.steps[buffer.first].kind not in ("backward", "update"):
+            raise InvalidPlan(
+                f"buffer {buffer.id}: outlives the step, but {_name(plan, buffer.first)} makes it before the backward "
+                "pass, when what an earlier step left may still be there"
+            )
 
 
 def _check_requests(plan: Plan, buffers: dict[int, Buffer]) -> dict[int, int]:
@@ -158,6 +179,8 @@ def _check_contents(plan: Plan, buffers: dict[int, Buffer], makers: dict[int, in
             continue
         if id not in makers:
             raise InvalidPlan(f"buffer {id}: no step requests it and none writes it")
+        if buffer.leaves:
+            raise InvalidPlan(f"buffer {id}: outlives the step, and no step writes it")
         if buffer.last != buffer.first:
             raise InvalidPlan(
                 f"buffer {id}: no step writes it, so it is a temporary of step {buffer.first}, "

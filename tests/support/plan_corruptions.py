@@ -466,3 +466,41 @@ def buffer_last_of_a_temporary_later(plan: Plan, rng: random.Random) -> Plan | N
     roomy = replace(plan, arena_bytes=offset + 1024, budget_bytes=plan.budget_bytes + 2048)
     last = plan.buffers[n].last + 1
     return with_buffer(roomy, n, last=last, end=plan.steps[last].begin + 1, offset=offset)
+
+
+@corrupts
+def buffer_leaves_before_the_last_step(plan: Plan, rng: random.Random) -> Plan | None:
+    n = a_buffer(plan, rng, lambda b: not b.leaves and b.last + 1 < len(plan.steps))
+    return None if n is None else with_buffer(plan, n, leaves=True)
+
+
+@corrupts
+def buffer_leaves_and_ends_before_the_last_tick(plan: Plan, rng: random.Random) -> Plan | None:
+    n = a_buffer(plan, rng, lambda b: b.leaves and b.end - 1 > max(b.begin, plan.steps[-1].begin))
+    if n is None or sum(b.end == plan.buffers[n].end for b in plan.buffers) == 1:
+        return None
+    return with_buffer(plan, n, end=plan.buffers[n].end - 1)
+
+
+@corrupts
+def buffer_leaves_that_the_forward_pass_makes(plan: Plan, rng: random.Random) -> Plan | None:
+    end = max((b.end for b in plan.buffers), default=0)
+    n = a_buffer(plan, rng, lambda b: not b.leaves and plan.steps[b.first].kind in ("forward", "recompute"))
+    if n is None:
+        return None
+    # Moved above everything, so that no overlap gives it away.
+    offset = -(-plan.arena_bytes // 64) * 64
+    roomy = replace(plan, arena_bytes=offset + 1024, budget_bytes=plan.budget_bytes + 2048)
+    return with_buffer(roomy, n, last=len(plan.steps) - 1, end=end, offset=offset, leaves=True)
+
+
+@corrupts
+def buffer_leaves_that_nothing_writes(plan: Plan, rng: random.Random) -> Plan | None:
+    written = {id for step in plan.steps for id in step.writes.values()}
+    end = max((b.end for b in plan.buffers), default=0)
+    n = a_buffer(plan, rng, lambda b: b.id not in written and plan.steps[b.first].kind == "backward")
+    if n is None:
+        return None
+    offset = -(-plan.arena_bytes // 64) * 64
+    roomy = replace(plan, arena_bytes=offset + 1024, budget_bytes=plan.budget_bytes + 2048)
+    return with_buffer(roomy, n, last=len(plan.steps) - 1, end=end, offset=offset, leaves=True)

@@ -20,6 +20,7 @@ class _Draft:
     last: int
     end: int | None = None
     contents: list[str] = field(default_factory=list)
+    leaves: bool = False
 
 
 def random_plan(seed: int, steps: int = 12) -> Plan:
@@ -64,6 +65,9 @@ def random_plan(seed: int, steps: int = 12) -> Plan:
             tick += 1
         tick += 1
         made.append(PlanStep(kind, f"n{k}", "aten", reads, writes, tuple(requests), tuple(sizes), begin))
+    for draft in drafts:
+        if draft.contents and draft.first >= forwards and made[draft.first].kind == "backward" and rng.random() < 0.3:
+            draft.leaves, draft.last = True, steps - 1
     ends = [step.begin for step in made[1:]] + [tick]
     lives = [
         Lifetime(b, draft.bytes, draft.begin, ends[draft.last] if draft.end is None else draft.end)
@@ -71,7 +75,7 @@ def random_plan(seed: int, steps: int = 12) -> Plan:
     ]
     placed = layout(lives)
     buffers = tuple(
-        Buffer(life.id, draft.value, life.bytes, offset, life.begin, life.end, draft.first, draft.last)
+        Buffer(life.id, draft.value, life.bytes, offset, life.begin, life.end, draft.first, draft.last, draft.leaves)
         for life, draft, offset in zip(lives, drafts, placed.offsets, strict=True)
     )
     fixed = {"parameters": rng.randint(0, 5000), "inputs": rng.randint(0, 100)}

@@ -1,0 +1,136 @@
+"""Captures that are kept, in memory and on disk, so that the same step of the same model is traced once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monet.capture.captured import Captured
+from monet.capture.captured_text import NotStorable, captured_of, captured_text
+from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
+from monet.capture.tracing import capture
+from monet.errors import CacheRefused
+from monet.files.cache import open_table
+
+logger = logging.getLogger(__name__)
+
+_MOST_IN_MEMORY = 16
+_in_memory: dict[str, str] = {}
+
+
+def capture_once(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    gradients_leave: bool = True,
+    on_disk: bool = True,
+) -> Captured:
+    """``capture``, or what it found before for this model's code, settings and geometry on such inputs.
+
+    ``on_disk``: read and write captures of other processes. Raises as ``capture``.
+    """
+    key = model_key(model, args, kwargs or {}, gradients_leave=gradients_leave)
+    if key is None:
+        return capture(model, args, kwargs, gradients_leave=gradients_leave)
+    text = _in_memory.get(key) or (_read(key) if on_disk else None)
+    if text is not None:
+        try:
+            return _restored(text, model)
+        except NotStorable as error:
+            logger.info("a capture that was kept cannot be read, and is made again: %s", error)
+    captured = capture(model, args, kwargs, gradients_leave=gradients_leave)
+    try:
+        text = _text(captured, model)
+    except NotStorable as error:
+        logger.info("the capture cannot be kept: %s", error)
+        return captured
+    _keep(key, text)
+    if on_disk:
+        _write(key, text)
+    return captured
+
+
+def _keep(key: str, text: str) -> None:
+    _in_memory[key] = text
+    while len(_in_memory) > _MOST_IN_MEMORY:
+        del _in_memory[next(iter(_in_memory))]
+
+
+def _text(captured: Captured, model: torch.nn.Module) -> str:
+    attributes = {tensor.data_ptr(): place for place, tensor in _attributes(model)}
+    constants: dict[str, Any] = {}
+    for target, tensor in captured.constants.items():
+        place = attributes.get(tensor.data_ptr())
+        if place is not None:
+            constants[target] = {"attribute": place}
+        elif tensor.nbytes <= MOST_CONSTANT_BYTES and tensor.is_contiguous() and not tensor.is_complex():
+            constants[target] = {
+                "values": tensor.detach().cpu().double().tolist() if tensor.is_floating_point() else tensor.tolist(),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "device": str(tensor.device),
+                "shape": list(tensor.shape),
+            }
+        else:
+            raise NotStorable(f"{target} is a constant of {tensor.nbytes} bytes that no module holds")
+    try:
+        return json.dumps({"constants": constants, "captured": captured_text(captured)}, allow_nan=True)
+    except ValueError as error:
+        raise NotStorable(str(error)) from error
+
+
+def _restored(text: str, model: torch.nn.Module) -> Captured:
+    try:
+        document = json.loads(text)
+        constants: dict[str, torch.Tensor] = {}
+        attributes = dict(_attributes(model)) if document["constants"] else {}
+        for target, kept in document["constants"].items():
+            if "attribute" in kept:
+                constants[target] = attributes[kept["attribute"]]
+            else:
+                dtype = getattr(torch, kept["dtype"])
+                values = torch.tensor(kept["values"], dtype=dtype, device=kept["device"])
+                constants[target] = values.reshape(kept["shape"])
+        return captured_of(document["captured"], constants)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NotStorable(f"{type(error).__name__}: {error}") from error
+
+
+def _attributes(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Tensors that modules hold as plain attributes, by dotted name."""
+    return [
+        (f"{name}.{key}", value)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def _read(key: str) -> str | None:
+    try:
+        database = open_table("capture", "value TEXT")
+        try:
+            row = database.execute("SELECT value FROM capture WHERE key = ?", (key,)).fetchone()
+        finally:
+            database.close()
+    except (OSError, sqlite3.Error, CacheRefused) as error:
+        logger.warning("captures that were kept cannot be read: %s", error)
+        return None
+    return None if row is None else str(row[0])
+
+
+def _write(key: str, text: str) -> None:
+    try:
+        database = open_table("capture", "value TEXT")
+        try:
+            with database:
+                database.execute("INSERT OR REPLACE INTO capture VALUES (?, ?)", (key, text))
+        finally:
+            database.close()
+    except (OSError, sqlite3.Error, CacheRefused) as error:
+        logger.warning("the capture is not kept: %s", error)
