@@ -28,6 +28,10 @@ INK, PALE, EAGER, PLANNED = "#1f2328", "#d8dee4", "#bc4c00", "#0969da"
 UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
 
 
+LEAST_OF_EAGER = 0.95
+"""Of eager's peak: what the buffers of its plan account for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """``memory_bytes``: the most in memory during each run of an operator; the first ``forward`` are forward runs."""
@@ -49,9 +53,10 @@ def planned_timeline(plan: Plan) -> Timeline:
 def eager_timeline(plan: Plan) -> Timeline:
     """What eager's own step holds. ``plan``: by the variant ``pytorch``.
 
-    A plan counts outputs and gradients from the beginning, and eager has each from when it is made. Those are the
-    requests that no buffer serves; the gradients of the outputs come with the backward pass. Raises ``UsageError``
-    where the peak is not the one that the planner found for eager (``eager_peak_bytes``).
+    A plan counts outputs from the beginning, and eager has each from when it is made. Those are the requests that no
+    buffer serves; the gradients of the outputs come with the backward pass. What autograd keeps of which a plan's
+    kernels read the shape alone is not in it. Raises ``UsageError`` where something runs again, or the peak is not near
+    the one that the planner found for eager (``eager_peak_bytes``).
     """
     end = max(buffer.end for buffer in plan.buffers) + 1
     used = [(buffer.begin, buffer.end, buffer.bytes) for buffer in plan.buffers]
@@ -62,7 +67,8 @@ def eager_timeline(plan: Plan) -> Timeline:
     used.append((backward, end, plan.fixed["output_gradients"]))
     later = sum(plan.fixed[kind] for kind in ("outputs", "output_gradients", "gradients"))
     timeline = _timeline(plan, plan.fixed_bytes - later, used)
-    if timeline.peak_bytes != plan.solver["eager_peak_bytes"]:
+    of_eager = timeline.peak_bytes / plan.solver["eager_peak_bytes"]
+    if any(step.kind == "recompute" for step in plan.steps) or not LEAST_OF_EAGER <= of_eager <= 1:
         raise click.UsageError("the first plan is not eager's step: make it with --variant pytorch --budget 100%")
     return timeline
 
@@ -179,13 +185,14 @@ def _text(x: float, y: float, text: str, anchor: str, colour: str = INK) -> str:
 def main(eager_plan: Path, plan: Path, output: Path) -> None:
     """Draw the step of PLAN below eager's, which EAGER_PLAN is of (`monet plan --variant pytorch --budget 100%`)."""
     made = Plan.load(plan)
-    eager, planned = eager_timeline(Plan.load(eager_plan)), planned_timeline(made)
+    of_eager = Plan.load(eager_plan)
+    eager, planned = eager_timeline(of_eager), planned_timeline(made)
     output.write_text(picture(eager, planned, made.budget_bytes))
     content = {
         "plan_sha256": sha256(plan.read_bytes()).hexdigest(),
         "budget_bytes": made.budget_bytes,
         "peak_bytes": made.peak_bytes,
-        "eager_peak_bytes": eager.peak_bytes,
+        "eager_peak_bytes": of_eager.solver["eager_peak_bytes"],
         "runs": len(made.steps),
         "eager_runs": len(eager.memory_bytes),
     }

@@ -33,7 +33,7 @@ def render_summary(summary: Summary, unit: str) -> str:
         (
             "eager's peak",
             show(summary.eager_peak_bytes),
-            f"{_saved(summary.peak_bytes, summary.eager_peak_bytes)}; a budget of 100%",
+            _saved(summary.peak_bytes, summary.eager_peak_bytes),
         ),
         ("eager's step", _seconds(summary.baseline_s), ""),
         (

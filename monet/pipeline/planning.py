@@ -45,7 +45,7 @@ def plan_prepared(
     Raises ``ConfigError``, ``InfeasibleBudget`` and ``SolverError``; ``KeyboardInterrupt`` on Ctrl-C before there is a
     plan that fits.
     """
-    budget_bytes = parse_budget(budget).resolve(prepared.eager_peak_bytes)
+    budget_bytes = parse_budget(budget).resolve(prepared.full_bytes)
     fit = Fit(prepared.lowered, budget_bytes, variant, solving or Solving())
     return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
 

@@ -69,6 +69,11 @@ class Prepared:
     environment: Mapping[str, Any]
 
     @property
+    def full_bytes(self) -> int:
+        """What a budget of 100% is: eager's peak, or what a plan needs to keep everything, if that is more."""
+        return max(self.eager_peak_bytes, self.eager.peak_bytes)
+
+    @property
     def problem(self) -> Problem:
         return self.lowered.problem
 

@@ -49,6 +49,7 @@ class _Builder:
     steps: list[PlanStep] = field(default_factory=list)
     buffers: list[_Buffer] = field(default_factory=list)
     holder: dict[str, _Buffer] = field(default_factory=dict)  # storage → the buffer that has it now
+    sums: dict[str, int] = field(default_factory=dict)  # storage of a sum that grows → how many terms were added
     updated: set[str] = field(default_factory=set)  # parameters and states that have their new contents
     tick: int = 0
 
@@ -92,7 +93,7 @@ class _Builder:
                     f"internal: step {position} ({call.kind} {call.node}) reads {storage}, which is not in memory"
                 )
             self.holder[storage].last = position
-            reads[storage] = self.holder[storage].id
+            reads[self._content(storage)] = self.holder[storage].id
         return reads
 
     def _note_update(self, call: Call) -> None:
@@ -137,7 +138,13 @@ class _Builder:
             raise SolverError(f"internal: in-place step {len(self.steps)} ({call.node}) has no result")
         new = self.catalogue.storage(result)
         self.holder[new] = buffer
-        return {new: buffer.id}
+        if new == old:  # gradients that add up in one memory, which is another content each time
+            self.sums[new] = self.sums.get(new, 0) + 1
+        return {self._content(new): buffer.id}
+
+    def _content(self, storage: str) -> str:
+        """The name of what the storage holds now."""
+        return f"{storage}+{self.sums[storage]}" if storage in self.sums else storage
 
     def finish(self) -> Unrolled:
         """Buffers that outlive the run that makes them end with the last run that uses them, or with the step."""

@@ -97,14 +97,14 @@ def _forward_moments(played: Replay) -> int:
     return sum(moment.stage is None for moment in played.moments)
 
 
-def _step(name: str, problem: Problem, eager: Solution, eager_peak_bytes: int | None = None) -> Step:
-    """``eager_peak_bytes``: where it is known better than by the program's account."""
+def _step(name: str, problem: Problem, eager: Solution, full_bytes: int | None = None) -> Step:
+    """``full_bytes``: what a budget of 100% is, where that is not the program's account of eager."""
     played = replay(problem, eager.runs)
     return Step(
         name=name,
         problem=hashlib.sha256(repr(problem).encode()).hexdigest(),
         baseline_s=played.objective_s,
-        baseline_peak_bytes=played.peak_bytes if eager_peak_bytes is None else eager_peak_bytes,
+        baseline_peak_bytes=played.peak_bytes if full_bytes is None else full_bytes,
         fixed_bytes=problem.fixed_bytes,
         memory_bytes=tuple(moment.bytes for moment in played.moments),
         forward_moments=_forward_moments(played),
@@ -151,7 +151,7 @@ class _ModelPlanner:
             progress=progress,
         )
         self._solving = _solving(options, cores)
-        self.step = _step(self.problem.name, self.problem, self._prepared.eager, self._prepared.eager_peak_bytes)
+        self.step = _step(self.problem.name, self.problem, self._prepared.eager, self._prepared.full_bytes)
 
     @property
     def problem(self) -> Problem:

@@ -187,6 +187,7 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
         "gap": 0.1,
         "exact": True,
         "accumulate": False,
+        "gradients": "freed",
         "cache": False,
         "progress": False,
         "seed": 0,
@@ -214,6 +215,7 @@ def test_defaults_reach_the_planner(api: FakeApi) -> None:
         "exact": False,
         "cache": True,
         "accumulate": False,
+        "gradients": "freed",
     }
     assert options.items() <= api.call.items()
     assert api.call["progress"] is True and api.call["meter"] is on_stderr
