@@ -9,6 +9,7 @@ from monet.commands.operators import operators
 from monet.commands.order import order
 from monet.commands.plan import plan
 from monet.commands.sweep import sweep
+from monet.commands.trace import trace
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,6 +25,7 @@ program.add_command(plan)
 program.add_command(sweep)
 program.add_command(order)
 program.add_command(layout)
+program.add_command(trace)
 program.add_command(operators)
 
 

@@ -26,8 +26,12 @@ ENOUGH_S = 0.06
 MOST_RUNS = 9
 LEAST_SCRATCH_BYTES = 1 << 26
 LEAST_RUNS = 2
+ALIGNMENT = 64
 # What took longer the first time is timed once.
 SLOW_S = 1.0
+# Tensors up to this size share memory of huge pages, so that thousands of them do not take as many arenas.
+SMALL_BYTES = 1 << 20
+SHARED_BYTES = 1 << 24
 # Inputs are kept for the next measurement of equal shapes until they are this many bytes.
 MOST_INPUT_BYTES = 3 << 30
 _NOISE = 1 << 20
@@ -43,6 +47,8 @@ class Bench:
         self._spoilt: set[tuple[Any, ...]] = set()
         self._noise: dict[torch.dtype, torch.Tensor] = {}
         self._scratch: allocator.Arena | None = None
+        self._shared: list[allocator.Arena] = []  # memory for small tensors
+        self._taken = SHARED_BYTES  # of the last of them
 
     def measure(self, implementation: Implementation, values: Mapping[str, Value]) -> Measurement:
         """Raises ``ProfileError`` with torch's reason when the implementation fails on such tensors, and where a result
@@ -51,6 +57,8 @@ class Bench:
         if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
             self._inputs.clear()
             self._homes.clear()
+            self._shared.clear()
+            self._taken = SHARED_BYTES
             self._spoilt.clear()
 
         for name in implementation.inputs():
@@ -175,8 +183,22 @@ class Bench:
         up to twice as long."""
         if value.device.type != "cpu" or not size or not allocator.available():
             return torch.empty(size, dtype=value.dtype, device=value.device)
+        if size * value.dtype.itemsize <= SMALL_BYTES:
+            return self._small(size, value.dtype)
         self._homes[key], base = _mapped(size, value.dtype)
         return base
+
+    def _small(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of ``size`` elements in the memory that small tensors share."""
+        count = size * dtype.itemsize
+        if self._taken + count > SHARED_BYTES:
+            self._shared.append(allocator.Arena([], SHARED_BYTES))
+            self._shared[-1].map()
+            self._taken = 0
+        place = allocator.Arena([[(count, self._taken)]], SHARED_BYTES)
+        place.share(self._shared[-1])
+        self._taken += -(-count // ALIGNMENT) * ALIGNMENT
+        return _served(place, size, dtype)
 
     def _fill(
         self,
@@ -242,11 +264,16 @@ def _mapped(size: int, dtype: torch.dtype) -> tuple[allocator.Arena, torch.Tenso
     count = size * dtype.itemsize
     home = allocator.Arena([[(count, 0)]], count)
     home.map()
-    home.enter(0)
+    return home, _served(home, size, dtype)
+
+
+def _served(arena: allocator.Arena, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of ``size`` elements at the place of the arena's only request."""
+    arena.enter(0)
     try:
-        return home, torch.empty(size, dtype=dtype)
+        return torch.empty(size, dtype=dtype)
     finally:
-        home.leave()
+        arena.leave()
 
 
 def _named(implementation: Implementation, results: Any) -> list[torch.Tensor | None]:

@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
-
 PERIOD_S = 0.2
+"""How long to look before anything is measured."""
+WINDOW_S = 1.0
+"""How long to measure between two looks: the kernel counts in hundredths of a second."""
 SPARE = 0.5
-"""Cores that others always keep busy: no reason for a warning."""
+"""Cores that others always keep busy: no reason to mark anything."""
 
 
-def busy_cores(stat: Path = Path("/proc/stat"), period_s: float = PERIOD_S) -> tuple[float, int] | None:
-    """(cores that were busy while this thread slept for ``period_s``, cores of the machine); None where the system
-    does not tell. Counts in the kernel's ticks of a hundredth of a second."""
-    before = _ticks(stat)
-    time.sleep(period_s)
-    after = _ticks(stat)
-    if before is None or after is None or len(before) != len(after):
-        return None
-    busy = 0.0
-    for (idle, total), (idle_then, total_then) in zip(before, after, strict=True):
-        if total_then > total:
-            busy += 1 - (idle_then - idle) / (total_then - total)
-    return busy, len(after)
+class OtherPrograms:
+    """Looks at the kernel's counters again and again, and tells whether others kept cores from ``threads`` threads of
+    this process since the look before.
 
+    ``busy``: how many cores they kept busy on average over the last look that found too many; 0 before there is one.
+    """
 
-def warn_if_busy(threads: int, kept_in: Path | None) -> None:
-    """Logs a warning where fewer than ``threads`` cores are free; ``kept_in``: the file that will hold the times."""
-    found = busy_cores()
-    if found is None:
-        return
-    busy, cores = found
-    if cores - busy < min(threads, cores) - SPARE:
-        logger.warning(
-            "other programs keep %.1f of %d cores busy: times measured now are too long, those of small operators by "
-            "far%s",
-            busy,
-            cores,
-            f"; {kept_in} keeps them: delete it to measure again" if kept_in is not None else "",
-        )
+    def __init__(self, threads: int, stat: Path = Path("/proc/stat")) -> None:
+        self._threads = threads
+        self._stat = stat
+        self._before = _ticks(stat)
+        self._own_s = time.process_time()
+        self._at = time.perf_counter()
+        self.busy = 0.0
+
+    @property
+    def window_s(self) -> float:
+        """Seconds since the last look."""
+        return time.perf_counter() - self._at
+
+    def took_cores(self) -> bool:
+        """Whether others did since the last look; False where the system does not tell."""
+        ticks, own_s, now = _ticks(self._stat), time.process_time(), time.perf_counter()
+        before, own, passed = self._before, own_s - self._own_s, now - self._at
+        self._before, self._own_s, self._at = ticks, own_s, now
+        if ticks is None or before is None or len(ticks) != len(before) or passed <= 0:
+            return False
+        used = 0.0
+        for (idle, total), (idle_then, total_then) in zip(before, ticks, strict=True):
+            if total_then > total:
+                used += 1 - (idle_then - idle) / (total_then - total)
+        others = used - own / passed
+        if len(ticks) - others >= min(self._threads, len(ticks)) - SPARE:
+            return False
+        self.busy = others
+        return True
 
 
 def _ticks(stat: Path) -> list[tuple[int, int]] | None:

@@ -17,31 +17,35 @@ FORMAT = 3
 
 
 class ProfileCache:
-    """Measurements on disk by key, beside those of other formats. Safe for several processes."""
+    """Measurements on disk by key, beside those of other formats. Safe for several processes.
+
+    What was measured while other programs kept the machine busy is kept apart, until a quiet measurement is there.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_folder() / "profile.sqlite3"
         self._database = open_table("measurement", "value TEXT", self.path)
 
-    def get(self, key: str) -> Measurement | None:
-        """What was last put there; None if nothing, or if it cannot be read, which is said."""
-        row = self._database.execute("SELECT value FROM measurement WHERE key = ?", (_in_format(key),)).fetchone()
+    def get(self, key: str, *, busy: bool = False) -> Measurement | None:
+        """What was last put there; None if nothing, or if it cannot be read, which is said. ``busy``: of a machine that
+        was busy."""
+        row = self._database.execute("SELECT value FROM measurement WHERE key = ?", (_in_format(key, busy),)).fetchone()
         try:
             return decode(row[0], Measurement) if row is not None else None
         except Unreadable as error:
             logger.warning("a measurement that was kept cannot be read, and is made again: %s", error)
             return None
 
-    def put(self, entries: Iterable[tuple[str, Measurement]]) -> None:
+    def put(self, entries: Iterable[tuple[str, Measurement]], *, busy: bool = False) -> None:
         with self._database:
             self._database.executemany(
                 "INSERT OR REPLACE INTO measurement VALUES (?, ?)",
-                [(_in_format(key), encode(value, Measurement)) for key, value in entries],
+                [(_in_format(key, busy), encode(value, Measurement)) for key, value in entries],
             )
 
     def close(self) -> None:
         self._database.close()
 
 
-def _in_format(key: str) -> str:
-    return f"format {FORMAT}|{key}"
+def _in_format(key: str, busy: bool) -> str:
+    return f"{'busy machine|' if busy else ''}format {FORMAT}|{key}"

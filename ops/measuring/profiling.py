@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,10 +13,12 @@ from tqdm import tqdm
 from monet.measurement import Measurement
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
-from monet.ops.measuring.busy_machine import warn_if_busy
+from monet.ops.measuring.busy_machine import PERIOD_S, WINDOW_S, OtherPrograms
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.signature import environment, signature
 from monet.ops.offers.implementation import Implementation
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,32 +44,84 @@ def implementations(catalogue: Catalogue) -> Iterator[Implementation]:
 
 
 def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress: bool = False) -> Profile:
-    """Measure every implementation that the cache does not know; each result is stored at once, so an
-    interrupted run goes on where it stopped. ``measured`` counts what was run."""
-    device = catalogue.graph.device
-    where = environment(device)
+    """Measure every implementation that the cache does not know. ``measured`` counts what was run.
+
+    Results are stored about once a second, and where the run is interrupted, so that the next one goes on there. What
+    was measured while other programs kept the machine busy is marked, and measured again by the first run that finds it
+    quiet.
+    """
+    where = environment(catalogue.graph.device)
     wanted = {signature(i, catalogue.values): i for i in implementations(catalogue)}
     known: dict[str, Measurement] = {}
+    marked: dict[str, Measurement] = {}
     if cache is not None:
         known = {key: found for key in wanted if (found := cache.get(f"{where}|{key}")) is not None}
+        marked = {
+            key: found
+            for key in wanted
+            if key not in known and (found := cache.get(f"{where}|{key}", busy=True)) is not None
+        }
+    others = OtherPrograms(torch.get_num_threads())
+    if marked:
+        time.sleep(PERIOD_S)
+        if others.took_cores():
+            known |= marked
+            _warn(others, len(marked), len(wanted), cache)
     missing = {key: i for key, i in wanted.items() if key not in known}
-    if missing:
-        warn_if_busy(torch.get_num_threads(), None if cache is None else cache.path)
     bench = Bench()
     # Biggest tensors first: memory is made resident once, and the estimate of what is left is safe.
     order = sorted(missing, key=lambda k: (-_bytes(missing[k], catalogue), k))
     weights = {key: _bytes(missing[key], catalogue) + (1 << 16) for key in order}
+    store = _Store(where, cache, others)
     with tqdm(
         total=sum(weights.values()), desc="measuring operators", disable=not progress or not missing,
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
     ) as bar:  # fmt: skip
-        for key in order:
-            with torch.no_grad():
-                known[key] = bench.measure(missing[key], catalogue.values)
-            if cache is not None:
-                cache.put([(f"{where}|{key}", known[key])])
-            bar.update(weights[key])
+        try:
+            for key in order:
+                with torch.no_grad():
+                    known[key] = bench.measure(missing[key], catalogue.values)
+                store.add(key, known[key])
+                bar.update(weights[key])
+        finally:
+            store.flush()
+    if store.marked:
+        _warn(others, store.marked, len(wanted), cache)
     return Profile(where, known, len(missing))
+
+
+class _Store:
+    """Measurements on their way to the cache: a window's, which are marked where others were at work in it."""
+
+    def __init__(self, where: str, cache: ProfileCache | None, others: OtherPrograms) -> None:
+        self._where, self._cache, self._others = where, cache, others
+        self._waiting: list[tuple[str, Measurement]] = []
+        self.marked = 0
+
+    def add(self, key: str, measurement: Measurement) -> None:
+        self._waiting.append((f"{self._where}|{key}", measurement))
+        if self._others.window_s >= WINDOW_S:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        busy = self._others.took_cores()
+        self.marked += len(self._waiting) * busy
+        if self._cache is not None:
+            self._cache.put(self._waiting, busy=busy)
+        self._waiting = []
+
+
+def _warn(others: OtherPrograms, marked: int, wanted: int, cache: ProfileCache | None) -> None:
+    logger.warning(
+        "other programs kept %.1f cores busy while %d of %d operators were measured: their times are too long, those "
+        "of small operators by far%s",
+        others.busy,
+        marked,
+        wanted,
+        "; they are measured again when the machine is quiet" if cache is not None else "",
+    )
 
 
 def _bytes(implementation: Implementation, catalogue: Catalogue) -> int:

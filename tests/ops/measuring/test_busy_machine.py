@@ -1,15 +1,20 @@
-"""Other programs' work is told from the kernel's counters, and only where it takes cores from the measured ones."""
+"""Other programs' work is told from the kernel's counters; what was measured beside it is marked and measured again."""
 
 from __future__ import annotations
 
 import logging
-import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from monet.ops.measuring import busy_machine
-from monet.ops.measuring.busy_machine import busy_cores, warn_if_busy
+from monet.capture import capture
+from monet.ops.catalogue import catalogue
+from monet.ops.measuring import busy_machine, profiling
+from monet.ops.measuring.busy_machine import OtherPrograms
+from monet.ops.measuring.cache import ProfileCache
 
 
 def write(path: Path, *cores: tuple[int, int]) -> None:
@@ -19,34 +24,70 @@ def write(path: Path, *cores: tuple[int, int]) -> None:
     path.write_text("\n".join([*lines, "intr 7"]) + "\n")
 
 
-def test_ticks_of_busy_cores_are_counted(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    write(stat, (100, 50), (100, 50), (100, 50))
-    timer = threading.Timer(0.1, write, (stat, (110, 50), (105, 55), (100, 60)))
-    timer.start()
-    found = busy_cores(stat, 0.4)
-    timer.join()
-    assert found is not None
-    assert found[0] == pytest.approx(1.5) and found[1] == 3
+class Clock:
+    """The time of this process's look at the counters."""
 
-
-def test_a_system_that_does_not_tell(tmp_path: Path) -> None:
-    assert busy_cores(tmp_path / "none", 0.0) is None
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed_s = self.own_s = 0.0
+        monkeypatch.setattr(busy_machine.time, "perf_counter", lambda: self.passed_s)
+        monkeypatch.setattr(busy_machine.time, "process_time", lambda: self.own_s)
 
 
 @pytest.mark.parametrize(
-    ("busy", "cores", "threads", "said"),
-    [(0.1, 2, 2, False), (1.0, 2, 2, True), (1.0, 2, 1, False), (1.9, 2, 1, True), (20.0, 64, 2, False)],
+    ("threads", "own_s", "took"),
+    [(2, 0.0, True), (1, 0.0, True), (2, 0.5, True), (2, 1.2, False), (1, 1.0, False)],
 )
-def test_a_warning_where_cores_are_missing(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    busy: float,
-    cores: int,
-    threads: int,
-    said: bool,
+def test_what_this_process_uses_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, own_s: float, took: bool
 ) -> None:
-    monkeypatch.setattr(busy_machine, "busy_cores", lambda: (busy, cores))
-    with caplog.at_level(logging.WARNING):
-        warn_if_busy(threads, Path("here.sqlite3"))
-    assert (f"{busy:.1f} of {cores} cores busy" in caplog.text) == said == ("here.sqlite3 keeps them" in caplog.text)
+    """Of two cores, 1.6 are busy."""
+    stat, clock = tmp_path / "stat", Clock(monkeypatch)
+    write(stat, (100, 50), (100, 50))
+    others = OtherPrograms(threads, stat)
+    write(stat, (110, 140), (130, 120))
+    clock.passed_s, clock.own_s = 1.0, own_s
+    assert others.window_s == 1.0
+    assert others.took_cores() == took
+    assert others.busy == (pytest.approx(1.6 - own_s) if took else 0.0)
+    clock.passed_s += 1.0
+    write(stat, (210, 140), (230, 120))
+    assert not others.took_cores(), "it looks at what was since the look before"
+
+
+def test_a_system_that_does_not_tell(tmp_path: Path) -> None:
+    assert not OtherPrograms(2, tmp_path / "none").took_cores()
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the machine is busy from now on: its last item."""
+    state = [False]
+
+    def took_cores(self: OtherPrograms) -> bool:
+        self.busy = 1.3 if state[-1] else self.busy
+        return state[-1]
+
+    monkeypatch.setattr(OtherPrograms, "took_cores", took_cores)
+    return state
+
+
+def test_busy_measurements_are_made_again_when_it_is_quiet(
+    tmp_path: Path, busy: list[bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "PERIOD_S", 0.0)
+    offers = catalogue(capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.ones(2, 4),)).graph)
+
+    def profiled() -> tuple[int, str]:
+        caplog.clear()
+        with closing(ProfileCache(tmp_path / "profile.sqlite3")) as cache, caplog.at_level(logging.WARNING):
+            return profiling.profile(offers, cache=cache).measured, caplog.text
+
+    busy.append(True)
+    count, said = profiled()
+    assert count > 0 and f"1.3 cores busy while {count} of {count} operators" in said
+    again, said = profiled()
+    assert again == 0 and "measured again when the machine is quiet" in said
+    busy.append(False)
+    assert profiled() == (count, "")
+    busy.append(True)
+    assert profiled() == (0, ""), "what was measured in quiet stays"

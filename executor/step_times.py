@@ -1,0 +1,40 @@
+"""Seconds of every step of a plan, where it runs: in its arena, between its neighbours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from monet.executor.runner import Runner
+
+
+class StepTimes:
+    """A context in which a runner's passes are timed. ``passes``: of each forward and each backward pass, (step,
+    seconds) in order; a step's seconds have the views that it reads and what is released after it."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._enter, self._leave = runner._enter, runner._leave
+        self._began: list[tuple[int, float]] = []
+        self.passes: list[Sequence[tuple[int, float]]] = []
+
+    def __enter__(self) -> StepTimes:
+        self._runner._enter, self._runner._leave = self._timed_enter, self._timed_leave
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner._enter, self._runner._leave = self._enter, self._leave
+
+    def _timed_enter(self, handle: int, step: int) -> None:
+        self._began.append((step, time.perf_counter()))
+        self._enter(handle, step)
+
+    def _timed_leave(self) -> None:
+        ended = time.perf_counter()
+        self._leave()
+        began, self._began = self._began, []
+        ends = [*(at for _, at in began[1:]), ended]
+        self.passes.append([(step, end - at) for (step, at), end in zip(began, ends, strict=True)])

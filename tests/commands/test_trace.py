@@ -1,0 +1,65 @@
+"""``monet trace``: every step of a plan timed in its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import monet
+from monet.cli import program
+from monet.executor.step_times import StepTimes
+from monet.models.examples import tiny_resnet
+from monet.plans.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "tiny.plan.json"
+    done = CliRunner().invoke(
+        program, ["plan", "tiny.yaml", "--budget", "75%", "--time-limit", "5", "--quiet", "--output", str(path)]
+    )
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def test_every_step_is_timed(planned: Path, tmp_path: Path) -> None:
+    written = tmp_path / "trace.json"
+    done = CliRunner().invoke(
+        program, ["trace", "tiny.yaml", str(planned), "--runs", "2", "--json", str(written), "--quiet"]
+    )
+    assert done.exit_code == 0, done.output
+    plan, found = Plan.load(planned), json.loads(written.read_text())
+    assert [(s["step"], s["kind"], s["node"]) for s in found["steps"]] == [
+        (n, step.kind, step.node) for n, step in enumerate(plan.steps)
+    ]
+    assert all(step["measured_s"] > 0 and step["predicted_s"] > 0 for step in found["steps"])
+    assert found["runs"] == 2 and found["predicted_s"] == plan.solver["objective_s"]
+    assert sum(step["measured_s"] for step in found["steps"]) < found["whole_s"]
+    # The plan's prediction is the sum of its steps', which are the same measurements.
+    assert sum(step["predicted_s"] for step in found["steps"]) == pytest.approx(found["predicted_s"], rel=0.02)
+    for word in ("forward", "recompute", "backward", "all steps", "the whole step", "convolution"):
+        assert word in done.output
+
+
+def test_a_plan_of_another_model_is_refused(planned: Path) -> None:
+    done = CliRunner().invoke(program, ["trace", "tiny.yaml", str(planned), "--batch", "2", "--quiet"])
+    assert done.exit_code == 1 and "plan" in done.output and "Traceback" not in done.output
+
+
+def test_timing_ends_with_its_context() -> None:
+    torch.manual_seed(0)
+    model, x = tiny_resnet(classes=10), torch.randn(2, 3, 32, 32)
+    plan = monet.plan(model, x, budget="10GB", time_limit_s=5.0)
+    module = monet.MonetModule(model, plan)
+    runner = module._step.runner
+    before = runner._enter, runner._leave
+    with StepTimes(runner) as times:
+        module(x).sum().backward()
+    assert (runner._enter, runner._leave) == before
+    assert [step for timed in times.passes for step, _ in timed] == list(range(len(plan.steps)))
+    module(x).sum().backward()
+    assert len(times.passes) == 2
