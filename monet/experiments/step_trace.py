@@ -88,10 +88,10 @@ def trace_config(config: Config, plan: Plan, *, runs: int, progress: bool) -> St
     predicted = _predicted(plan, planned_catalogue(module._step.graph, plan))
     where = _described(module._step.graph)
     steps = []
-    for number, step in enumerate(plan.steps):
-        family, line = where(step.node)
+    for number, of in enumerate(plan.steps):
+        family, line = where(of.node)
         in_place_s = median(seconds[number])
-        named = step.kind, step.node, step.implementation, family
+        named = of.kind, of.node, of.implementation, family
         steps.append(TracedStep(number, *named, predicted[number], in_place_s, line))
     return StepTrace(tuple(steps), float(plan.solver["objective_s"]), median(whole), runs)
 

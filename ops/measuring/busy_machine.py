@@ -26,6 +26,7 @@ class OtherPrograms:
         self._before = _ticks(stat)
         self._own_s = time.process_time()
         self._at = time.perf_counter()
+        self._took = False
         self.busy = 0.0
 
     @property
@@ -34,10 +35,14 @@ class OtherPrograms:
         return time.perf_counter() - self._at
 
     def took_cores(self) -> bool:
-        """Whether others did since the last look; False where the system does not tell."""
+        """Whether others did since the last look; False where the system does not tell. What was too short to be
+        counted is as it was before."""
+        if 0 < self.window_s < PERIOD_S:
+            return self._took
         ticks, own_s, now = _ticks(self._stat), time.process_time(), time.perf_counter()
         before, own, passed = self._before, own_s - self._own_s, now - self._at
         self._before, self._own_s, self._at = ticks, own_s, now
+        self._took = False
         if ticks is None or before is None or len(ticks) != len(before) or passed <= 0:
             return False
         used = 0.0
@@ -45,10 +50,10 @@ class OtherPrograms:
             if total_then > total:
                 used += 1 - (idle_then - idle) / (total_then - total)
         others = used - own / passed
-        if len(ticks) - others >= min(self._threads, len(ticks)) - SPARE:
-            return False
-        self.busy = others
-        return True
+        self._took = len(ticks) - others < min(self._threads, len(ticks)) - SPARE
+        if self._took:
+            self.busy = others
+        return self._took
 
 
 def _ticks(stat: Path) -> list[tuple[int, int]] | None:

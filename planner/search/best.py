@@ -76,5 +76,9 @@ class CloseEnough(Exception):
     """The best plan is within the gap of a bound: ends a solve from its progress report."""
 
 
+class GiveWay(Exception):
+    """What is left of the time is better spent on a proof: ends a solve from its progress report."""
+
+
 class GoodEnough(Exception):
     """A plan as good as was asked for is in hand, or is proven not to exist."""

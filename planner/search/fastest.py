@@ -47,7 +47,8 @@ FEW_GAP_SHARE = 0.1
 """Of the gap: how near to the bound of the program with few stages its search ends. That bound is about few plans, so
 the search goes on until the plan is near a bound on all of them, or there is nothing left to find."""
 PLANS_SHARE = 0.6
-"""Until which share of the time limit an exact program is solved; what is left goes to the bound on every plan."""
+"""Until which share of the time limit an exact program is solved; what is left goes to the bound on every plan, where
+the windowed program's plan is not near one by then."""
 LARGEST, LARGEST_WINDOWED = 3_000_000, 400_000
 """Entries of the memory rows of the largest program with few stages, and with windows, that is built. Where the
 windowed one may be built, it finds the better plans."""
@@ -179,7 +180,8 @@ def _search_windows(hunt: Hunt, scope: Scope, budget_bytes: int) -> Search:
         hunt.improve(small, now_s + FIRST_SHARE * solving.time_limit_s)
     program = build(best.problem, budget_bytes, scope, needed_besides(best.problem, best.runs, scope))
     full = program.scope == "full"
-    search = hunt.run(program, first_s, solving.time_limit_s * (1.0 if full or best.runs is None else PLANS_SHARE))
+    turn_s = float("inf") if full or best.runs is None else PLANS_SHARE * solving.time_limit_s
+    search = hunt.run(program, first_s, turn_s=turn_s)
     if solving.prove and best.runs is not None and hunt.status != "interrupted" and not full:
         full_s, hunt.status = bound_full_program(search, budget_bytes, solving.time_limit_s)
         hunt.known = max(hunt.known, full_s)

@@ -74,11 +74,20 @@ class Hunt:
         """Improves stretches of the best plan in ``program`` until the clock shows ``until_s``."""
         self.search(program).improve(until_s)
 
-    def run(self, program: Program, first_s: float, until_s: float | None = None, gap: float | None = None) -> Search:
+    def run(
+        self,
+        program: Program,
+        first_s: float,
+        until_s: float | None = None,
+        gap: float | None = None,
+        turn_s: float = float("inf"),
+    ) -> Search:
         """Improves stretches until the clock shows ``first_s``, then solves the whole program until it shows
-        ``until_s`` (None: the time limit); its bound and status are the hunt's. ``gap`` as for ``search``."""
+        ``until_s`` (None: the time limit); its bound and status are the hunt's. ``gap`` as for ``search``, ``turn_s``
+        as for ``Search``."""
         self.scope, self.size = program.scope, (len(program.rows.costs), len(program.rows.lower))
         search = self.search(program, until_s, gap)
+        search.turn_s = turn_s
         try:
             search.improve(first_s)
             self.status = search.run()

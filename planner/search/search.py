@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from monet.errors import SolverError
-from monet.planner.search.best import ROUNDING, Clock, CloseEnough, GoodEnough
+from monet.planner.search.best import ROUNDING, Clock, CloseEnough, GiveWay, GoodEnough
 from monet.planner.search.companion import Companion
 from monet.planner.search.ground import Ground
 from monet.planner.search.neighbourhoods import NODES, improve
 from monet.planner.solvers.model import Answer, Limits, Tick
 from monet.planner.solvers.rows import Floats
+
+PROVEN_ENOUGH = 0.01
+"""Within this gap of a bound on every plan a proof is good, and time goes to better plans."""
 
 
 @dataclass(slots=True)
@@ -24,7 +27,8 @@ class Search:
     """``bound``: no point of the program has a smaller value; 0 while nothing is proven. ``known``: what is proven of
     every plan, whatever program it is a point of, and ``gap``: how near to that is near enough. ``enough``: a plan of
     this value or less, or a proof that there is none, ends the search with ``GoodEnough``. ``companion``: improve
-    stretches beside the solve of the whole, on a core of its own."""
+    stretches beside the solve of the whole, on a core of its own. ``turn_s``: when the clock shows this, the solve
+    gives way to a proof, unless the best plan is near enough to what is known by then."""
 
     ground: Ground
     clock: Clock
@@ -33,6 +37,8 @@ class Search:
     known: float = 0.0
     gap: float = 0.0
     companion: bool = False
+    turn_s: float = float("inf")
+    _gave_way: bool = False
     _seen: Floats | None = None
 
     def improve(self, until_s: float) -> None:
@@ -60,7 +66,7 @@ class Search:
         with self.beside():
             answer = self._solve(self._tick_beside if self.companion else self._tick_whole)
         if answer is None:
-            return "optimal"
+            return "time_limit" if self._gave_way else "optimal"
         self._found(answer.x)
         if answer.status == "infeasible" and self.ground.best.runs is not None:
             # The window's over-estimates exclude even the plan in hand: nothing is proven about others.
@@ -96,6 +102,9 @@ class Search:
             answer = self.ground.solve(start, Limits(self.clock.left_s(), self.ground.gap), tick)
         except CloseEnough:
             return None
+        except GiveWay:
+            self._gave_way = True
+            return None
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, answer.bound)
         return answer
@@ -126,6 +135,8 @@ class Search:
             self._seen = x
             self.ground.offer(x)
         self._stop_if_enough()
+        if self.clock.elapsed_s() >= self.turn_s and self._gap_to(self.known) > PROVEN_ENOUGH:
+            raise GiveWay
         self.clock.tell(self.ground.best, max(self.bound, self.known))
 
     def _tick_beside(self, x: Floats | None, bound: float | None) -> None:

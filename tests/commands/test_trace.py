@@ -20,7 +20,7 @@ from monet.plans.plan import Plan
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "tiny.plan.json"
     done = CliRunner().invoke(
-        program, ["plan", "tiny.yaml", "--budget", "75%", "--time-limit", "5", "--quiet", "--output", str(path)]
+        program, ["plan", "tiny.yaml", "--budget", "85%", "--time-limit", "5", "--quiet", "--output", str(path)]
     )
     assert done.exit_code == 0, done.output
     return path
@@ -41,7 +41,7 @@ def test_every_step_is_timed(planned: Path, tmp_path: Path) -> None:
     assert sum(step["measured_s"] for step in found["steps"]) < found["whole_s"]
     # The plan's prediction is the sum of its steps', which are the same measurements.
     assert sum(step["predicted_s"] for step in found["steps"]) == pytest.approx(found["predicted_s"], rel=0.02)
-    for word in ("forward", "recompute", "backward", "all steps", "the whole step", "convolution"):
+    for word in ("forward", "backward", "all steps", "the whole step", "convolution"):
         assert word in done.output
 
 

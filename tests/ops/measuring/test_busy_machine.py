@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from monet.capture import capture
 from monet.ops.catalogue import catalogue
-from monet.ops.measuring import busy_machine, profiling
+from monet.ops.measuring import profiling
 from monet.ops.measuring.busy_machine import OtherPrograms
 from monet.ops.measuring.cache import ProfileCache
 
@@ -29,8 +30,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passed_s = self.own_s = 0.0
-        monkeypatch.setattr(busy_machine.time, "perf_counter", lambda: self.passed_s)
-        monkeypatch.setattr(busy_machine.time, "process_time", lambda: self.own_s)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.passed_s)
+        monkeypatch.setattr(time, "process_time", lambda: self.own_s)
 
 
 @pytest.mark.parametrize(
