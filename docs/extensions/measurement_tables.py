@@ -64,11 +64,23 @@ def memory_budget(result: Any) -> Iterable[Row]:
             yield run["model"], names[run["method"]], asked, peak, f"{run['time_ratio']:.2f}"
 
 
+def curves(result: Any) -> Iterable[Row]:
+    """Every contestant of every network; what does not run is left out."""
+    yield "network", "contestant", "asked for", "peak, of eager's", "time, of eager's"
+    for network, runs in result.items():
+        eager = next(run["peak_bytes"] for run in runs if run["contestant"] == "eager")
+        for run in runs:
+            if "time_ratio" in run:
+                asked = "" if run["asked"] is None else f"{run['asked']:g}"
+                yield network, run["contestant"], asked, _share(run["peak_bytes"] / eager), f"{run['time_ratio']:.2f}"
+
+
 TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "step-times": ("step_time.json", step_times),
     "whole-steps": ("whole_step.json", whole_steps),
     "models": ("models.json", models),
     "memory-budget": ("peers.json", memory_budget),
+    "curves": ("curve.json", curves),
 }
 
 

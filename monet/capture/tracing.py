@@ -25,6 +25,7 @@ from monet.capture.captured import Captured, device_type
 from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
 from monet.capture.export_errors import reason, where, with_code, without_reports
+from monet.capture.gradient_layout import with_own_layout
 from monet.capture.gradient_sums import sum_gradients_in_place
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
@@ -142,7 +143,7 @@ def _read(
     reader = JointReader(joint, model, exported.constants, leaves)
     graph = canonical(reader.graph())
     if gradients_leave:
-        graph = sum_gradients_in_place(graph)
+        graph = with_own_layout(sum_gradients_in_place(graph))
     return Captured(graph, exported.constants, exported.in_spec, exported.out_spec, literals, reader.output_literals)
 
 

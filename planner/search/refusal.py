@@ -41,8 +41,8 @@ def refusal(
     advice = "that budget or more, or a smaller batch"
     if budget_bytes < problem.fixed_bytes:
         reason = (
-            f"No plan of {problem.name} fits in ", budget_bytes, ": what is there in any plan (parameters, their "
-            "gradients, inputs, outputs) takes ", problem.fixed_bytes, ".",
+            f"No plan of {problem.name} fits in ", budget_bytes, ": what is there in any plan (parameters, inputs, "
+            "outputs) takes ", problem.fixed_bytes, ".",
         )  # fmt: skip
         advice = "that budget or more"
     elif status == "infeasible":
