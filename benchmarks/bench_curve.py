@@ -421,6 +421,8 @@ def draw(rows: Mapping[str, Any]) -> None:
         axis.set_xlabel("peak, of eager's")
         axis.set_ylabel("step time, of eager's")
         axis.grid(alpha=0.3)
+    for axis in axes.flat[len(rows) :]:
+        axis.set_visible(False)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
     figure.savefig(record.RESULTS / "curve.png", dpi=130)
