@@ -188,7 +188,10 @@ class Arena:
         somebody still holds and that are no part of the arena from now on."""
         kept = int(self._lib.monet_arena_ready(self._program))
         if kept < 0:
-            raise ExecutionError(f"the system refuses an arena of {self.bytes} bytes of address space")
+            raise ExecutionError(
+                f"there is no address space for an arena of {self.bytes} bytes, or too many arenas: each step whose "
+                "gradients somebody keeps leaves one behind. Keep clones of gradients (p.grad.clone())"
+            )
         return kept
 
     def share(self, other: Arena) -> None:

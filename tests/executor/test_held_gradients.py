@@ -411,3 +411,22 @@ def test_random_blocks_survive_moves(seed: int) -> None:
     assert all(bool((block == content).all()) for block, content in held)
     held.clear()
     arena.close()
+
+
+def test_more_places_than_there_are() -> None:
+    """Whoever keeps a gradient of every step is told to keep clones, before anything is overwritten."""
+    arena = allocator.Arena([[(4096, 0)]], 8192, leaves=[{0}])
+    held: list[Tensor] = []
+    with pytest.raises(monet.MonetError, match=r"clones of gradients"):
+        for number in range(1500):
+            arena.ready()
+            arena.enter(0)
+            held.append(torch.empty(1024))
+            arena.leave()
+            held[-1].fill_(number)
+    assert len(held) > 500
+    assert all(bool((block == number).all()) for number, block in enumerate(held))
+    held.clear()
+    gc.collect()
+    assert arena.ready() == 0, "its memory is there again once they are gone"
+    arena.close()
