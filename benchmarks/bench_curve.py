@@ -25,8 +25,6 @@ import gc
 import json
 import math
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,6 +36,7 @@ import click
 import matplotlib as mpl
 import record
 import torch
+from job_process import run_apart
 from matplotlib import pyplot
 from torch import Tensor, nn
 from torch.nn import functional
@@ -53,6 +52,7 @@ PAIRS = 4
 WARM_UP_STEPS = 2
 SEED = 7
 PROCESS_LIMIT_S = 400.0
+_apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
 SHARES = (100, 70, 50, 33)
 BUDGETS = (0.6, 0.2)
 aten = torch.ops.aten
@@ -334,27 +334,12 @@ def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _in_process(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The result of a job, or ``error`` and how its process ended."""
-    answer = folder / "answer.json"
-    answer.unlink(missing_ok=True)
-    command = [sys.executable, __file__, "--job", json.dumps(job), "--answer", str(answer)]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"stopped after {PROCESS_LIMIT_S:g} s"}
-    if answer.is_file():
-        result: dict[str, Any] = json.loads(answer.read_text())
-        return result
-    return {"error": f"the process ended with {ended.returncode}", "stderr": ended.stderr[-600:]}
-
-
 def _contestants(name: str, wanted: Sequence[str], time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def run(contestant: str, asked: Any = None, **more: Any) -> dict[str, Any]:
         job = {"kind": "run", "model": name, "contestant": contestant, "asked": asked, **more}
-        result = {"contestant": contestant, "asked": asked, **_in_process(job, folder)}
+        result = {"contestant": contestant, "asked": asked, **_apart(job, folder)}
         rows.append(result)
         return result
 
@@ -376,7 +361,7 @@ def _contestants(name: str, wanted: Sequence[str], time_limit_s: float, folder: 
             continue
         planning = {"kind": "plan", "model": name, "whole": whole, "shares": shares, "folder": str(folder),
                     "eager_peak_bytes": eager["peak_bytes"], "time_limit_s": time_limit_s}  # fmt: skip
-        planned = _in_process(planning, folder)
+        planned = _apart(planning, folder)
         for share in shares:
             made = planned.get("plans", {}).get(str(share), planned)
             contestant = "unlimited" if share is None else label

@@ -21,11 +21,10 @@ from __future__ import annotations
 import gc
 import json
 import statistics
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +33,7 @@ from typing import Any
 import click
 import record
 import torch
+from job_process import run_apart
 from torch import nn
 from torch.nn import functional
 
@@ -47,6 +47,7 @@ PAIRS = 5
 WARM_UP_STEPS = 2
 SEED = 7
 PROCESS_LIMIT_S = 240.0
+_apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
 RATIOS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
 SHARES = (1.0, 0.9, 0.8, 0.6, 0.5, 0.4)
 METHODS = ("eager", "checkpoint", "memory_budget", "memory_budget_profile", "monet")
@@ -360,24 +361,9 @@ def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _in_process(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The result of a job, or ``error`` and how its process ended."""
-    answer = folder / "answer.json"
-    answer.unlink(missing_ok=True)
-    command = [sys.executable, __file__, "--job", json.dumps(job), "--answer", str(answer)]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"stopped after {PROCESS_LIMIT_S:g} s"}
-    if answer.is_file():
-        result: dict[str, Any] = json.loads(answer.read_text())
-        return result
-    return {"error": f"the process ended with {ended.returncode}", "stderr": ended.stderr[-600:]}
-
-
 def _jobs(name: str, methods: Sequence[str], time_limit_s: float, folder: Path) -> Iterator[dict[str, Any]]:
     """Every configuration of a model as a result; eager first, whose peak the budgets are shares of."""
-    eager = _in_process({"kind": "run", "model": name, "method": "eager", "asked": None}, folder)
+    eager = _apart({"kind": "run", "model": name, "method": "eager", "asked": None}, folder)
     yield {"model": name, "method": "eager", "asked": None, **eager}
     others: list[tuple[str, float | None]] = [
         ("checkpoint", None),
@@ -387,14 +373,14 @@ def _jobs(name: str, methods: Sequence[str], time_limit_s: float, folder: Path) 
     for method, asked in others:
         if method in methods:
             job = {"kind": "run", "model": name, "method": method, "asked": asked}
-            yield {**job, **_in_process(job, folder)}
+            yield {**job, **_apart(job, folder)}
     if "monet" not in methods:
         return
     if not eager.get("peak_bytes"):
         yield {"model": name, "method": "monet", "asked": None, "error": "eager's peak is not known"}
         return
     job = {"kind": "plan", "model": name, "eager_peak_bytes": eager["peak_bytes"], "time_limit_s": time_limit_s}
-    planned = _in_process({**job, "folder": str(folder)}, folder)
+    planned = _apart({**job, "folder": str(folder)}, folder)
     for share in SHARES:
         job = {"kind": "run", "model": name, "method": "monet", "asked": share}
         made = planned.get("plans", {}).get(str(share), planned)
@@ -403,7 +389,7 @@ def _jobs(name: str, methods: Sequence[str], time_limit_s: float, folder: Path) 
             continue
         planning = {"measuring_s": planned["measuring_s"], **made}
         job |= {"plan": planning.pop("path"), "planning": planning}
-        result = {**job, **_in_process(job, folder)}
+        result = {**job, **_apart(job, folder)}
         del result["plan"]
         yield result
 

@@ -38,7 +38,8 @@ class Runner:
         self._enter: Callable[[int, int], None] = _no_arena
         self._leave: Callable[[], None] = lambda: None
         self._handle = 0
-        self._leaving = any(buffer.leaves for buffer in plan.buffers)
+        leaving = {buffer.id for buffer in plan.buffers if buffer.leaves}
+        self._leaving = bool(leaving)
         self._with_crew = False
         library = allocator.library() if self.graph.device.type == "cpu" else None
         if library is not None:
@@ -53,7 +54,6 @@ class Runner:
             shared = [placed.pop() if step.workers else None for step, placed in zip(plan.steps, requests, strict=True)]
             crew = [(0, 0) if last is None or last[1] is None else (last[0], last[1]) for last in shared]
             self._with_crew = any(size for size, _ in crew)
-            leaving = {buffer.id for buffer in plan.buffers if buffer.leaves}
             leaves = [{n for n, buffer in enumerate(step.requests) if buffer in leaving} for step in plan.steps]
             self.arena = allocator.Arena(requests, plan.arena_bytes, crew, leaves)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle

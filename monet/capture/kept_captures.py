@@ -6,6 +6,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -113,11 +114,8 @@ def _attributes(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _read(key: str) -> str | None:
     try:
-        database = open_table("capture", "value TEXT")
-        try:
+        with closing(open_table("capture", "value TEXT")) as database:
             row = database.execute("SELECT value FROM capture WHERE key = ?", (key,)).fetchone()
-        finally:
-            database.close()
     except (OSError, sqlite3.Error, CacheRefused) as error:
         logger.warning("captures that were kept cannot be read: %s", error)
         return None
@@ -126,11 +124,7 @@ def _read(key: str) -> str | None:
 
 def _write(key: str, text: str) -> None:
     try:
-        database = open_table("capture", "value TEXT")
-        try:
-            with database:
-                database.execute("INSERT OR REPLACE INTO capture VALUES (?, ?)", (key, text))
-        finally:
-            database.close()
+        with closing(open_table("capture", "value TEXT")) as database, database:
+            database.execute("INSERT OR REPLACE INTO capture VALUES (?, ?)", (key, text))
     except (OSError, sqlite3.Error, CacheRefused) as error:
         logger.warning("the capture is not kept: %s", error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,11 +30,7 @@ def render_summary(summary: Summary, unit: str) -> str:
         ("  fixed", show(summary.fixed_bytes), ""),
         *((f"    {part}", show(count), "") for part, count in summary.fixed.items()),
         ("everything kept", show(summary.baseline_peak_bytes), _saved(summary.peak_bytes, summary.baseline_peak_bytes)),
-        (
-            "eager's peak",
-            show(summary.eager_peak_bytes),
-            _saved(summary.peak_bytes, summary.eager_peak_bytes),
-        ),
+        ("eager's peak", show(summary.eager_peak_bytes), _saved(summary.peak_bytes, summary.eager_peak_bytes)),
         ("eager's step", _seconds(summary.baseline_s), ""),
         (
             "planned step",
@@ -96,13 +92,19 @@ def render_measurement(summary: Summary, measured: Mapping[str, Any], unit: str)
         ("  in bytes", *("-" if peak is None else str(peak) for peak in peaks)),
         ("resident-set peak", *(_bytes(peak, unit) for peak in residents), "-"),
     ]
-    widths = [max(len(row[column]) for row in table) for column in range(4)]
-    return "\n".join(
+    return "\n".join(table_lines(table))
+
+
+def table_lines(rows: Sequence[tuple[str, ...]], words: Collection[int] = (0,)) -> list[str]:
+    """Rows of equal length as lines: the columns ``words`` to the left, the others, numbers, to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
         "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in table
-    )
+            cell.ljust(width) if column in words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _arena_note(summary: Summary) -> str:

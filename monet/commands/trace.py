@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +47,7 @@ def trace(config: str, plan: Path, batch: int | None, runs: int, json_path: Path
 
 
 def _rendered(found: StepTrace) -> str:
+    from monet.commands.rendering import table_lines
     from monet.experiments.step_trace import by
 
     rows = [("", "steps", "predicted", "in place", "ratio")]
@@ -62,29 +62,16 @@ def _rendered(found: StepTrace) -> str:
             row(kind, *kinds[kind])
     row("all steps", len(found.steps), sum(step.predicted_s for step in found.steps), found.measured_s)
     row("the whole step", 0, found.predicted_s, found.whole_s)
-    lines = _table(rows)
+    lines = table_lines(rows)
     rows = [("operator", "steps", "predicted", "in place", "ratio")]
     for family, of in list(by(found.steps, lambda step: step.family).items())[:_SHOWN]:
         row(family, *of)
-    lines += ["", *_table(rows), ""]
+    lines += ["", *table_lines(rows), ""]
     most = sorted(found.steps, key=lambda step: -abs(step.excess_s))[:_SHOWN]
     table = [("step", "kind", "node", "implementation", "predicted", "in place")]
     table += [(str(s.step), s.kind, s.node, s.implementation, _ms(s.predicted_s), _ms(s.measured_s)) for s in most]
-    return "\n".join([*lines, *_table(table)])
+    return "\n".join([*lines, *table_lines(table, words=(1, 2, 3))])
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Words to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    numeric = [rows[0][column] in ("steps", "predicted", "in place", "ratio", "step") for column in range(len(widths))]
-    return [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ).rstrip()
-        for row in rows
-    ]

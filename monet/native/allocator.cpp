@@ -8,7 +8,8 @@
 // deleter only gets a pointer, and raw_allocate demands that pointer and context be the same.
 //
 // arena.h has what is served, move.h what outlives a step, recorder.h what is recorded, workers.h the other threads;
-// here are the allocator that asks all three, and the functions that Python calls. It is one library, built from this file.
+// here are the allocator that asks all of them, and the functions that Python calls. It is one library, built from this
+// file.
 //
 //   base               base + 64 (what PyTorch sees, 64-byte aligned)
 //   | Header .......... | n bytes ............... |
@@ -145,7 +146,8 @@ void monet_reset_peak() { peak_bytes.store(live_bytes.load()); }
 // leaves: 1 for a request whose block outlives the step. crew: how many other threads a parallel loop has. crew_offset,
 // crew_bytes: their region in each step.
 Program* monet_program_create(int64_t steps, const int64_t* step_begin, const int64_t* sizes, const int64_t* offsets,
-                              const int64_t* leaves, int64_t arena_bytes, int crew, const int64_t* crew_offset, const int64_t* crew_bytes) {
+                              const int64_t* leaves, int64_t arena_bytes, int crew, const int64_t* crew_offset,
+                              const int64_t* crew_bytes) {
   auto* program = new Program;
   program->step_begin.assign(step_begin, step_begin + steps + 1);
   program->sizes.assign(sizes, sizes + step_begin[steps]);

@@ -6,6 +6,10 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
 
 #include "arena.h"
 
@@ -68,8 +72,8 @@ void move_pages(uintptr_t from, uintptr_t to, const Run& run) {
   if (moved == MAP_FAILED) madvise(old, bytes, MADV_DONTNEED);
 }
 
-// Moves the arena away from the blocks that are held. Returns the bytes of their pages, 0 where there are none; -1 where
-// no address space is left for another arena.
+// Moves the arena away from the blocks that are held. Returns the bytes of their pages, 0 where there are none; -1
+// where no address space is left for another arena.
 int64_t move_away(Home& home) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   Range& old = *home.range;

@@ -20,13 +20,13 @@ from monet.ops.measuring.signature import signature
 from monet.ops.offers.contents import Contents, Operators
 from monet.ops.offers.implementation import Implementation
 from monet.ops.strides import has_strides
+from monet.plans.plan import aligned
 
 # Enough repetitions for a short operator, few for a long one.
 ENOUGH_S = 0.06
 MOST_RUNS = 9
 LEAST_SCRATCH_BYTES = 1 << 26
 LEAST_RUNS = 2
-ALIGNMENT = 64
 # What took longer the first time is timed once.
 SLOW_S = 1.0
 # Tensors up to this size share memory of huge pages, so that thousands of them do not take as many arenas.
@@ -197,7 +197,7 @@ class Bench:
             self._taken = 0
         place = allocator.Arena([[(count, self._taken)]], SHARED_BYTES)
         place.share(self._shared[-1])
-        self._taken += -(-count // ALIGNMENT) * ALIGNMENT
+        self._taken += aligned(count)
         return _served(place, size, dtype)
 
     def _fill(
