@@ -80,7 +80,8 @@ def backward_pass(walk: Walk) -> Iterator[Stage]:
     for stage in range(len(walk.index.problem.backward)):
         best = best_trial(partial(_stage_trials, walk, stage))
         walk.adopt(best.walk)
-        walk.drop([n for n in walk.present if not walk.index.needed(n, stage + 1)])
+        last = walk.index.last
+        walk.drop([n for n in walk.present if last.get(n, -1) <= stage])
         runs_again += len(best.choice.recompute)
         if runs_again > MOST_AGAIN:
             raise DoesNotFit
@@ -165,8 +166,10 @@ def _run_again(walk: Walk, rerun: _Rerun) -> tuple[float, Run]:
     seconds = best.own_s + best.lost_s
     for v in rerun.made:
         seconds += make_intermediate(walk, v, rerun.base_bytes, rerun.read_later | set(v.reads), stage)
-    walk.drop([n for n in walk.present if n not in rerun.read_later and not index.needed(n, stage)])
     made = tuple(v.id for v in rerun.made)
+    # All else that is present is needed at this stage, or read later: each stage ends by dropping what is not.
+    touched = {*rerun.reads, *index.problem.forward[rerun.operator].outputs, *made} - rerun.read_later
+    walk.drop([n for n in touched if not index.needed(n, stage)])
     return seconds, Run(index.problem.forward[rerun.operator].id, best.choice.name, made)
 
 

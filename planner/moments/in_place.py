@@ -32,7 +32,7 @@ def in_place(index: Index, runs: Runs, *, larger: bool = True) -> Runs:
             had = next(q for q in problem.forward[i].implementations if q.name == run.implementation)
             same = [q for q in index.runs_again[i] if q.recompute_reads == had.recompute_reads]
             allowed = [q for q in same if larger or _bytes(q, again=True) <= _bytes(had, again=True)]
-            q = _best(index, i, run, [*allowed, had], wanted, again=True)
+            q = _best(index, i, run, allowed, had, wanted, again=True)
             made = {n for n in problem.forward[i].outputs if n not in index.pinned and n not in q.recompute_reads}
             _before(index, i, run, wanted, made)
             wanted |= set(q.recompute_reads)
@@ -43,22 +43,33 @@ def in_place(index: Index, runs: Runs, *, larger: bool = True) -> Runs:
         i = position[run.operator]
         had = next(q for q in problem.forward[i].implementations if q.name == run.implementation)
         allowed = [q for q in index.runs_forward[i] if larger or _bytes(q, again=False) <= _bytes(had, again=False)]
-        q = _best(index, i, run, [*allowed, had], wanted, again=False)
+        q = _best(index, i, run, allowed, had, wanted, again=False)
         _before(index, i, run, wanted, set(problem.forward[i].outputs))
         forward.append(Run(run.operator, q.name, run.intermediates))
     return Runs(tuple(reversed(forward)), tuple(reversed(stages)))
 
 
 def _best(
-    index: Index, i: int, run: Run, offered: Sequence[ForwardImplementation], wanted: Set[str], *, again: bool
+    index: Index,
+    i: int,
+    run: Run,
+    allowed: Sequence[ForwardImplementation],
+    had: ForwardImplementation,
+    wanted: Set[str],
+    *,
+    again: bool,
 ) -> ForwardImplementation:
-    """The fastest that destroys nothing that is wanted after the run; of equals, the one that needs least memory."""
+    """The fastest that destroys nothing that is wanted after the run; of equals, the one that needs least memory.
+
+    ``had`` where there is none: it was no plan before either, and replaying it will say so.
+    """
     spoilt = wanted | {name for v in index.intermediates[i] if v.id in run.intermediates for name in v.reads}
 
     def cost(q: ForwardImplementation) -> tuple[float, int]:
         return (recompute_cost(q)[0] if again else q.time_s), _bytes(q, again=again)
 
-    return min((q for q in offered if q.overwrites is None or q.overwrites not in spoilt), key=cost)
+    usable = (q for q in (*allowed, had) if q.overwrites is None or q.overwrites not in spoilt)
+    return min(usable, key=cost, default=had)
 
 
 def _bytes(q: ForwardImplementation, *, again: bool) -> int:

@@ -36,7 +36,7 @@ from monet.planner.solution import Runs, Solution
 
 log = logging.getLogger(__name__)
 
-MOMENTS_SHARE = 0.25
+MOMENTS_SHARE = 0.5
 """Of the time limit: how long the program of moments is looked at, at most, where there are others."""
 WINDOWED_MOMENTS, WINDOWED_FIRST = 0.04, 0.3
 CONSTRUCTION_SHARE = 0.25

@@ -2,7 +2,8 @@
 
     linear relaxation  →  a bound on every plan in the captured order: its scope is ``full``
                        →  what it decides is fixed, the few fractions are solved for: a point, its plan, a replay
-                       →  where that exceeds the budget: repaired; a moment more, or a reserve, and again
+                       →  where that exceeds the budget: a reserve at the turnaround until a first plan fits;
+                          then repaired; a moment more, or a reserve, and again
 
 The linear relaxation leaves a few dozen of thousands of columns fractional, so the second step takes a tenth of a
 second and loses some tenths of a percent; branch and bound on all columns finds no such points in as many seconds.
@@ -37,6 +38,8 @@ POINT_S, POINT_GAP = 2.0, 5e-4
 """Limits of the solve for what the relaxation leaves open."""
 STALE_ROUNDS = 8
 """Plans in a row that are no better than the best, at most, once there is one."""
+QUICK_ROUNDS = 5
+"""Programs of the turnaround alone that are solved, with more set aside each time, until one's plan fits."""
 LEAST_GAIN = 1e-4
 """Relative; a plan that is better by less is no better."""
 LEAST_STEP = 0.002
@@ -88,6 +91,12 @@ class MomentSearch:
             KeyboardInterrupt: on Ctrl-C.
         """
         program = moment_program(self.index, self.budget_bytes)
+        first = self._first(program, until_s)
+        if first is None:
+            return
+        self._offer(*first, until_s)
+        if self.is_close():
+            return
         stale = 0
         while stale < STALE_ROUNDS and self._left_s(until_s) > 0:
             known = self.best.value
@@ -109,6 +118,21 @@ class MomentSearch:
                 program = moment_program(self.index, self.budget_bytes, moments)
             elif not self._set_aside_more(program, cost):
                 return
+
+    def _first(self, program: MomentProgram, until_s: float) -> tuple[Runs, Replay] | None:
+        """A plan of the turnaround alone, the first that fits or the last one made. Its program is solved in tenths of
+        a second, so a first plan is there before the repair of a deep network's would be."""
+        made: tuple[Runs, Replay] | None = None
+        for _ in range(QUICK_ROUNDS):
+            new = self._plan(program, until_s)
+            if new is None:
+                break
+            made = new
+            self.seen.append(made)
+            if made[1].peak_bytes <= self.budget_bytes or not self._set_aside_more(program, made[1]):
+                break
+        self.reserves.clear()
+        return made
 
     def prove(self, until_s: float, planned: Search | None = None) -> None:
         """Branch and bound on the program of moments, until the best plan is within the gap of the bound or the clock

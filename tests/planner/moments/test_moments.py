@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plan_front import front, tight_problems
 from planner_problems import best_by_exhaustion, chain, problems, repeated, repeated_problems
 
-from monet.errors import InfeasibleBudget
+from monet.errors import InfeasibleBudget, InvalidPlan
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.moments.in_place import in_place
 from monet.planner.moments.plans import plan_of
@@ -23,7 +23,7 @@ from monet.planner.replay import replay
 from monet.planner.search import Solving, plan_problem
 from monet.planner.search.best import BestPlan, Clock
 from monet.planner.search.moments import MomentSearch
-from monet.planner.solution import Runs
+from monet.planner.solution import Run, Runs, Stage
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Answer, Limits, Model
 
@@ -123,6 +123,22 @@ def test_what_is_overwritten_is_not_read_later(problem: Problem, extra: int) -> 
     assume(runs is not None)
     assert runs is not None
     assert replay(problem, runs).peak_bytes <= problem.fixed_bytes + extra
+
+
+def test_a_run_that_must_destroy_what_is_read_later_is_left_to_the_replay() -> None:
+    problem = chain(3)
+    first = problem.forward[1]
+    only = replace(first.implementations[0], overwrites=first.inputs[0])
+    forward = tuple(replace(o, implementations=(only,)) if o is first else o for o in problem.forward)
+    problem = replace(problem, forward=forward)
+    runs = Runs(
+        tuple(Run(o.id, o.implementations[0].name, ()) for o in problem.forward),
+        tuple(Stage((), o.id, o.implementations[0].name) for o in problem.backward),
+    )
+    same = in_place(index_of(problem), runs)
+    assert same.forward == runs.forward
+    with pytest.raises(InvalidPlan):
+        replay(problem, same)
 
 
 @quick
