@@ -13,7 +13,7 @@ import sys
 import time
 
 from monet.planner.construction.passes import backward_pass, forward_pass
-from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk
+from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk, aheads
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
 from monet.planner.program.index import Index, index_of
@@ -46,14 +46,18 @@ def construct(index: Index, budget_bytes: int, deadline_s: float = math.inf) -> 
     best: Solution | None = None
     budget, chosen = budget_bytes, frozenset[str]()
     # An eviction is greedy, so a walk with less memory can end up with the better plan.
-    for share, trial in itertools.product(SHARES, _exempt(index)):
-        found = _walk(index, int(budget_bytes * share), trial, deadline_s)
-        if found is not None and (best is None or found.objective_s < best.objective_s):
-            best, chosen, budget = found, trial, int(budget_bytes * share)
+    ahead: tuple[int, ...] = ()
+    for later in aheads(index):
+        for share, trial in itertools.product(SHARES, _exempt(index)):
+            found = _walk(index, int(budget_bytes * share), trial, deadline_s, ahead=later)
+            if found is not None and (best is None or found.objective_s < best.objective_s):
+                best, chosen, budget, ahead = found, trial, int(budget_bytes * share), later
+        if best is not None:
+            break
     if best is None:
         return None
     for name in sorted(_needed_intermediates(index), key=lambda v: (-_output_bytes(index, v), v))[:TRIALS]:
-        found = _walk(index, budget, chosen ^ {name}, deadline_s)
+        found = _walk(index, budget, chosen ^ {name}, deadline_s, ahead=ahead)
         if found is not None and (best is None or found.objective_s < best.objective_s):
             best, chosen = found, chosen ^ {name}
     return best.runs
@@ -90,7 +94,8 @@ def _halved(index: Index, best: Solution, deadline_s: float) -> Solution:
     low = floor_bytes(index.problem)
     for _ in range(HALVINGS):
         middle = (low + best.peak_bytes) // 2
-        found = (_walk(index, middle, chosen, deadline_s) for chosen in _exempt(index)[:2])
+        tried = itertools.product(aheads(index), _exempt(index)[:2])
+        found = (_walk(index, middle, chosen, deadline_s, ahead=ahead) for ahead, chosen in tried)
         smaller = next((one for one in found if one is not None), None)
         low, best = (middle, best) if smaller is None else (low, smaller)
     return best
@@ -112,9 +117,15 @@ def _memory_first(plan: Solution) -> tuple[int, float]:
 
 
 def _walk(
-    index: Index, budget_bytes: int, chosen: frozenset[str], deadline_s: float, thrifty: bool = False
+    index: Index,
+    budget_bytes: int,
+    chosen: frozenset[str],
+    deadline_s: float,
+    *,
+    thrifty: bool = False,
+    ahead: tuple[int, ...] = (),
 ) -> Solution | None:
-    walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s)
+    walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s, ahead=ahead)
     try:
         runs = Runs(tuple(forward_pass(walk)), tuple(backward_pass(walk)))
     except (DoesNotFit, OutOfTime):

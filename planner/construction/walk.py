@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from monet.planner.construction.reruns import NEVER, rerun_seconds, stage_seconds
 from monet.planner.program.index import Index
@@ -21,6 +22,24 @@ class OutOfTime(Exception):
     """The deadline is over: nothing is known about whether a walk would have fitted, and no other one is begun."""
 
 
+AHEAD = (0.5, 1.0)
+"""Parts of what stages will hold later that walks leave free from the beginning."""
+
+
+def aheads(index: Index) -> list[tuple[int, ...]]:
+    """What walks leave free at each stage, to be tried in turn until one fits: nothing, then parts of what the backward
+    pass holds later and not yet.
+
+    That is gradients, where they have places in the arena. A walk that evicts only what does not fit at the moment
+    keeps in their place what it cannot make again later, when there is no room for recomputation any more. It finds the
+    faster plans where it fits.
+    """
+    held = reversed(index.problem.backward)
+    lasting = list(accumulate((operator.live_before_bytes for operator in held), min))[::-1]
+    later = [lasting[-1] - held_bytes for held_bytes in lasting]
+    return [(), *(tuple(int(part * size) for size in later) for part in AHEAD if max(later, default=0) > 0)]
+
+
 @dataclass(slots=True)
 class Walk:
     """Memory while the plan is being made.
@@ -29,7 +48,8 @@ class Walk:
     ``thrifty``: drops all that it may at every moment, and prefers the least peak to the least time.
     ``chosen``: never dropped while needed; its intermediates are made in the forward pass. ``deadline_s``: on
     ``time.monotonic``; a walk that drops everything runs a chain of n operators n²/2 times, and unrolled networks
-    are long chains. ``score``: seconds lost per byte by doing without a tensor, as last computed.
+    are long chains. ``ahead``: for each stage, bytes to leave free if that can be, for what only later stages hold
+    (``aheads``); none where it is empty. ``score``: seconds lost per byte by doing without a tensor, as last computed.
     """
 
     index: Index
@@ -37,6 +57,7 @@ class Walk:
     thrifty: bool
     chosen: frozenset[str] = frozenset()
     deadline_s: float = math.inf
+    ahead: tuple[int, ...] = ()
     present: set[str] = field(default_factory=set)
     present_bytes: int = 0
     peak_bytes: int = 0
@@ -46,7 +67,7 @@ class Walk:
         """For a trial: its own memory, and its own peak from here on; scores are shared."""
         # Spelled out: every trial copies, and dataclasses.replace is slower.
         return Walk(
-            self.index, self.budget_bytes, self.thrifty or thrifty, self.chosen, self.deadline_s,
+            self.index, self.budget_bytes, self.thrifty or thrifty, self.chosen, self.deadline_s, self.ahead,
             set(self.present), self.present_bytes, 0, self.score,
         )  # fmt: skip
 
@@ -83,19 +104,24 @@ class Walk:
             self.drop([n for n in self.present if n not in locked and self.droppable(n, stage)])
             if self.present_bytes + extra_bytes > self.budget_bytes:
                 raise DoesNotFit
-        elif self.present_bytes + extra_bytes > self.budget_bytes:
-            lost_s = self._evict(extra_bytes, locked, stage)
+        else:
+            free_bytes = self.ahead[stage] if stage < len(self.ahead) else 0
+            if self.present_bytes + extra_bytes + free_bytes > self.budget_bytes:
+                lost_s = self._evict(extra_bytes, free_bytes, locked, stage)
         self.peak_bytes = max(self.peak_bytes, self.present_bytes + extra_bytes)
         return lost_s
 
-    def _evict(self, extra_bytes: int, locked: Set[str], stage: int) -> float:
-        """Drops by seconds per byte until ``extra_bytes`` fit, looking again at a score before using it."""
+    def _evict(self, extra_bytes: int, free_bytes: int, locked: Set[str], stage: int) -> float:
+        """Drops by seconds per byte until ``extra_bytes`` fit, and ``free_bytes`` besides if they can, looking again at
+        a score before using it."""
         kept = locked | self.index.pinned | self.chosen
         heap = [(self.score.get(n, 0.0), n) for n in self.present if n not in kept]
         heapq.heapify(heap)
         lost_s = 0.0
-        while self.present_bytes + extra_bytes > self.budget_bytes:
+        while self.present_bytes + extra_bytes + free_bytes > self.budget_bytes:
             if not heap:
+                if self.present_bytes + extra_bytes <= self.budget_bytes:
+                    break
                 raise DoesNotFit
             _, name = heapq.heappop(heap)
             cost = self.worth(name, stage)

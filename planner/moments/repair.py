@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from monet.planner.construction.passes import backward_pass, forward_pass
-from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk
+from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk, aheads
 from monet.planner.moments.in_place import in_place
 from monet.planner.program.index import Index
 from monet.planner.replay import replay
@@ -22,14 +22,19 @@ def repaired(index: Index, runs: Runs, budget_bytes: int, deadline_s: float = ma
     """A plan that keeps what ``runs`` keeps, but for what does not fit; None where none is found until ``deadline_s``
     (``time.monotonic``). The forward pass is that of ``runs`` where it fits."""
     runs = without_useless(index.problem, runs)
+    plans = (_walked(index, runs, budget_bytes, deadline_s, ahead) for ahead in aheads(index))
+    return next((plan for plan in plans if plan is not None), None)
+
+
+def _walked(index: Index, runs: Runs, budget_bytes: int, deadline_s: float, ahead: tuple[int, ...]) -> Runs | None:
     kept = survivors(index, runs)
-    walk = Walk(index, budget_bytes, thrifty=False, deadline_s=deadline_s)
+    walk = Walk(index, budget_bytes, thrifty=False, deadline_s=deadline_s, ahead=ahead)
     if _forward_peak_bytes(index, runs) <= budget_bytes:
         walk.take(kept)
         forward = runs.forward
     else:
         made = frozenset(v.id for made in index.intermediates for v in made if v.id in kept)
-        walk = Walk(index, budget_bytes, thrifty=False, chosen=made, deadline_s=deadline_s)
+        walk = Walk(index, budget_bytes, thrifty=False, chosen=made, deadline_s=deadline_s, ahead=ahead)
         try:
             forward = tuple(forward_pass(walk, kept | index.pinned))
         except (DoesNotFit, OutOfTime):

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MOMENTS_SHARE = 0.5
 """Of the time limit: how long the program of moments is looked at, at most, where there are others."""
+POOR_MOMENTS_SHARE = 0.2
+"""The same as long as its plans are poor."""
 WINDOWED_MOMENTS, WINDOWED_FIRST = 0.04, 0.3
 CONSTRUCTION_SHARE = 0.25
 """Of the time limit: how long plans are constructed, at most."""
@@ -101,7 +103,8 @@ def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
     few = is_within(index, Scope(1, NO_STAGES), LARGEST)
     moments = MomentSearch(index, budget_bytes, hunt.solve, best, clock, hunt.solving.gap)
     try:
-        moments.run(limit_s * (WINDOWED_MOMENTS if windowed else MOMENTS_SHARE if few else 1.0))
+        share = WINDOWED_MOMENTS if windowed else MOMENTS_SHARE if few else 1.0
+        moments.run(limit_s * share, limit_s * max(share, POOR_MOMENTS_SHARE))
     finally:
         hunt.known = moments.bound
     hunt.built_s = clock.elapsed_s()

@@ -38,6 +38,8 @@ POINT_S, POINT_GAP = 2.0, 5e-4
 """Limits of the solve for what the relaxation leaves open."""
 STALE_ROUNDS = 8
 """Plans in a row that are no better than the best, at most, once there is one."""
+POOR_GAP = 0.1
+"""A plan that is further than this from the bound is worth more time here, whatever comes after."""
 QUICK_ROUNDS = 5
 """Programs of the turnaround alone that are solved, with more set aside each time, until one's plan fits."""
 LEAST_GAIN = 1e-4
@@ -84,8 +86,9 @@ class MomentSearch:
     _basis: tuple[MomentProgram, object] | None = None
     _tried: Floats | None = None
 
-    def run(self, until_s: float) -> None:
-        """Until the best plan is within the gap, plans stop getting better, or the clock shows ``until_s``.
+    def run(self, until_s: float, poor_until_s: float | None = None) -> None:
+        """Until the best plan is within the gap, plans stop getting better, or the clock shows ``until_s``;
+        ``poor_until_s`` as long as the best plan is further than ``POOR_GAP`` from the bound.
 
         Raises:
             KeyboardInterrupt: on Ctrl-C.
@@ -98,13 +101,18 @@ class MomentSearch:
         if self.is_close():
             return
         stale = 0
-        while stale < STALE_ROUNDS and self._left_s(until_s) > 0:
+        while stale < STALE_ROUNDS:
+            if poor_until_s is not None and self.best.is_within(POOR_GAP, self.bound):
+                poor_until_s = None
+            ends_s = until_s if poor_until_s is None else poor_until_s
+            if self._left_s(ends_s) <= 0:
+                return
             known = self.best.value
-            made = self._plan(program, until_s)
+            made = self._plan(program, ends_s)
             if made is None:
                 return
             _, cost = made
-            self._offer(*made, until_s)
+            self._offer(*made, ends_s)
             if self.is_close():
                 return
             stale = 0 if self.best.value == float("inf") or self.best.value < known * (1 - LEAST_GAIN) else stale + 1
