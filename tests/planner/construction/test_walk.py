@@ -8,8 +8,8 @@ from dataclasses import replace
 from planner_problems import chain
 
 from monet.planner.construction.first_plans import construct
-from monet.planner.construction.walk import DoesNotFit, Walk, aheads
 from monet.planner.construction.passes import backward_pass, forward_pass
+from monet.planner.construction.walk import DoesNotFit, Walk, aheads
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
 from monet.planner.replay import replay
