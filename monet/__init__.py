@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from monet.errors import MonetError as MonetError
     from monet.executor.module import MonetModule as MonetModule
     from monet.executor.trainer import Trainer as Trainer
+    from monet.guided import profile_guided as profile_guided
     from monet.plans.plan import Plan as Plan
 
 # Loaded on first use: ``monet.planner`` must be importable without torch.
@@ -20,6 +21,7 @@ _HOMES = {
     "optimize": "monet.api",
     "MonetModule": "monet.executor.module",
     "Trainer": "monet.executor.trainer",
+    "profile_guided": "monet.guided",
     "Plan": "monet.plans.plan",
     "InfeasibleBudget": "monet.errors",
     "MonetError": "monet.errors",

@@ -8,6 +8,7 @@ from monet.commands.layout import layout
 from monet.commands.operators import operators
 from monet.commands.order import order
 from monet.commands.plan import plan
+from monet.commands.run import run
 from monet.commands.sweep import sweep
 from monet.commands.trace import trace
 
@@ -26,6 +27,7 @@ program.add_command(sweep)
 program.add_command(order)
 program.add_command(layout)
 program.add_command(trace)
+program.add_command(run)
 program.add_command(operators)
 
 

@@ -7,22 +7,25 @@
 // that is not planned carries a 64-byte header with its size, because a
 // deleter only gets a pointer, and raw_allocate demands that pointer and context be the same.
 //
-// arena.h has what is served, move.h what outlives a step, recorder.h what is recorded, workers.h the other threads;
-// here are the allocator that asks all of them, and the functions that Python calls. It is one library, built from this
+// arena.h has what is served, move.h what outlives a step, guided.h steps without a graph, recorder.h what is recorded,
+// workers.h the other threads; here are the allocator that asks all of them, and the functions that Python calls. It is one library, built from this
 // file.
 //
 //   base               base + 64 (what PyTorch sees, 64-byte aligned)
 //   | Header .......... | n bytes ............... |
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include "arena.h"
+#include "guided.h"
 #include "move.h"
 #include "recorder.h"
 #include "workers.h"
@@ -36,6 +39,8 @@ struct Header {
   uint64_t size;
   uint64_t recording;  // number of the recording that saw the request, 0 for none
   int64_t index;       // number of the request in that recording
+  uint64_t step;       // number of the guided step that it is of, 0 for none
+  int64_t entry;       // and its number there
 };
 static_assert(sizeof(Header) <= kHeader);
 
@@ -45,6 +50,7 @@ void release(void* pointer) {
   if (pointer == nullptr) return;
   if (!worker.blocks.empty()) worker.release(pointer);
   if (Range* range = range_of(pointer)) {
+    if (range->guided) vacate(*range, pointer);
     if (range->blocks.fetch_sub(1) == 1) unmap_orphan(*range);
     return;
   }
@@ -53,8 +59,17 @@ void release(void* pointer) {
   if (header->crew != nullptr) header->crew->alive.fetch_sub(1);
   if (recorder != nullptr && header->recording == recorder->number)
     recorder->events.push_back({header->index, -1, 0});
+  if (header->step != 0) note_freed(header->step, header->entry);
   count(-static_cast<int64_t>(header->size));
   previous->raw_deallocate(base);
+}
+
+void refuse_above_limit(const Guide& one, int64_t entry, size_t n) {
+  const int64_t held = live_bytes.load(), bytes = static_cast<int64_t>(n);
+  TORCH_CHECK_WITH(OutOfMemoryError, one.limit == 0 || held + bytes <= one.limit, "request ", entry,
+                   " of the step, for ", bytes, " bytes, is ", held + bytes - one.limit, " bytes above the limit of ",
+                   one.limit, ": torch holds ", held, " already. Raise profile_guided(limit=...), or take a smaller "
+                   "batch");
 }
 
 class PlannedAllocator final : public c10::Allocator {
@@ -96,10 +111,20 @@ class PlannedAllocator final : public c10::Allocator {
       }
       worker.crew->misses.fetch_add(1);
     }
+    int64_t entry = -1;
+    // A planned step inside a guided one has its own arena, and what is measured shall be PyTorch's.
+    Guide* guided = session.program == nullptr && recorder == nullptr ? guide : nullptr;
+    if (guided != nullptr) {
+      if (char* at = serve(*guided, static_cast<int64_t>(n), &entry))
+        return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
+      refuse_above_limit(*guided, entry, n);
+    }
     char* base = static_cast<char*>(previous->raw_allocate(n + kHeader));
     auto* header = reinterpret_cast<Header*>(base);
     header->size = n;
     header->recording = 0;
+    header->step = guided == nullptr ? 0 : guided->step;
+    header->entry = entry;
     header->crew = nullptr;
     char* at = base + kHeader;
     if (works_for(Crew::kRecording)) {
@@ -114,6 +139,7 @@ class PlannedAllocator final : public c10::Allocator {
       recorder->events.push_back({header->index, static_cast<int64_t>(n), reinterpret_cast<int64_t>(at)});
     }
     count(static_cast<int64_t>(n));
+    if (guided != nullptr) raise(guided->most, live_bytes.load());
     return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -247,6 +273,56 @@ void monet_record_begin() {
   ++crew.turn;
   crew.most = 0;
   crew.alive = 0;
+}
+
+Guide* monet_guide_create(int64_t limit) {
+  forbid_forks_inside();
+  auto* made = new Guide;
+  made->limit = limit;
+  return made;
+}
+
+void monet_guide_destroy(Guide* one) {
+  end_step(*one);
+  if (guide == one) guide = nullptr;
+  Range* range = one->home.range;
+  delete one;
+  if (range == nullptr) return;
+  range->orphaned.store(true);
+  unmap_orphan(*range);
+}
+
+GuidedPlan* monet_guide_plan(int64_t requests, const int64_t* sizes, const int64_t* offsets) {
+  return new GuidedPlan{{sizes, sizes + requests}, {offsets, offsets + requests}};
+}
+
+void monet_guide_plan_destroy(GuidedPlan* plan) { delete plan; }
+
+int monet_guide_room(Guide* one, int64_t bytes) { return make_guided_room(*one, bytes); }
+
+void monet_guide_begin(Guide* one, const GuidedPlan* plan) { begin_step(*one, plan); }
+
+void monet_guide_end(Guide* one) { end_step(*one); }
+
+// The calling thread's requests are `one`'s from here on, nobody's where it is nullptr. Returns whose they were.
+Guide* monet_guide_bind(Guide* one) { return std::exchange(guide, one); }
+
+// requests, served, unplaced, missed of the last step; the most that torch held when a step requested something.
+void monet_guide_statistics(const Guide* one, int64_t* out) {
+  out[0] = static_cast<int64_t>(one->trace.size());
+  out[1] = one->served;
+  out[2] = one->unplaced;
+  out[3] = one->missed;
+  out[4] = one->most.load();
+}
+
+// Bytes, birth and death of each request of the last step.
+void monet_guide_trace(const Guide* one, int64_t* out) {
+  for (const Request& request : one->trace) {
+    *out++ = request.bytes;
+    *out++ = request.born;
+    *out++ = request.died;
+  }
 }
 
 // Number of events. crew[0]: the most bytes that a worker held at once; crew[1]: blocks of workers that are still held.

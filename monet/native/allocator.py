@@ -76,7 +76,7 @@ def gather_crew() -> None:
     """Make known the threads of this thread's parallel loops: a kernel's requests on them are then recorded, or served
     from the arena, with its requests on this thread. Call it before each recording and each pass: threads end when
     their number is lowered."""
-    lib, crew = _library(), _crew_library()
+    lib, crew = installed(), _crew_library()
     if crew is not None and torch.get_num_threads() > 1:
         join = ctypes.cast(lib.monet_join_crew, ctypes.c_void_p)
         crew.monet_for_each_worker(torch.get_num_threads(), join, lib.monet_crew())
@@ -86,7 +86,8 @@ def available() -> bool:
     return library() is not None
 
 
-def _library() -> ctypes.PyDLL:
+def installed() -> ctypes.PyDLL:
+    """The installed allocator. Raises ``ExecutionError`` where it cannot be built."""
     lib = library()
     if lib is None:
         raise ExecutionError("the native allocator is not available on this machine; install a C++ compiler")
@@ -107,11 +108,11 @@ class Recording:
 
     def __enter__(self) -> Recording:
         gather_crew()
-        _library().monet_record_begin()
+        installed().monet_record_begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        lib = _library()
+        lib = installed()
         crew = (ctypes.c_int64 * 2)()
         count = lib.monet_record_end(crew)
         self.worker_bytes, self.worker_leaks = crew
@@ -150,7 +151,7 @@ class Arena:
         crew: Sequence[tuple[int, int]] | None = None,
         leaves: Sequence[Collection[int]] | None = None,
     ) -> None:
-        self._lib = _library()
+        self._lib = installed()
         crew = [(0, 0)] * len(requests) if crew is None else crew
         leaves = [()] * len(requests) if leaves is None else leaves
         self.bytes = arena_bytes
@@ -226,13 +227,13 @@ class Arena:
 
 def live_bytes() -> int:
     """Bytes that torch holds on the CPU now, arenas included, of what was allocated since installing."""
-    return int(_library().monet_live_bytes())
+    return int(installed().monet_live_bytes())
 
 
 def peak_bytes() -> int:
     """The highest ``live_bytes`` since the last ``reset_peak``."""
-    return int(_library().monet_peak_bytes())
+    return int(installed().monet_peak_bytes())
 
 
 def reset_peak() -> None:
-    _library().monet_reset_peak()
+    installed().monet_reset_peak()

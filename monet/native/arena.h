@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -36,6 +37,13 @@ struct Leaving {
   int64_t bytes;
 };
 
+// What lies in a guided arena (guided.h): where it ends, and as which request of which step it came.
+struct Place {
+  int64_t end;
+  uint64_t step;
+  int64_t entry;
+};
+
 // Ranges of address space that belong to arenas. A block inside one is only counted when it is freed. Tensors may
 // outlive their arena's owner (what autograd keeps for a backward pass that never comes): the last one unmaps it.
 struct Range {
@@ -47,6 +55,8 @@ struct Range {
   std::mutex leaving_mutex;
   std::vector<Leaving*> leaving;      // that somebody holds
   std::vector<size_t> cuts;           // offsets at which the mapping may be in pieces
+  bool guided = false;                // its places are looked up, and never moved away from
+  std::map<int64_t, Place> places;    // of a guided arena, by offset
 };
 Range ranges[kMaxArenas];
 std::atomic<int> range_count{0};
@@ -101,6 +111,7 @@ Range* reserve_range(int64_t arena_bytes) {
   Range& range = ranges[slot];
   range.arena_bytes = arena_bytes;
   range.cuts.clear();
+  range.guided = false;
   range.end.store(aligned + mapped);
   range.begin.store(aligned);
   if (slot + 1 > range_count.load()) range_count.store(slot + 1, std::memory_order_release);

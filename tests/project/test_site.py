@@ -64,6 +64,14 @@ def test_the_training_step() -> None:
     assert torch.isfinite(run_all("training-step.md")["loss"])
 
 
+def test_profile_guided_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps, kinds and interrupted parts; the callback that it shows is run over a trainer in tests/guided."""
+    monkeypatch.chdir(tmp_path)
+    space = run_all("profile-guided.md")
+    assert torch.isfinite(space["loss"]) and "<rect " in (tmp_path / "arena.html").read_text()
+    assert space["arena"].report().kinds == 2
+
+
 def test_what_the_tutorial_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of its lines; the numbers are of another machine."""
     monkeypatch.chdir(tmp_path)
@@ -101,7 +109,7 @@ def monets_commands() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "line"), list(monets_commands()))
 def test_command_and_its_options_exist(page: str, line: str) -> None:
-    _, name, *words = line.split()
+    _, name, *words = line.partition(".py ")[0].split()  # what follows a script is the script's
     assert name in program.commands, f"{page}: monet has no command {name}"
     options = {text for option in program.commands[name].params for text in option.opts}
     used = {word.partition("=")[0] for word in words if word.startswith("--")}
@@ -111,7 +119,7 @@ def test_command_and_its_options_exist(page: str, line: str) -> None:
 def test_every_command_is_described() -> None:
     page = (DOCS / "command-line.md").read_text()
     assert re.findall(r"^```\{command-help\} (\w+)", page, re.MULTILINE) == [
-        name for name in ("plan", "sweep", "order", "layout", "trace", "operators") if name in program.commands
+        name for name in ("plan", "sweep", "order", "layout", "trace", "run", "operators") if name in program.commands
     ]
     assert len(re.findall(r"^## monet ", page, re.MULTILINE)) == len(program.commands)
     assert all(isinstance(command, click.Command) and command.help for command in program.commands.values())
