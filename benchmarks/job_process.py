@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 
-def run_apart(script: str, job: Mapping[str, Any], folder: Path, limit_s: float) -> dict[str, Any]:
-    """What ``script --job JOB --answer FILE`` writes to the file, or ``error`` and how its process ended."""
+def run_apart(
+    script: str, job: Mapping[str, Any], folder: Path, limit_s: float, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What ``script --job JOB --answer FILE`` writes to the file, or ``error`` and how its process ended.
+
+    ``environment``: variables that the process has besides.
+    """
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
     command = [sys.executable, script, "--job", json.dumps(job), "--answer", str(answer)]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+        variables = {**os.environ, **(environment or {})}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, env=variables)
     except subprocess.TimeoutExpired:
         return {"error": f"stopped after {limit_s:g} s"}
     if answer.is_file():

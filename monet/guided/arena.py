@@ -41,11 +41,12 @@ plan again where sizes grew only; that the order of releases may change is not i
 
 @dataclass
 class _Kind:
-    """What is known of one kind of steps. ``planned``: what was known when it was last planned. ``places``: the plan in
-    use, None before there is one. ``steps``: how many there have been."""
+    """What is known of one kind of steps. ``planned``: what was known when it was last planned. ``placement`` and
+    ``places``: the plan in use, the same twice; None before there is one. ``steps``: how many there have been."""
 
     known: Requests | None = None
     planned: Requests | None = None
+    placement: Placement | None = None
     places: Places | None = None
     steps: int = 0
 
@@ -76,7 +77,6 @@ class ProfileGuidedArena:
         self._steps = self._recorded = self._failed = self._plans = 0
         self._requests = self._served = self._unplaced = self._missed = 0
         self._layouts_s = 0.0
-        self._largest: Placement | None = None
 
     def step(self, key: Hashable = None) -> _Step:
         """The context of one training or inference step; also a decorator of a function that is one.
@@ -116,7 +116,7 @@ class ProfileGuidedArena:
 
     def report(self) -> GuidedReport:
         """What has been done so far; ``str`` of it is for people."""
-        arena_bytes = 0 if self._largest is None else self._largest.arena_bytes
+        largest = self._largest()
         return GuidedReport(
             steps=self._steps,
             recorded_steps=self._recorded,
@@ -128,8 +128,8 @@ class ProfileGuidedArena:
             missed=self._missed,
             plans=self._plans,
             layout_s=self._layouts_s,
-            arena_bytes=arena_bytes,
-            bound_bytes=0 if self._largest is None else self._largest.bound_bytes,
+            arena_bytes=0 if largest is None else largest.arena_bytes,
+            bound_bytes=0 if largest is None else largest.bound_bytes,
             peak_bytes=self._arena.most_bytes + self._uncounted_bytes,
         )
 
@@ -138,11 +138,12 @@ class ProfileGuidedArena:
 
         Raises ``ExecutionError`` where there is no plan yet.
         """
-        if self._largest is None:
+        largest = self._largest()
+        if largest is None:
             raise ExecutionError("there is no plan to draw yet: a plan is made after a whole step")
         from monet.guided.page import page  # jinja2 is for this alone
 
-        write_text_atomically(Path(path), page(self._largest, self.report()))
+        write_text_atomically(Path(path), page(largest, self.report()))
 
     def _own_step(self, what: str) -> _OpenStep:
         if self._open is None or self._open.thread != threading.get_ident():
@@ -181,7 +182,8 @@ class ProfileGuidedArena:
             self._served += counts.served
             self._unplaced += counts.unplaced
             self._missed += counts.missed
-        if kind.places is None or counts.missed:
+        fewer = kind.known is not None and counts.requests < len(kind.known)
+        if kind.places is None or counts.missed or (fewer and kind.steps <= SETTLING_STEPS):
             self._learn(kind, counts)
 
     def _learn(self, kind: _Kind, counts: StepCounts) -> None:
@@ -200,7 +202,8 @@ class ProfileGuidedArena:
         placement, kind.planned = place(known, self._layout_s), known
         self._plans += 1
         self._layouts_s += placement.layout_s
-        had_bytes = 0 if self._largest is None else self._largest.arena_bytes
+        had = self._largest()
+        had_bytes = 0 if had is None else had.arena_bytes
         # What the recorded step has freed is the system's again before the arena takes as much.
         _trim()
         more_bytes = max(0, placement.arena_bytes - had_bytes)
@@ -210,10 +213,15 @@ class ProfileGuidedArena:
                 "goes on as before", f"{placement.arena_bytes:,}", f"{self._limit_bytes:,}",
             )  # fmt: skip
             return
-        self._arena.make_room(placement.arena_bytes)
-        kind.places = Places(known.bytes, placement.offsets)
-        if self._largest is None or placement.arena_bytes >= self._largest.arena_bytes:
-            self._largest = placement
+        kind.placement, kind.places = placement, Places(known.bytes, placement.offsets)
+        largest = self._largest()
+        assert largest is not None
+        self._arena.make_room(largest.arena_bytes)
+
+    def _largest(self) -> Placement | None:
+        """The plan in use that needs the largest arena."""
+        plans = (kind.placement for kind in self._kinds.values() if kind.placement is not None)
+        return max(plans, key=lambda plan: plan.arena_bytes, default=None)
 
 
 @dataclass

@@ -110,13 +110,14 @@ char* serve(Guide& one, int64_t n, int64_t* entry) {
     ++one.unplaced;
     return nullptr;
   }
-  if (planned < 0 || !is_free(*one.home.range, offset, offset + n)) {
+  Range* range = one.home.range;
+  if (planned < 0 || range == nullptr || offset + n > range->arena_bytes || !is_free(*range, offset, offset + n)) {
     ++one.missed;
     return nullptr;
   }
   ++one.served;
-  one.home.range->places.emplace(offset, Place{offset + n, one.step, *entry});
-  one.home.range->blocks.fetch_add(1);
+  range->places.emplace(offset, Place{offset + n, one.step, *entry});
+  range->blocks.fetch_add(1);
   return one.home.base + offset;
 }
 
@@ -136,11 +137,14 @@ void note_freed(uint64_t step, int64_t entry) {
   note_death(step, entry);
 }
 
-// The arena has at least so many bytes from here on. What lies in a smaller one stays there, and counts, until it is
-// freed. Returns 0, or 1 when memory is refused.
+// The arena has so many bytes from here on, or more where something lies in a larger one. What lies in a smaller one
+// stays there, and counts, until it is freed. Returns 0, or 1 when memory is refused.
 int make_guided_room(Guide& one, int64_t bytes) {
   Range* old = one.home.range;
-  if (old != nullptr && old->arena_bytes >= bytes) return 0;
+  if (old != nullptr && old->arena_bytes >= bytes) {
+    std::lock_guard<std::mutex> lock(guided_mutex);
+    if (old->arena_bytes == bytes || !old->places.empty()) return 0;
+  }
   one.home = Home{};
   if (old != nullptr) {  // first: address space and count are free for the new one where nothing lies in it
     old->orphaned.store(true);

@@ -73,7 +73,7 @@ class GuidedArena:
         self._places: Places | None = None  # the step's, which must live as long as it
 
     def make_room(self, arena_bytes: int) -> None:
-        """Have an arena of at least so many bytes; not within a step."""
+        """Have an arena of so many bytes, or of more while something lies in a larger one; not within a step."""
         if self._lib.monet_guide_room(self._guide, arena_bytes) != 0:
             raise ExecutionError(f"the system refuses an arena of {arena_bytes} bytes of address space")
 

@@ -401,3 +401,15 @@ def test_inference() -> None:
             found = model(inputs)
         assert torch.equal(found, expected)
     assert arena.report().served > 0 and arena.report().plans == 1
+
+
+def test_the_arena_shrinks_to_what_its_plans_need() -> None:
+    arena = monet.profile_guided()
+    before = live_bytes()
+    for number in range(4):
+        with arena.step():
+            if number == 0:
+                torch.ones(100_000)  # as an optimiser makes its state, and more
+            torch.ones(1_000)
+            torch.ones(2_000)
+    assert arena.report().arena_bytes == live_bytes() - before == 8_000
