@@ -22,13 +22,16 @@ from monet.ops.offers.implementation import Implementation
 from monet.ops.strides import has_strides
 from monet.plans.plan import aligned
 
-# Enough repetitions for a short operator, few for a long one.
+# Enough repetitions for a short operator, few for a long one: until two runs agree and that is no chance, or until
+# all runs together took ENOUGH_S.
+AGREE = 0.03
+AGREE_S = 0.002
 ENOUGH_S = 0.06
 MOST_RUNS = 9
-LEAST_SCRATCH_BYTES = 1 << 26
 LEAST_RUNS = 2
 # What took longer the first time is timed once.
-SLOW_S = 1.0
+SLOW_S = 0.3
+LEAST_SCRATCH_BYTES = 1 << 26
 # Tensors up to this size share memory of huge pages, so that thousands of them do not take as many arenas.
 SMALL_BYTES = 1 << 20
 SHARED_BYTES = 1 << 24
@@ -250,9 +253,18 @@ class Bench:
 def _median_s(run: Callable[[], float], most_runs: int) -> float:
     """The median of what ``run`` says it took, over enough runs."""
     times: list[float] = []
-    while len(times) < min(LEAST_RUNS, most_runs) or (sum(times) < ENOUGH_S and len(times) < most_runs):
+    while not _enough(times, most_runs):
         times.append(run())
     return median(times)
+
+
+def _enough(times: Sequence[float], most_runs: int) -> bool:
+    """Whether more runs would tell little: the two fastest agree. What disturbs a run only makes it slower."""
+    if len(times) < LEAST_RUNS:
+        return len(times) == most_runs
+    fastest, second = sorted(times)[:2]
+    agree = second - fastest <= AGREE * fastest and sum(times) >= AGREE_S
+    return agree or sum(times) >= ENOUGH_S or len(times) >= most_runs
 
 
 def _described(argument: Any, values: Mapping[str, Value]) -> Any:
