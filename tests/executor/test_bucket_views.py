@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -37,7 +38,9 @@ def _model() -> nn.Sequential:
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("to_none", [False, True])
 @pytest.mark.parametrize("gradients", ["freed", "kept"])
-def test_gradients_in_buckets_are_eagers(group: None, views: bool, to_none: bool, gradients: str) -> None:
+def test_gradients_in_buckets_are_eagers(
+    group: None, views: bool, to_none: bool, gradients: Literal["freed", "kept"]
+) -> None:
     models = [_model(), _model()]
     plan = monet.plan(models[0], torch.ones(64, 96), budget="100%", time_limit_s=2.0, gradients=gradients)
     planned = monet.MonetModule(models[0], plan)
