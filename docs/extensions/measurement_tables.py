@@ -75,12 +75,35 @@ def curves(result: Any) -> Iterable[Row]:
                 yield network, run["contestant"], asked, _share(run["peak_bytes"] / eager), f"{run['time_ratio']:.2f}"
 
 
+def guided(result: Any) -> Iterable[Row]:
+    """The profile-guided arena beside eager under three allocators of the C library."""
+    libraries = ("jemalloc", "tcmalloc")
+    yield (
+        "steps", "time, of eager's", "resident peak: eager", "guided", *libraries, "missed of requests", "plans",
+        "layout",
+    )  # fmt: skip
+    for name, row in result.items():
+        if "error" in row["pairs"] or "error" in row["guided"] or "error" in row["eager"]:
+            continue
+        report = row["guided"]["report"]
+        eager, arena, *others = (row.get(of, {}).get("resident_peak_bytes") for of in ("eager", "guided", *libraries))
+        yield (
+            name, f"{row['pairs']['ratio']:.2f}", *(_megabytes(count) for count in (eager, arena, *others)),
+            f"{report['missed']:,} of {report['requests']:,}", str(report["plans"]), f"{report['layout_s']:.2f} s",
+        )  # fmt: skip
+
+
+def _megabytes(count: int | None) -> str:
+    return "–" if count is None else f"{count / 1e6:,.0f} MB"
+
+
 TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "step-times": ("step_time.json", step_times),
     "whole-steps": ("whole_step.json", whole_steps),
     "models": ("models.json", models),
     "memory-budget": ("peers.json", memory_budget),
     "curves": ("curve.json", curves),
+    "guided": ("guided.json", guided),
 }
 
 

@@ -193,7 +193,8 @@ class MomentSearch:
                 return
             runs = fixed
             self.seen.append((runs, replay(self.index.problem, runs)))
-        self.best.offer(runs)
+        if self.best.offer(runs):
+            self._tick(None, None)
 
     def is_close(self) -> bool:
         """Whether the best plan is within the gap of the bound."""
