@@ -222,9 +222,9 @@ def _told(cell: Mapping[str, Any]) -> str:
     by_hand = ", ".join(f"{name} {'–' if o is None else f'{o:+.1%}'}" for name, o in cell["baselines"].items())
     if "refused" in cell:
         return f"{cell['wall_s']:5.1f} s  {cell['refused']}  ({by_hand})"
-    first = cell["first_overhead"]
+    first, gap = cell["first_overhead"], 1.0 if cell["gap"] is None else cell["gap"]
     return (
-        f"{cell['wall_s']:5.1f} s  {cell['overhead']:+7.2%}  gap {cell['gap'] or 1:.2%} ({cell['bound_scope']})  "
+        f"{cell['wall_s']:5.1f} s  {cell['overhead']:+7.2%}  gap {gap:.2%} ({cell['bound_scope']})  "
         f"after {FIRST_S:g} s {'–' if first is None else f'{first:+.2%}'}  ({by_hand})"
     )
 
@@ -247,6 +247,7 @@ def draw(rows: Mapping[str, Any]) -> None:
         axes.grid(alpha=0.3)
     seconds.legend(frameon=False, fontsize=8)
     figure.savefig(record.RESULTS / "deep.png", dpi=150)
+    pyplot.close(figure)
 
 
 @click.command()
