@@ -136,10 +136,11 @@ NETWORKS = {
 
 
 def _loss(outputs: Any, targets: Tensor | None) -> Tensor:
-    if targets is not None:
-        return nn.functional.cross_entropy(outputs, targets)
-    first: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs.loss
-    return first
+    first: Tensor = outputs.loss if hasattr(outputs, "loss") else outputs[0] if isinstance(outputs, tuple) else outputs
+    if targets is None:
+        return first
+    # One label an input where there are classes; pixels and words have no labels here.
+    return nn.functional.cross_entropy(first, targets) if first.dim() == 2 else first.square().mean()
 
 
 def _prepared(network: Network, *, whole: bool) -> Prepared:
