@@ -103,7 +103,7 @@ class ProfileGuidedArena:
             raise ExecutionError("resume() without an interrupt()")
         step.interrupts -= 1
         if step.interrupts == 0:
-            step.outer = self._arena.bind()
+            self._arena.bind()
 
     @contextmanager
     def interrupted(self) -> Iterator[None]:

@@ -22,7 +22,6 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 
 #include "arena.h"
 #include "guided.h"
@@ -113,7 +112,8 @@ class PlannedAllocator final : public c10::Allocator {
     }
     int64_t entry = -1;
     // A planned step inside a guided one has its own arena, and what is measured shall be PyTorch's.
-    Guide* guided = session.program == nullptr && recorder == nullptr ? guide : nullptr;
+    const bool plain = session.program == nullptr && recorder == nullptr;
+    Guide* guided = plain && guide != nullptr && guide->step != 0 ? guide : nullptr;
     if (guided != nullptr) {
       if (char* at = serve(*guided, static_cast<int64_t>(n), &entry))
         return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
@@ -275,22 +275,9 @@ void monet_record_begin() {
   crew.alive = 0;
 }
 
-Guide* monet_guide_create(int64_t limit) {
-  forbid_forks_inside();
-  auto* made = new Guide;
-  made->limit = limit;
-  return made;
-}
+Guide* monet_guide_create(int64_t limit) { return make_guide(limit); }
 
-void monet_guide_destroy(Guide* one) {
-  end_step(*one);
-  if (guide == one) guide = nullptr;
-  Range* range = one->home.range;
-  delete one;
-  if (range == nullptr) return;
-  range->orphaned.store(true);
-  unmap_orphan(*range);
-}
+void monet_guide_destroy(Guide* one) { destroy_guide(one); }
 
 GuidedPlan* monet_guide_plan(int64_t requests, const int64_t* sizes, const int64_t* offsets) {
   return new GuidedPlan{{sizes, sizes + requests}, {offsets, offsets + requests}};
@@ -304,8 +291,8 @@ void monet_guide_begin(Guide* one, const GuidedPlan* plan) { begin_step(*one, pl
 
 void monet_guide_end(Guide* one) { end_step(*one); }
 
-// The calling thread's requests are `one`'s from here on, nobody's where it is nullptr. Returns whose they were.
-Guide* monet_guide_bind(Guide* one) { return std::exchange(guide, one); }
+// Returns whose the calling thread's requests were.
+Guide* monet_guide_bind(Guide* one) { return bind_guide(one); }
 
 // requests, served, unplaced, missed of the last step; the most that torch held when a step requested something.
 void monet_guide_statistics(const Guide* one, int64_t* out) {

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <iterator>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -54,6 +55,7 @@ struct Guide {
 std::mutex guided_mutex;
 uint64_t guided_steps = 0;     // how many there have been
 std::vector<Guide*> recorded;  // whose steps have not ended
+std::vector<Guide*> guides;    // that there are
 thread_local Guide* guide = nullptr;
 
 void forbid_forks_inside() {
@@ -160,6 +162,23 @@ int make_guided_room(Guide& one, int64_t bytes) {
   return 0;
 }
 
+// The calling thread's requests are `one`'s from here on; nobody's where it is nullptr, or a guide that is gone, as one
+// that an outer step had may be where steps do not end in the order in which they began.
+Guide* bind_guide(Guide* one) {
+  std::lock_guard<std::mutex> lock(guided_mutex);
+  const bool there = std::find(guides.begin(), guides.end(), one) != guides.end();
+  return std::exchange(guide, there ? one : nullptr);
+}
+
+Guide* make_guide(int64_t limit) {
+  forbid_forks_inside();
+  auto* made = new Guide;
+  made->limit = limit;
+  std::lock_guard<std::mutex> lock(guided_mutex);
+  guides.push_back(made);
+  return made;
+}
+
 void begin_step(Guide& one, const GuidedPlan* plan) {
   std::lock_guard<std::mutex> lock(guided_mutex);
   one.plan = plan;
@@ -176,6 +195,21 @@ void end_step(Guide& one) {
   one.step = 0;
   one.plan = nullptr;
   recorded.erase(std::remove(recorded.begin(), recorded.end(), &one), recorded.end());
+}
+
+// Its arena goes with the last block that lies in it.
+void destroy_guide(Guide* one) {
+  end_step(*one);
+  if (guide == one) guide = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(guided_mutex);
+    guides.erase(std::remove(guides.begin(), guides.end(), one), guides.end());
+  }
+  Range* range = one->home.range;
+  delete one;
+  if (range == nullptr) return;
+  range->orphaned.store(true);
+  unmap_orphan(*range);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ from monet.planner.program.index import index_of
 from monet.planner.replay import Replay, replay
 from monet.planner.schedules import ABLATION, VARIANTS, plan_variant
 from monet.planner.search import Solving
-from monet.planner.solution import Runs, Solution
+from monet.planner.solution import Proof, Runs, Solution
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,7 @@ class _Attempts:
         self._begun = time.monotonic()
         self._too_large = 0
         self._last: Solution | None = None
+        self._proofs: list[tuple[int, Proof]] = []  # with the target that each is for
         self.best: Placed | None = None
         self.refused: InfeasibleBudget | None = None
 
@@ -151,7 +152,7 @@ class _Attempts:
         share = SOLVE_SHARE if self._last is None else AGAIN_SHARE if self.best is None else LATER_SHARE
         fit, limit_s = self._fit, share * self.left_s()
         with self._meter(limit_s) as progress:
-            return plan_variant(
+            solution = plan_variant(
                 fit.variant,
                 fit.lowered.problem,
                 target_bytes,
@@ -159,6 +160,23 @@ class _Attempts:
                 start=self._start(target_bytes),
                 progress=progress,
             )
+        return self._with_best_proof(target_bytes, solution)
+
+    def _with_best_proof(self, target_bytes: int, solution: Solution) -> Solution:
+        """The solution with the best of its own bound and those of earlier solves that hold for it: what no plan beats
+        with more memory, none beats with less. A later solve may have no time for a bound of its own."""
+        if solution.proof is not None:
+            self._proofs.append((target_bytes, solution.proof))
+        cost_s, prove = solution.objective_s, self._fit.solving.prove
+
+        def rank(proof: Proof) -> tuple[bool, float, bool]:
+            full = proof.scope == "full"
+            return prove and full, proof.bound_s, full
+
+        # A bound of fewer plans that is above this one's cost says that it is none of them.
+        holding = [p for target, p in self._proofs if target >= target_bytes]
+        best = max((p for p in holding if p.scope == "full" or p.bound_s <= cost_s), key=rank, default=None)
+        return solution if best is None else replace(solution, proof=replace(best, bound_s=min(best.bound_s, cost_s)))
 
     def _start(self, target_bytes: int) -> Runs | None:
         """The fastest of the plans that are there without a search: the caller's, an earlier search's, and those of the

@@ -94,10 +94,12 @@ class MomentSearch:
             KeyboardInterrupt: on Ctrl-C.
         """
         program = moment_program(self.index, self.budget_bytes)
-        first = self._first(program, until_s)
+        # Whatever comes after is short of a bound without it.
+        first_until_s = until_s if poor_until_s is None else max(until_s, poor_until_s)
+        first = self._first(program, first_until_s)
         if first is None:
             return
-        self._offer(*first, until_s)
+        self._offer(*first, first_until_s)
         if self.is_close():
             return
         stale = 0

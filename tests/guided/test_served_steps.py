@@ -413,3 +413,22 @@ def test_the_arena_shrinks_to_what_its_plans_need() -> None:
             torch.ones(1_000)
             torch.ones(2_000)
     assert arena.report().arena_bytes == live_bytes() - before == 8_000
+
+
+def test_steps_that_end_in_another_order_than_they_began() -> None:
+    outer, inner = monet.profile_guided(), monet.profile_guided()
+    for number in range(4):
+        first, second = outer.step(), inner.step()
+        first.__enter__()
+        held = torch.full((100,), float(number))
+        second.__enter__()
+        outer.interrupt()
+        more = torch.full((200,), float(number))
+        outer.resume()
+        first.__exit__(None)
+        last = torch.full((300,), float(number))
+        if number == 3:
+            del first, outer  # and inner's step ends in one that is gone
+        second.__exit__(None)
+        after = torch.full((400,), float(number))
+        assert all(bool((t == number).all()) for t in (held, more, last, after))

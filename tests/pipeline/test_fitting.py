@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from module_cases import CASES, case_prepared
 from small_models import Residual
 
 from monet.pipeline import fitting
+from monet.pipeline.meter import silent
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare
 from monet.pipeline.schedule import calls
@@ -19,6 +21,7 @@ from monet.pipeline.unrolling import unroll
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.layout.load import load_over_time
 from monet.planner.search import Solving
+from monet.planner.solution import Proof
 
 
 def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +63,32 @@ def test_everything_kept_always_fits(case: str) -> None:
     prepared = case_prepared(case, exact=False)
     result = plan_prepared(prepared, "100%", Solving(time_limit_s=20.0))
     assert result.plan.peak_bytes <= prepared.eager.peak_bytes
+
+
+def test_a_later_solve_keeps_what_an_earlier_one_has_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound for more memory holds for less, one for less says nothing of more, and each keeps to its plans."""
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    found = fastest_plan(prepared.problem)
+    assert found is not None
+    cost_s = found.objective_s
+    proofs: Iterator[Proof | None] = iter([])
+
+    def plan_variant(*_: Any, **__: Any) -> Any:
+        return replace(found, proof=next(proofs))
+
+    monkeypatch.setattr(fitting, "plan_variant", plan_variant)
+
+    def told(*solves: tuple[int, Proof | None]) -> Proof | None:
+        nonlocal proofs
+        attempts = fitting._Attempts(fitting.Fit(prepared.lowered, 10**9), silent, None)
+        proofs = iter([proof for _, proof in solves])
+        return [attempts._solve(target).proof for target, _ in solves][-1]
+
+    full, better = Proof(0.5 * cost_s, "full"), Proof(0.7 * cost_s, "window 16")
+    assert told((100, full), (90, None)) == full
+    assert told((100, full), (110, None)) is None
+    assert told((100, full), (90, better)) == better
+    assert told((100, better), (90, full)) == better
+    assert told((100, full), (90, Proof(0.4 * cost_s, "full"))) == full
+    assert told((100, Proof(2 * cost_s, "window 16")), (90, None)) is None  # of other plans than this one
+    assert told((100, Proof(2 * cost_s, "full")), (90, None)) == Proof(cost_s, "full")  # another order's

@@ -35,7 +35,8 @@ void free_block(const Block& block) {
 
 void work(unsigned seed) {
   std::mt19937 random(seed);
-  Guide own;
+  Guide& own = *make_guide(0);
+  bind_guide(&own);
   GuidedPlan plan;
   for (int k = 0; k < 40; ++k) {
     plan.sizes.push_back(64 + 64 * (k % 5));
@@ -67,15 +68,12 @@ void work(unsigned seed) {
     }
     end_step(own);
   }
-  Range* range = own.home.range;
-  range->orphaned.store(true);
-  unmap_orphan(*range);
+  destroy_guide(&own);
 }
 
 }  // namespace
 
 int main() {
-  forbid_forks_inside();
   std::vector<std::thread> threads;
   for (unsigned seed = 0; seed < 4; ++seed) threads.emplace_back(work, seed);
   for (std::thread& thread : threads) thread.join();
