@@ -247,8 +247,9 @@ def _told(row: Mapping[str, Any]) -> str:
     return (
         f"time {pairs['ratio']:.3f} of eager's {pairs['eager_s'] * 1e3:.0f} ms; resident peak "
         f"{guided['resident_peak_bytes'] / 1e6:.0f} of {eager['resident_peak_bytes'] / 1e6:.0f} MB ({others}); faults "
-        f"{guided['faults_a_step']:.0f} of {eager['faults_a_step']:.0f}; {report['missed']} of {report['requests']} "
-        f"missed, {report['plans']} plans, {report['layout_s']:.2f} s of layout; check {pairs['check_ns']:.0f} ns, "
+        f"{guided['faults_a_step']:.0f} of {eager['faults_a_step']:.0f}; {report['moved']} and {report['missed']} of "
+        f"{report['requests']} moved and missed, "
+        f"{report['plans']} plans, {report['layout_s']:.2f} s of layout; check {pairs['check_ns']:.0f} ns, "
         f"{pairs['check_share']:.2%} of a step"
     )
 

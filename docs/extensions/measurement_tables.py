@@ -79,8 +79,7 @@ def guided(result: Any) -> Iterable[Row]:
     """The profile-guided arena beside eager under three allocators of the C library."""
     libraries = ("jemalloc", "tcmalloc")
     yield (
-        "steps", "time, of eager's", "resident peak: eager", "guided", *libraries, "missed of requests", "plans",
-        "layout",
+        "steps", "time, of eager's", "resident peak: eager", "guided", *libraries, "moved or missed", "plans", "layout",
     )  # fmt: skip
     for name, row in result.items():
         if "error" in row["pairs"] or "error" in row["guided"] or "error" in row["eager"]:
@@ -89,7 +88,8 @@ def guided(result: Any) -> Iterable[Row]:
         eager, arena, *others = (row.get(of, {}).get("resident_peak_bytes") for of in ("eager", "guided", *libraries))
         yield (
             name, f"{row['pairs']['ratio']:.2f}", *(_megabytes(count) for count in (eager, arena, *others)),
-            f"{report['missed']:,} of {report['requests']:,}", str(report["plans"]), f"{report['layout_s']:.2f} s",
+            _share((report.get("moved", 0) + report["missed"]) / max(1, report["requests"])), str(report["plans"]),
+            f"{report['layout_s']:.2f} s",
         )  # fmt: skip
 
 

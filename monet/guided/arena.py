@@ -32,20 +32,23 @@ MOST_PLANS = 8
 LAYOUT_S = 1.0
 """Seconds of the layout of one plan, at most, unless the caller says otherwise."""
 SETTLING_STEPS = 4
-"""The first steps of a kind: what they miss at all is worth another plan, and one that makes fewer requests than those
-before it replaces what is known, since the first step may have made what the others find: an optimiser's state."""
+"""The first steps of a kind: any request that is not where it was planned is worth another plan, and a step that makes
+fewer requests than those before it replaces what is known, since the first one may have made what the others find: an
+optimiser's state."""
 MISSED_SHARE = 0.01
-"""Of a later step's requests: more of them missed, and lifetimes that changed are worth another plan (Sekiyama et al.
-plan again where sizes grew only; that the order of releases may change is not in the paper)."""
+"""Of a later step's requests: more of them elsewhere than planned, and lifetimes that changed are worth another plan
+(Sekiyama et al. plan again where sizes grew only; that the order of releases may change is not in the paper)."""
 
 
 @dataclass
 class _Kind:
-    """What is known of one kind of steps. ``planned``: what was known when it was last planned. ``placement`` and
-    ``places``: the plan in use, the same twice; None before there is one. ``steps``: how many there have been."""
+    """What is known of one kind of steps. ``planned``: what was known when it was last planned, and ``avoided`` what
+    lay in the arena then. ``placement`` and ``places``: the plan in use, the same twice; None before there is one.
+    ``steps``: how many there have been."""
 
     known: Requests | None = None
     planned: Requests | None = None
+    avoided: tuple[tuple[int, int], ...] = ()
     placement: Placement | None = None
     places: Places | None = None
     steps: int = 0
@@ -75,7 +78,7 @@ class ProfileGuidedArena:
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         self._open: _OpenStep | None = None
         self._steps = self._recorded = self._failed = self._plans = 0
-        self._requests = self._served = self._unplaced = self._missed = 0
+        self._requests = self._served = self._moved = self._unplaced = self._missed = 0
         self._layouts_s = 0.0
 
     def step(self, key: Hashable = None) -> _Step:
@@ -124,6 +127,7 @@ class ProfileGuidedArena:
             kinds=len(self._kinds),
             requests=self._requests,
             served=self._served,
+            moved=self._moved,
             unplaced=self._unplaced,
             missed=self._missed,
             plans=self._plans,
@@ -180,10 +184,11 @@ class ProfileGuidedArena:
         else:
             self._requests += counts.requests
             self._served += counts.served
+            self._moved += counts.moved
             self._unplaced += counts.unplaced
             self._missed += counts.missed
         fewer = kind.known is not None and counts.requests < len(kind.known)
-        if kind.places is None or counts.missed or (fewer and kind.steps <= SETTLING_STEPS):
+        if kind.places is None or counts.unforeseen or (fewer and kind.steps <= SETTLING_STEPS):
             self._learn(kind, counts)
 
     def _learn(self, kind: _Kind, counts: StepCounts) -> None:
@@ -193,13 +198,15 @@ class ProfileGuidedArena:
         kind.known = seen if known is None or (settling and len(seen) < len(known)) else known.merged(seen)
         if kind.planned is not None:
             grew = not np.array_equal(kind.known.bytes, kind.planned.bytes)
-            missed_much = settling or counts.missed > MISSED_SHARE * counts.requests
-            if kind.known.equals(kind.planned) or not (grew or missed_much):
+            strayed = settling or counts.unforeseen > MISSED_SHARE * counts.requests
+            same = kind.known.equals(kind.planned) and kind.avoided == self._arena.held()
+            if same or not (grew or strayed):
                 return
         self._plan(kind, kind.known)
 
     def _plan(self, kind: _Kind, known: Requests) -> None:
-        placement, kind.planned = place(known, self._layout_s), known
+        kind.planned, kind.avoided = known, self._arena.held()
+        placement = place(known, self._layout_s, kind.avoided)
         self._plans += 1
         self._layouts_s += placement.layout_s
         had = self._largest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,9 @@ class Placement:
     layout_s: float
 
 
-def place(requests: Requests, time_limit_s: float) -> Placement:
-    """Places for the requests whose blocks died within their step.
+def place(requests: Requests, time_limit_s: float, held: Sequence[tuple[int, int]] = ()) -> Placement:
+    """Places for the requests whose blocks died within their step, beside what is ``held`` in the arena for longer:
+    offset and bytes of each.
 
     As in the paper: the lowest place first, and of those that fit there the block that lives longest (section 3.2);
     then, unless that is proven to be the least, other heuristics and the exact search, until ``time_limit_s`` is over.
@@ -39,8 +41,13 @@ def place(requests: Requests, time_limit_s: float) -> Placement:
     lifetimes = [
         Lifetime(int(i), int(requests.bytes[i]), int(requests.born[i]), int(requests.died[i])) for i in numbers
     ]
+    if held and lifetimes:
+        begin, end = min(life.begin for life in lifetimes), max(life.end for life in lifetimes)
+        lifetimes += [
+            Lifetime(len(requests) + k, size, begin, end, offset=offset) for k, (offset, size) in enumerate(held)
+        ]
     found = layout(lifetimes, time_limit_s=time_limit_s)
     offsets = np.full(len(requests), PYTORCH, dtype=np.int64)
-    offsets[numbers] = found.offsets
+    offsets[numbers] = found.offsets[: len(numbers)]
     seconds = time.monotonic() - begun
     return Placement(requests, offsets, found.arena_bytes, found.bound_bytes, found.method, seconds)

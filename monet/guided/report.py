@@ -12,8 +12,9 @@ class GuidedReport:
     """Counts are of all steps that ended without an error.
 
     ``arena_bytes``: the arena, and ``bound_bytes``: no arena for the same requests is smaller; of the kind of step that
-    needs most. ``requests``: in steps that had a plan; of them ``served`` lay in the arena, ``unplaced`` were planned
-    to be PyTorch's, since their blocks outlive a step, and ``missed`` were not foreseen, or their place was taken.
+    needs most. ``requests``: in steps that had a plan; of them ``served`` lay in the arena where they were planned,
+    ``moved`` in a gap of it, since they were not foreseen or their place was taken, ``missed`` found no gap and were
+    PyTorch's, and ``unplaced`` were planned to be, since their blocks outlive a step.
     ``plans``: how many were made; ``layout_s``: seconds for all of them. ``peak_bytes``: the most that torch held when
     a step requested something, the whole arena, parameters and all else that was made after monet began to count
     included. ``kinds``: the keys that steps came with.
@@ -25,6 +26,7 @@ class GuidedReport:
     kinds: int
     requests: int
     served: int
+    moved: int
     unplaced: int
     missed: int
     plans: int
@@ -42,8 +44,8 @@ class GuidedReport:
             f"profile-guided arena: {_steps(self.steps)}, {self.recorded_steps} of them only recorded",
             f"  arena     {format_bytes(self.arena_bytes)}, {proven}",
             f"  peak      {format_bytes(self.peak_bytes)}, all that torch held",
-            f"  requests  {self.requests:,}: {self._share(self.served)} served from the arena, "
-            f"{self._share(self.unplaced)} outlive a step, {self.missed:,} missed",
+            f"  requests  {self.requests:,}: {self._share(self.served)} served where planned, "
+            f"{self._share(self.unplaced)} outlive a step, {self.moved:,} moved, {self.missed:,} missed",
             f"  plans     {self.plans} for {self.kinds} kind{'s' if self.kinds != 1 else ''} of steps, "
             f"{self.layout_s:.2f} s of layout",
         ]

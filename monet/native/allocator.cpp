@@ -294,13 +294,26 @@ void monet_guide_end(Guide* one) { end_step(*one); }
 // Returns whose the calling thread's requests were.
 Guide* monet_guide_bind(Guide* one) { return bind_guide(one); }
 
-// requests, served, unplaced, missed of the last step; the most that torch held when a step requested something.
+// requests, served, moved, unplaced, missed of the last step; the most that torch held when a step requested something.
 void monet_guide_statistics(const Guide* one, int64_t* out) {
   out[0] = static_cast<int64_t>(one->trace.size());
   out[1] = one->served;
-  out[2] = one->unplaced;
-  out[3] = one->missed;
-  out[4] = one->most.load();
+  out[2] = one->moved;
+  out[3] = one->unplaced;
+  out[4] = one->missed;
+  out[5] = one->most.load();
+}
+
+// What lies in the arena: how many blocks, and, unless `out` is nullptr, offset and bytes of each of the first `most`.
+int64_t monet_guide_held(const Guide* one, int64_t most, int64_t* out) {
+  std::lock_guard<std::mutex> lock(guided_mutex);
+  if (one->home.range == nullptr) return 0;
+  const auto& places = one->home.range->places;
+  for (auto at = places.begin(); out != nullptr && at != places.end() && most > 0; ++at, --most) {
+    *out++ = at->first;
+    *out++ = at->second.end - at->first;
+  }
+  return static_cast<int64_t>(places.size());
 }
 
 // Bytes, birth and death of each request of the last step.

@@ -2,15 +2,18 @@
 // Sekiyama et al. (2018), section 4.
 //
 // A plan is advice. What Python does in a step may differ from the step that was recorded, so a place is served only
-// where nothing lies that is still held: that is looked up at every request. What has no place, or whose place is
-// taken, is PyTorch's. Each step is recorded while it is served, so that a step that went otherwise can be planned
-// anew.
+// where nothing lies that is still held: that is looked up at every request. What the plan does not foresee, or whose
+// place is taken, lies in the smallest gap of the arena that it fits at the moment, and where there is none it is
+// PyTorch's, as is what outlives its step. Each step is recorded while it is served, so that a step that went
+// otherwise can be planned anew.
 //
 // One lock guards all of it, as any thread may free what another one requested. It is held for some tens of
 // nanoseconds, and around a fork, so that a child finds it free.
 #pragma once
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -23,6 +26,7 @@
 
 namespace {
 
+constexpr int64_t kAligned = 64;  // what PyTorch gives to kernels
 constexpr size_t kAhead = 16;  // requests that a plan has and a step leaves out are looked past, so many at once
 
 struct Request {
@@ -47,7 +51,8 @@ struct Guide {
   std::vector<Request> trace;
   int64_t served = 0;
   int64_t unplaced = 0;        // whose request in the plan has no place
-  int64_t missed = 0;          // that the plan did not foresee, or whose place was taken
+  int64_t moved = 0;           // that the plan did not foresee, or whose place was taken, and that found a gap
+  int64_t missed = 0;          // and that found none
   int64_t limit = 0;           // bytes that torch may hold, 0 for no limit
   std::atomic<int64_t> most{0};  // bytes that torch held when a step requested something
 };
@@ -100,6 +105,20 @@ bool is_free(const Range& range, int64_t begin, int64_t end) {
   return after == range.places.begin() || std::prev(after)->second.end <= begin;
 }
 
+// The offset of the smallest gap of at least n bytes, or -1.
+int64_t gap(const Range& range, int64_t n) {
+  int64_t best = -1, least = range.arena_bytes + 1, begin = 0;
+  auto look = [&](int64_t end) {
+    if (end - begin >= n && end - begin < least) best = begin, least = end - begin;
+  };
+  for (const auto& [offset, place] : range.places) {
+    look(offset);
+    begin = (place.end + kAligned - 1) / kAligned * kAligned;
+  }
+  look(range.arena_bytes);
+  return best;
+}
+
 // Records a request of the step and gives it its place; nullptr where PyTorch serves it. `entry` is its number.
 char* serve(Guide& one, int64_t n, int64_t* entry) {
   std::lock_guard<std::mutex> lock(guided_mutex);
@@ -107,17 +126,22 @@ char* serve(Guide& one, int64_t n, int64_t* entry) {
   one.trace.push_back({n, one.clock++, -1});
   if (one.plan == nullptr) return nullptr;
   const int64_t planned = match(one, n);
-  const int64_t offset = planned < 0 ? -1 : one.plan->offsets[static_cast<size_t>(planned)];
+  int64_t offset = planned < 0 ? -1 : one.plan->offsets[static_cast<size_t>(planned)];
+  Range* range = one.home.range;
   if (planned >= 0 && offset < 0) {
     ++one.unplaced;
     return nullptr;
   }
-  Range* range = one.home.range;
   if (planned < 0 || range == nullptr || offset + n > range->arena_bytes || !is_free(*range, offset, offset + n)) {
-    ++one.missed;
-    return nullptr;
+    offset = range == nullptr ? -1 : gap(*range, n);
+    if (offset < 0) {
+      ++one.missed;
+      return nullptr;
+    }
+    ++one.moved;
+  } else {
+    ++one.served;
   }
-  ++one.served;
   range->places.emplace(offset, Place{offset + n, one.step, *entry});
   range->blocks.fetch_add(1);
   return one.home.base + offset;
@@ -139,6 +163,26 @@ void note_freed(uint64_t step, int64_t entry) {
   note_death(step, entry);
 }
 
+// Only the pages of what is still held stay in memory, and count; nothing is served from the range any more.
+void give_up_all_but_held(Range& range) {
+  const auto page = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  std::lock_guard<std::mutex> lock(guided_mutex);
+  const auto mapped = static_cast<int64_t>(range.end.load() - range.begin.load());
+  int64_t begin = 0, kept = 0;
+  auto give_up = [&](int64_t end) {
+    if (end > begin) madvise(reinterpret_cast<char*>(range.begin.load()) + begin, end - begin, MADV_DONTNEED);
+  };
+  for (const auto& [offset, place] : range.places) {
+    give_up(offset / page * page);
+    const int64_t from = std::max(begin, offset / page * page), to = (place.end + page - 1) / page * page;
+    kept += std::max<int64_t>(0, to - from);
+    begin = std::max(begin, to);
+  }
+  give_up(mapped);
+  count(kept - range.arena_bytes);
+  range.arena_bytes = kept;
+}
+
 // The arena has so many bytes from here on, or more where something lies in a larger one. What lies in a smaller one
 // stays there, and counts, until it is freed. Returns 0, or 1 when memory is refused.
 int make_guided_room(Guide& one, int64_t bytes) {
@@ -148,7 +192,8 @@ int make_guided_room(Guide& one, int64_t bytes) {
     if (old->arena_bytes == bytes || !old->places.empty()) return 0;
   }
   one.home = Home{};
-  if (old != nullptr) {  // first: address space and count are free for the new one where nothing lies in it
+  if (old != nullptr) {
+    give_up_all_but_held(*old);
     old->orphaned.store(true);
     unmap_orphan(*old);
   }
@@ -186,7 +231,7 @@ void begin_step(Guide& one, const GuidedPlan* plan) {
   one.step = ++guided_steps;
   one.clock = 0;
   one.trace.clear();
-  one.served = one.unplaced = one.missed = 0;
+  one.served = one.moved = one.unplaced = one.missed = 0;
   recorded.push_back(&one);
 }
 

@@ -18,13 +18,20 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Of one step: ``requests`` in all; ``served`` from the arena; ``unplaced``, planned to be PyTorch's; ``missed``,
-    not foreseen by the plan, or their place was taken."""
+    """Of one step: ``requests`` in all; ``served`` where they were planned; ``moved``, not foreseen by the plan, or
+    their place was taken, but there was a gap in the arena; ``unplaced``, planned to be PyTorch's; ``missed``, as
+    ``moved`` without a gap, so they are PyTorch's, too."""
 
     requests: int
     served: int
+    moved: int
     unplaced: int
     missed: int
+
+    @property
+    def unforeseen(self) -> int:
+        """Requests that are not where the plan has them."""
+        return self.moved + self.missed
 
 
 @cache
@@ -42,6 +49,7 @@ def _library() -> ctypes.PyDLL:
         "monet_guide_bind": (pointer, [pointer]),
         "monet_guide_statistics": (None, [pointer, pointer]),
         "monet_guide_trace": (None, [pointer, pointer]),
+        "monet_guide_held": (int64, [pointer, int64, pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
@@ -85,7 +93,7 @@ class GuidedArena:
     def end(self) -> StepCounts:
         self._lib.monet_guide_end(self._guide)
         self._places = None
-        return StepCounts(*self._statistics()[:4])
+        return StepCounts(*self._statistics()[:5])
 
     def bind(self) -> Any:
         """The calling thread's requests are the step's from here on. Returns what to give to ``unbind``."""
@@ -102,13 +110,20 @@ class GuidedArena:
         self._lib.monet_guide_trace(self._guide, numbers.ctypes.data)
         return numbers[:, 0].copy(), numbers[:, 1].copy(), numbers[:, 2].copy()
 
+    def held(self) -> tuple[tuple[int, int], ...]:
+        """Offset and bytes of what lies in the arena now; between steps: of what has outlived its own."""
+        count = int(self._lib.monet_guide_held(self._guide, 0, None))
+        numbers = np.full((count, 2), -1, dtype=np.int64)
+        self._lib.monet_guide_held(self._guide, count, numbers.ctypes.data)
+        return tuple((int(offset), int(size)) for offset, size in numbers if offset >= 0)
+
     @property
     def most_bytes(self) -> int:
         """The most that torch held when a step requested something, the whole arena included."""
-        return self._statistics()[4]
+        return self._statistics()[5]
 
     def _statistics(self) -> list[int]:
-        out = (ctypes.c_int64 * 5)()
+        out = (ctypes.c_int64 * 6)()
         self._lib.monet_guide_statistics(self._guide, out)
         return list(out)
 

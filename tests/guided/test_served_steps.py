@@ -40,11 +40,11 @@ def test_a_static_step_is_served_after_the_first(zero_first: bool) -> None:
     assert report.arena_bytes >= report.bound_bytes > 0
     # Adam's state is made in the first step alone, so one more plan may be made, and then none.
     assert report.plans <= 2
-    missed, plans = report.missed, report.plans
+    missed, plans = report.missed + report.moved, report.plans
     for number in range(8, 12):
         with arena.step():
             guided.step(number)
-    assert arena.report().missed == missed and arena.report().plans == plans
+    assert arena.report().missed + arena.report().moved == missed and arena.report().plans == plans
     assert str(arena.report()).startswith("profile-guided arena: 12 steps, 1 of them")
 
 
@@ -95,7 +95,7 @@ def test_what_a_step_leaves_behind_stays_whole() -> None:
             del parts
     assert [float(t[0]) for t in kept] == [n for n in (3.0, 4.0, 8.0) for _ in range(5)]
     assert all(bool((t == t[0]).all()) for t in kept)
-    assert arena.report().missed > 0
+    assert arena.report().moved > 0
 
 
 def test_outputs_and_gradients_of_an_earlier_step() -> None:
@@ -217,7 +217,7 @@ def test_interrupted_parts_are_neither_recorded_nor_served() -> None:
             assert float(second[0]) == 2.0 and len(varying) == number and len(more) == number + 1
             del first, second, varying, more
         counts.append(arena.report())
-    assert counts[-1].missed == 0 and counts[-1].plans == 1
+    assert counts[-1].missed == counts[-1].moved == 0 and counts[-1].plans == 1
     with arena.step():
         with pytest.raises(ExecutionError, match=r"without an interrupt"):
             arena.resume()
@@ -432,3 +432,30 @@ def test_steps_that_end_in_another_order_than_they_began() -> None:
         second.__exit__(None)
         after = torch.full((400,), float(number))
         assert all(bool((t == number).all()) for t in (held, more, last, after))
+
+
+def test_what_stays_in_the_arena_is_planned_around() -> None:
+    """A block that nobody foresaw, and that is kept for good, lies in a gap; later steps leave it there."""
+    arena, kept = monet.profile_guided(), []
+
+    def step(number: int) -> None:
+        first, second = torch.ones(1000), torch.ones(500)
+        del first
+        if number == 5:
+            kept.append(torch.full((900,), 7.0))  # where the first one was
+        third = torch.ones(1000)
+        del second, third
+
+    for number in range(12):
+        with arena.step():
+            step(number)
+    strayed = arena.report().moved + arena.report().missed
+    with arena.step():
+        step(12)
+    assert arena.report().moved + arena.report().missed == strayed  # no request is elsewhere than planned any more
+    assert bool((kept[0] == 7).all())
+    before = live_bytes()
+    with arena.step(key="larger"):
+        torch.ones(100_000)
+    # The old arena keeps the pages of what is held, and the new one has its size.
+    assert live_bytes() - before <= 400_000 + 2 * 4096 and bool((kept[0] == 7).all())
