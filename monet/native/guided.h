@@ -44,7 +44,7 @@ struct GuidedPlan {
 // One arena and the step that is in it. Counters are the step's, but for `most`.
 struct Guide {
   Home home;
-  const GuidedPlan* plan = nullptr;  // nullptr: the step is only recorded
+  const GuidedPlan* plan = nullptr;  // nullptr: the step is the first of its kind, and finds gaps at most
   size_t cursor = 0;                 // the plan's next request
   uint64_t step = 0;                 // the number of the step that is recorded, 0 for none
   int64_t clock = 0;
@@ -124,8 +124,8 @@ char* serve(Guide& one, int64_t n, int64_t* entry) {
   std::lock_guard<std::mutex> lock(guided_mutex);
   *entry = static_cast<int64_t>(one.trace.size());
   one.trace.push_back({n, one.clock++, -1});
-  if (one.plan == nullptr) return nullptr;
-  const int64_t planned = match(one, n);
+  if (one.plan == nullptr && one.home.range == nullptr) return nullptr;
+  const int64_t planned = one.plan == nullptr ? -1 : match(one, n);
   int64_t offset = planned < 0 ? -1 : one.plan->offsets[static_cast<size_t>(planned)];
   Range* range = one.home.range;
   if (planned >= 0 && offset < 0) {

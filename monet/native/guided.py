@@ -86,7 +86,8 @@ class GuidedArena:
             raise ExecutionError(f"the system refuses an arena of {arena_bytes} bytes of address space")
 
     def begin(self, places: Places | None) -> None:
-        """A step begins. ``places``: those of its requests; None: it is only recorded."""
+        """A step begins. ``places``: those of its requests; None: it is the first of its kind, which finds
+        gaps at most."""
         self._places = places
         self._lib.monet_guide_begin(self._guide, None if places is None else places._plan)
 

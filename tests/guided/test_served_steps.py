@@ -459,3 +459,19 @@ def test_what_stays_in_the_arena_is_planned_around() -> None:
         torch.ones(100_000)
     # The old arena keeps the pages of what is held, and the new one has its size.
     assert live_bytes() - before <= 400_000 + 2 * 4096 and bool((kept[0] == 7).all())
+
+
+def test_the_first_step_of_a_kind_uses_the_arena_of_others() -> None:
+    arena = monet.profile_guided()
+    with arena.step(key=1):
+        torch.ones(10_000)
+        torch.ones(10_000)
+    before = live_bytes()
+    reset_peak()
+    with arena.step(key=2):
+        first = torch.ones(3_000)
+        second = torch.ones(5_000)
+        whole = first.sum().item(), second.sum().item()  # an assert here would hold what it compares
+        del first, second
+    assert peak_bytes() == before and whole == (3_000, 5_000)
+    assert arena.report().recorded_steps == 2
