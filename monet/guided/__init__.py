@@ -8,7 +8,7 @@
 ``script.py`` finds the steps of a script that nobody wants to edit.
 """
 
-from monet.guided.arena import ProfileGuidedArena, profile_guided
+from monet.guided.arena import GuidedStep, ProfileGuidedArena, profile_guided
 from monet.guided.report import GuidedReport
 
-__all__ = ["GuidedReport", "ProfileGuidedArena", "profile_guided"]
+__all__ = ["GuidedReport", "GuidedStep", "ProfileGuidedArena", "profile_guided"]

@@ -81,7 +81,7 @@ class ProfileGuidedArena:
         self._requests = self._served = self._moved = self._unplaced = self._missed = 0
         self._layouts_s = 0.0
 
-    def step(self, key: Hashable = None) -> _Step:
+    def step(self, key: Hashable = None) -> GuidedStep:
         """The context of one training or inference step; also a decorator of a function that is one.
 
         ``key``: steps with equal keys are of one kind (a sequence length, training or evaluation) and share a plan; all
@@ -89,7 +89,7 @@ class ProfileGuidedArena:
 
         Entering raises ``ExecutionError`` where a step of this arena is open already.
         """
-        return _Step(self, key)
+        return GuidedStep(self, key)
 
     def interrupt(self) -> None:
         """Requests are PyTorch's until ``resume``, and no part of the step's record: for parts of a step that vary
@@ -241,8 +241,8 @@ class _OpenStep:
     interrupts: int = 0
 
 
-class _Step(ContextDecorator):
-    """See ``ProfileGuidedArena.step``; the same one may be entered again and again."""
+class GuidedStep(ContextDecorator):
+    """The context of a step, and a decorator; the same one may be entered again and again."""
 
     def __init__(self, arena: ProfileGuidedArena, key: Hashable) -> None:
         self._arena, self._key = arena, key
