@@ -52,6 +52,10 @@ def run(
         report = arena.report()
         if not quiet:
             click.echo(str(report), err=True)
+            if report.steps == 0:
+                click.echo(
+                    "monet: no torch.optim optimizer has stepped after a forward pass in training mode", err=True
+                )
         if html is not None and report.plans:
             arena.html(html)
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import gc
+import inspect
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from monet.amounts import parse_byte_count
 from monet.errors import ConfigError, ExecutionError
@@ -22,10 +21,11 @@ from monet.files.atomic import write_text_atomically
 from monet.guided.placement import Placement, place
 from monet.guided.report import GuidedReport
 from monet.guided.requests import Requests
-from monet.native.allocator import live_bytes
-from monet.native.guided import GuidedArena, Places, StepCounts
+from monet.native.allocator import live_bytes, uncounted_bytes
+from monet.native.guided import MOST_REQUESTS, GuidedArena, Places, StepCounts
 
 _log = logging.getLogger(__name__)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 MOST_PLANS = 8
 """Kinds of steps whose plans are kept, unless the caller says otherwise."""
@@ -38,6 +38,10 @@ optimiser's state."""
 MISSED_SHARE = 0.01
 """Of a later step's requests: more of them elsewhere than planned, and lifetimes that changed are worth another plan
 (Sekiyama et al. plan again where sizes grew only; that the order of releases may change is not in the paper)."""
+
+
+_OPEN: set[ProfileGuidedArena] = set()
+"""Arenas in whose steps a thread is: its requests go there, so they stay, whoever forgets them."""
 
 
 @dataclass
@@ -66,7 +70,7 @@ class ProfileGuidedArena:
     """
 
     def __init__(self, limit_bytes: int, max_plans: int, layout_s: float) -> None:
-        self._uncounted_bytes = _uncounted_bytes()
+        self._uncounted_bytes = uncounted_bytes()
         self._limit_bytes = limit_bytes
         if 0 < limit_bytes <= self._uncounted_bytes + live_bytes():
             raise ConfigError(
@@ -90,6 +94,9 @@ class ProfileGuidedArena:
         Entering raises ``ExecutionError`` where a step of this arena is open already.
         """
         return GuidedStep(self, key)
+
+    def __reduce__(self) -> Any:
+        raise ExecutionError("a profile-guided arena is neither copied nor pickled: make another one")
 
     def interrupt(self) -> None:
         """Requests are PyTorch's until ``resume``, and no part of the step's record: for parts of a step that vary
@@ -166,6 +173,7 @@ class ProfileGuidedArena:
             self._kinds.popitem(last=False)
         self._arena.begin(kind.places)
         self._open = _OpenStep(kind, threading.get_ident(), self._arena.bind())
+        _OPEN.add(self)
 
     def _end(self, failed: bool) -> None:
         step = self._own_step("the end of a step")
@@ -173,6 +181,7 @@ class ProfileGuidedArena:
             self._arena.unbind(step.outer)
         counts = self._arena.end()
         self._open = None
+        _OPEN.discard(self)
         if failed:
             self._failed += 1
             return
@@ -193,6 +202,9 @@ class ProfileGuidedArena:
 
     def _learn(self, kind: _Kind, counts: StepCounts) -> None:
         """Takes in what the step that just ended has shown, and plans anew where that is worth it."""
+        if counts.requests >= MOST_REQUESTS:
+            _log.warning("a step made more than %s requests: it is not planned", f"{MOST_REQUESTS:,}")
+            return
         seen, known = Requests(*self._arena.trace()), kind.known
         settling = kind.steps <= SETTLING_STEPS
         kind.known = seen if known is None or (settling and len(seen) < len(known)) else known.merged(seen)
@@ -205,8 +217,9 @@ class ProfileGuidedArena:
         self._plan(kind, kind.known)
 
     def _plan(self, kind: _Kind, known: Requests) -> None:
-        kind.planned, kind.avoided = known, self._arena.held()
-        placement = place(known, self._layout_s, kind.avoided)
+        avoided = self._arena.held()
+        placement = place(known, self._layout_s, avoided)
+        kind.planned, kind.avoided = known, avoided  # not before: Ctrl-C may end the layout
         self._plans += 1
         self._layouts_s += placement.layout_s
         had = self._largest()
@@ -247,6 +260,16 @@ class GuidedStep(ContextDecorator):
     def __init__(self, arena: ProfileGuidedArena, key: Hashable) -> None:
         self._arena, self._key = arena, key
 
+    def __call__(self, function: Function) -> Function:
+        """The function as a step. Raises ``ConfigError`` for one whose body does not run when it is called."""
+        late = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(is_late(function) for is_late in late):
+            raise ConfigError(
+                f"{getattr(function, '__name__', function)} is a generator or a coroutine: its body runs after the step "
+                "would be over; write `with arena.step():` inside of it"
+            )
+        return super().__call__(function)
+
     def __enter__(self) -> ProfileGuidedArena:
         self._arena._begin(self._key)
         return self._arena
@@ -278,22 +301,12 @@ def profile_guided(
     """
     if max_plans < 1:
         raise ConfigError(f"max_plans is {max_plans}; at least 1 plan must be kept")
-    if layout_s < 0:
-        raise ConfigError(f"layout_s is {layout_s}; seconds are not negative")
-    return ProfileGuidedArena(0 if limit is None else parse_byte_count(limit), max_plans, layout_s)
-
-
-def _uncounted_bytes() -> int:
-    """What tensors hold on the CPU that were made before the native allocator began to count."""
-    counted = live_bytes()
-    storages: dict[int, int] = {}
-    for found in gc.get_objects():
-        # By type: asking any object for its class may run a library's code; tensors of tracing have no memory.
-        if type(found) not in (torch.Tensor, torch.nn.Parameter):
-            continue
-        if found.device.type == "cpu" and found.layout is torch.strided:
-            storages[found.untyped_storage()._cdata] = found.untyped_storage().nbytes()
-    return max(0, sum(storages.values()) - counted)
+    if not isinstance(layout_s, int | float) or not layout_s >= 0:
+        raise ConfigError(f"layout_s is {layout_s!r}; it must be a number of seconds")
+    limit_bytes = 0 if limit is None else parse_byte_count(limit)
+    if limit is not None and limit_bytes == 0:
+        raise ConfigError("a limit of 0 bytes leaves no memory; without a limit it is None")
+    return ProfileGuidedArena(limit_bytes, max_plans, layout_s)
 
 
 def _trim() -> None:

@@ -17,7 +17,7 @@ class GuidedReport:
     PyTorch's, and ``unplaced`` were planned to be, since their blocks outlive a step.
     ``plans``: how many were made; ``layout_s``: seconds for all of them. ``peak_bytes``: the most that torch held when
     a step requested something, the whole arena, parameters and all else that was made after monet began to count
-    included. ``kinds``: the keys that steps came with.
+    included; tensors that were made before are counted as they were then. ``kinds``: the keys whose plans are kept.
     """
 
     steps: int

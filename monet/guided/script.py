@@ -31,12 +31,16 @@ def steps_of_optimizers(arena: ProfileGuidedArena) -> Iterator[None]:
 
     def before_forward(module: torch.nn.Module, _inputs: Any) -> None:
         nonlocal open_in, step
+        if torch.compiler.is_compiling():
+            return  # what is traced now is called later
         if open_in is None and module.training and torch.is_grad_enabled():
             open_in, step = threading.get_ident(), arena.step(kind)
             step.__enter__()
 
     def after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal open_in, kind
+        if torch.compiler.is_compiling():
+            return
         if open_in == threading.get_ident():
             open_in = None
             step.__exit__(None)

@@ -123,7 +123,7 @@ class PlannedAllocator final : public c10::Allocator {
     auto* header = reinterpret_cast<Header*>(base);
     header->size = n;
     header->recording = 0;
-    header->step = guided == nullptr ? 0 : guided->step;
+    header->step = guided == nullptr || entry < 0 ? 0 : guided->step;
     header->entry = entry;
     header->crew = nullptr;
     char* at = base + kHeader;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -60,7 +61,24 @@ def library() -> ctypes.PyDLL | None:
         function.restype, function.argtypes = result, arguments
     if lib.monet_install() != 0:
         raise ExecutionError("torch kept another CPU allocator: something installed one with a higher priority")
+    _made_before.append(_tensor_bytes())
     return lib
+
+
+_made_before: list[int] = []
+"""Bytes of tensors when the allocator was installed, which it does not count; empty before."""
+
+
+def _tensor_bytes() -> int:
+    """What tensors that Python knows hold on the CPU."""
+    storages: dict[int, int] = {}
+    for found in gc.get_objects():
+        # By type: asking any object for its class may run a library's code; tensors of tracing have no memory.
+        if type(found) not in (torch.Tensor, torch.nn.Parameter):
+            continue
+        if found.device.type == "cpu" and found.layout is torch.strided:
+            storages[found.untyped_storage()._cdata] = found.untyped_storage().nbytes()
+    return sum(storages.values())
 
 
 @cache
@@ -228,6 +246,13 @@ class Arena:
 def live_bytes() -> int:
     """Bytes that torch holds on the CPU now, arenas included, of what was allocated since installing."""
     return int(installed().monet_live_bytes())
+
+
+def uncounted_bytes() -> int:
+    """Bytes of the tensors that were there when the allocator was installed: ``live_bytes`` does not have them. What of
+    them has been freed since is not known."""
+    installed()
+    return sum(_made_before)
 
 
 def peak_bytes() -> int:

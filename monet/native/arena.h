@@ -58,7 +58,7 @@ struct Range {
   bool guided = false;                // its places are looked up, and never moved away from
   std::map<int64_t, Place> places;    // of a guided arena, by offset
 };
-Range ranges[kMaxArenas];
+Range* const ranges = new Range[kMaxArenas];  // never destroyed: threads may free blocks when the process ends
 std::atomic<int> range_count{0};
 std::mutex ranges_mutex;
 

@@ -8,7 +8,7 @@
 // otherwise can be planned anew.
 //
 // One lock guards all of it, as any thread may free what another one requested. It is held for some tens of
-// nanoseconds, and around a fork, so that a child finds it free.
+// nanoseconds, longer where a gap is looked for among many blocks, and around a fork, so that a child finds it free.
 #pragma once
 
 #include <pthread.h>
@@ -27,6 +27,7 @@
 namespace {
 
 constexpr int64_t kAligned = 64;  // what PyTorch gives to kernels
+constexpr size_t kMostRequests = size_t{1} << 22;  // of a step, in its record: one may never end
 constexpr size_t kAhead = 16;  // requests that a plan has and a step leaves out are looked past, so many at once
 
 struct Request {
@@ -59,8 +60,9 @@ struct Guide {
 
 std::mutex guided_mutex;
 uint64_t guided_steps = 0;     // how many there have been
-std::vector<Guide*> recorded;  // whose steps have not ended
-std::vector<Guide*> guides;    // that there are
+// Never destroyed: threads may free blocks when the process ends.
+std::vector<Guide*>& recorded = *new std::vector<Guide*>;  // whose steps have not ended
+std::vector<Guide*>& guides = *new std::vector<Guide*>;    // that there are
 thread_local Guide* guide = nullptr;
 
 void forbid_forks_inside() {
@@ -122,6 +124,8 @@ int64_t gap(const Range& range, int64_t n) {
 // Records a request of the step and gives it its place; nullptr where PyTorch serves it. `entry` is its number.
 char* serve(Guide& one, int64_t n, int64_t* entry) {
   std::lock_guard<std::mutex> lock(guided_mutex);
+  *entry = -1;
+  if (one.trace.size() >= kMostRequests) return nullptr;
   *entry = static_cast<int64_t>(one.trace.size());
   one.trace.push_back({n, one.clock++, -1});
   if (one.plan == nullptr && one.home.range == nullptr) return nullptr;
@@ -152,6 +156,7 @@ void vacate(Range& range, const void* pointer) {
   const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) - range.begin.load());
   std::lock_guard<std::mutex> lock(guided_mutex);
   const auto found = range.places.find(offset);
+  if (found == range.places.end()) return;
   const Place place = found->second;
   range.places.erase(found);
   note_death(place.step, place.entry);

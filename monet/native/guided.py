@@ -14,6 +14,8 @@ from monet.errors import ExecutionError
 from monet.native.allocator import installed
 
 Integers = npt.NDArray[np.int64]
+MOST_REQUESTS = 1 << 22
+"""Requests of a step that are recorded; ``kMostRequests`` of ``guided.h``. PyTorch serves those after them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,10 @@ SOLVE_SHARE, AGAIN_SHARE, LATER_SHARE = 0.5, 0.3, 0.75
 larger budget after an arena that did; the rest is for order and layout, and for the next try."""
 PLACE_SHARE = 0.6
 """Of the time that is left: how much of it order and layout get while no arena fits yet."""
-LESS_SHARES = (0.25, 0.5, 1.0)
+LESS_SHARES = (0.25, 0.5, 2.0)
 """Of an arena's excess: how much less the program gets after the first arena that does not fit, the second and the
-third. Another plan often fits for a part of it, and near the smallest budget every byte is dear."""
+third. Another plan often fits for a part of it, and near the smallest budget every byte is dear; but after the last one
+there is only a refusal."""
 REFUSED_SHARE = 0.25
 """Of the time limit: how long the smallest plans are ordered and placed, at most, before a budget is refused."""
 LEAST_SHARE = 0.05

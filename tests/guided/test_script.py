@@ -63,6 +63,20 @@ def test_a_script_prints_what_it_prints_without(folder: Path) -> None:
     assert "<rect " in (folder / "arena.html").read_text()
 
 
+def test_a_compiled_forward_pass_and_a_script_without_an_optimizer(folder: Path) -> None:
+    (folder / "compiled.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "@torch.compile(backend='eager', fullgraph=True)\n"
+        "def total(x): return model(x).sum()\n"
+        "for _ in range(3): total(torch.ones(2, 4)).backward()\n"
+        "print('done')\n"
+    )
+    done = run(folder, "--profile-guided", "compiled.py")
+    assert done.returncode == 0 and done.stdout == "done\n", done.stderr
+    assert "no torch.optim optimizer has stepped" in done.stderr
+
+
 def test_statuses_and_errors_are_the_scripts(folder: Path) -> None:
     assert run(folder, "--profile-guided", "scripts/train.py", "2", "three").returncode == 3
     failed = run(folder, "--profile-guided", "--quiet", "scripts/train.py", "2", "fail")

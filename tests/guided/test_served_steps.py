@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
+import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from torch import Tensor, nn
 import monet
 from monet.errors import ConfigError, ExecutionError
 from monet.guided import ProfileGuidedArena
-from monet.native.allocator import available, live_bytes, peak_bytes, reset_peak
+from monet.guided.arena import _OPEN
+from monet.guided.placement import place as made
+from monet.native.allocator import available, live_bytes, peak_bytes, reset_peak, uncounted_bytes
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C++ compiler")
 
@@ -269,9 +274,71 @@ def test_misuse_says_what_is_wrong() -> None:
         with pytest.raises(ExecutionError, match="open already"), arena.step():
             pass
         torch.ones(3)
-    for wrong in ({"limit": "6QB"}, {"limit": "50%"}, {"limit": "1B"}, {"max_plans": 0}, {"layout_s": -1.0}):
+    for wrong in (
+        {"limit": 0},
+        {"layout_s": float("nan")},
+        {"limit": "6QB"},
+        {"limit": "50%"},
+        {"limit": "1B"},
+        {"max_plans": 0},
+        {"layout_s": -1.0},
+    ):
         with pytest.raises(ConfigError):
             monet.profile_guided(**wrong)
+
+
+def test_what_is_no_step_is_refused() -> None:
+    arena = monet.profile_guided()
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for function in (generator, coroutine):
+        with pytest.raises(ConfigError, match=f"{function.__name__} is a generator or a coroutine"):
+            arena.step()(function)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ExecutionError, match="make another one"):
+            copied(arena)
+
+
+def test_a_layout_that_is_interrupted_is_made_at_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, place = monet.profile_guided(), "monet.guided.arena.place"
+
+    def interrupted(*_: Any) -> Any:
+        monkeypatch.setattr(place, made)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupted)
+    with pytest.raises(KeyboardInterrupt), arena.step():
+        torch.ones(1000)
+    for _ in range(2):
+        with arena.step():
+            torch.ones(1000)
+    assert arena.report().plans == 1 and arena.report().served == 1
+
+
+def test_another_arena_does_not_hide_what_was_there_before() -> None:
+    first = monet.profile_guided()
+    for _ in range(2):
+        with first.step():
+            torch.ones(1_000_000)
+    holds = monet_holds()
+    second = monet.profile_guided(limit=holds + 4_000_000)
+    del first
+    with second.step(), pytest.raises(torch.OutOfMemoryError):
+        torch.ones(4_000_000)
+    assert second.report().peak_bytes <= holds + 4_000_000
+
+
+def test_an_arena_that_is_forgotten_in_a_step_stays_for_it() -> None:
+    monet.profile_guided().step().__enter__()
+    gc.collect()
+    kept = torch.ones(1000)
+    (forgotten,) = _OPEN
+    forgotten._end(failed=False)
+    assert not _OPEN and float(kept.sum()) == 1000
 
 
 def test_a_limit_is_an_error_that_names_the_request() -> None:
@@ -295,9 +362,7 @@ def test_a_limit_is_an_error_that_names_the_request() -> None:
 
 def monet_holds() -> int:
     """What torch holds now, as an arena that is made now counts it."""
-    from monet.guided.arena import _uncounted_bytes
-
-    return _uncounted_bytes() + live_bytes()
+    return uncounted_bytes() + live_bytes()
 
 
 def test_threads() -> None:
