@@ -265,8 +265,8 @@ class GuidedStep(ContextDecorator):
         late = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
         if any(is_late(function) for is_late in late):
             raise ConfigError(
-                f"{getattr(function, '__name__', function)} is a generator or a coroutine: its body runs after the step "
-                "would be over; write `with arena.step():` inside of it"
+                f"{getattr(function, '__name__', function)} is a generator or a coroutine: its body runs after the "
+                "step would be over; write `with arena.step():` inside of it"
             )
         return super().__call__(function)
 
