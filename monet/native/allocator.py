@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 from collections.abc import Collection, Sequence
@@ -73,11 +74,14 @@ def _tensor_bytes() -> int:
     """What tensors that Python knows hold on the CPU."""
     storages: dict[int, int] = {}
     for found in gc.get_objects():
-        # By type: asking any object for its class may run a library's code; tensors of tracing have no memory.
+        # By type: asking any object for its class may run a library's code.
         if type(found) not in (torch.Tensor, torch.nn.Parameter):
             continue
         if found.device.type == "cpu" and found.layout is torch.strided:
-            storages[found.untyped_storage()._cdata] = found.untyped_storage().nbytes()
+            storage = found.untyped_storage()
+            with contextlib.suppress(RuntimeError):  # a tensor of tracing, which has sizes and no memory
+                storages[storage.data_ptr()] = storage.nbytes()
+    storages.pop(0, None)
     return sum(storages.values())
 
 

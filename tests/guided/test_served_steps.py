@@ -15,13 +15,14 @@ import pytest
 import torch
 from guided_steps import Training, same, small_model
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import monet
 from monet.errors import ConfigError, ExecutionError
 from monet.guided import ProfileGuidedArena
 from monet.guided.arena import _OPEN
 from monet.guided.placement import place as made
-from monet.native.allocator import available, live_bytes, peak_bytes, reset_peak, uncounted_bytes
+from monet.native.allocator import _tensor_bytes, available, live_bytes, peak_bytes, reset_peak, uncounted_bytes
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C++ compiler")
 
@@ -330,6 +331,16 @@ def test_another_arena_does_not_hide_what_was_there_before() -> None:
     with second.step(), pytest.raises(torch.OutOfMemoryError):
         torch.ones(4_000_000)
     assert second.report().peak_bytes <= holds + 4_000_000
+
+
+def test_tensors_without_memory_are_not_counted() -> None:
+    before = _tensor_bytes()
+    with FakeTensorMode():
+        fake = torch.nn.Linear(1 << 16, 1 << 16)
+    functional = torch._to_functional_tensor(torch.ones(2)) if hasattr(torch, "_to_functional_tensor") else None
+    real = torch.ones(1000)
+    assert _tensor_bytes() - before <= real.numel() * 4 + 8
+    del fake, functional
 
 
 def test_an_arena_that_is_forgotten_in_a_step_stays_for_it() -> None:
