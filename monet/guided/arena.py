@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ContextDecorator, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,7 +82,7 @@ class ProfileGuidedArena:
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
         self._open: _OpenStep | None = None
         self._steps = self._recorded = self._failed = self._plans = 0
-        self._requests = self._served = self._moved = self._unplaced = self._missed = 0
+        self._counts = StepCounts()
         self._layouts_s = 0.0
 
     def step(self, key: Hashable = None) -> GuidedStep:
@@ -132,11 +132,7 @@ class ProfileGuidedArena:
             recorded_steps=self._recorded,
             failed_steps=self._failed,
             kinds=len(self._kinds),
-            requests=self._requests,
-            served=self._served,
-            moved=self._moved,
-            unplaced=self._unplaced,
-            missed=self._missed,
+            **asdict(self._counts),
             plans=self._plans,
             layout_s=self._layouts_s,
             arena_bytes=0 if largest is None else largest.arena_bytes,
@@ -191,11 +187,7 @@ class ProfileGuidedArena:
         if kind.places is None:
             self._recorded += 1
         else:
-            self._requests += counts.requests
-            self._served += counts.served
-            self._moved += counts.moved
-            self._unplaced += counts.unplaced
-            self._missed += counts.missed
+            self._counts += counts
         fewer = kind.known is not None and counts.requests < len(kind.known)
         if kind.places is None or counts.unforeseen or (fewer and kind.steps <= SETTLING_STEPS):
             self._learn(kind, counts)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monet.guided.requests import Integers, Requests
+from monet.guided.requests import Requests
+from monet.native.guided import Integers
 from monet.planner.layout.arena import layout
 from monet.planner.layout.lifetimes import Lifetime
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Integers = npt.NDArray[np.int64]
+from monet.native.guided import Integers
+
 HELD = -1
 """The death of a block that was still held when its step ended: it has no place (Sekiyama et al., section 4.3)."""
 

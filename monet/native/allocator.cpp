@@ -210,8 +210,7 @@ void monet_arena_unmap(Program* program) {
   program->owner = false;
   Range& range = *program->home->range;
   *program->home = Home{};
-  range.orphaned.store(true);
-  unmap_orphan(range);
+  orphan(range);
 }
 
 // Serves from another program's arena, which must be at least as large and live longer.

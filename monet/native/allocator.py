@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from monet.errors import ExecutionError
-from monet.native.library import build
+from monet.native.library import build, declare
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,7 @@ def library() -> ctypes.PyDLL | None:
         "monet_join_crew": (None, [pointer]),
         "monet_record_read": (None, [pointer]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
+    declare(lib, signatures)
     if lib.monet_install() != 0:
         raise ExecutionError("torch kept another CPU allocator: something installed one with a higher priority")
     _made_before.append(_tensor_bytes())

@@ -84,6 +84,12 @@ void unmap_orphan(Range& range) {
   count(-bytes);
 }
 
+// Its owner lets go of it: it is unmapped with the last block that a tensor holds.
+void orphan(Range& range) {
+  range.orphaned.store(true);
+  unmap_orphan(range);
+}
+
 // Where an arena is now. Programs that share it share this; what holds a gradient makes it move (move.h).
 struct Home {
   char* base = nullptr;

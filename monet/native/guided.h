@@ -199,8 +199,7 @@ int make_guided_room(Guide& one, int64_t bytes) {
   one.home = Home{};
   if (old != nullptr) {
     give_up_all_but_held(*old);
-    old->orphaned.store(true);
-    unmap_orphan(*old);
+    orphan(*old);
   }
   if (bytes == 0) return 0;
   Range* range = reserve_range(bytes);
@@ -257,9 +256,7 @@ void destroy_guide(Guide* one) {
   }
   Range* range = one->home.range;
   delete one;
-  if (range == nullptr) return;
-  range->orphaned.store(true);
-  unmap_orphan(*range);
+  if (range != nullptr) orphan(*range);
 }
 
 }  // namespace

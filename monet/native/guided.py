@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from monet.errors import ExecutionError
 from monet.native.allocator import installed
+from monet.native.library import declare
 
 Integers = npt.NDArray[np.int64]
 MOST_REQUESTS = 1 << 22
@@ -24,11 +26,14 @@ class StepCounts:
     their place was taken, but there was a gap in the arena; ``unplaced``, planned to be PyTorch's; ``missed``, as
     ``moved`` without a gap, so they are PyTorch's, too."""
 
-    requests: int
-    served: int
-    moved: int
-    unplaced: int
-    missed: int
+    requests: int = 0
+    served: int = 0
+    moved: int = 0
+    unplaced: int = 0
+    missed: int = 0
+
+    def __add__(self, other: StepCounts) -> StepCounts:
+        return StepCounts(*map(add, astuple(self), astuple(other)))
 
     @property
     def unforeseen(self) -> int:
@@ -53,9 +58,7 @@ def _library() -> ctypes.PyDLL:
         "monet_guide_trace": (None, [pointer, pointer]),
         "monet_guide_held": (int64, [pointer, int64, pointer]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
+    declare(lib, signatures)
     return lib
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -50,6 +51,13 @@ def build(source: Path, *, with_torch: bool, openmp: bool) -> ctypes.PyDLL | Non
     except OSError as error:
         logger.warning("%s was built but does not load: %s", source.name, error)
         return None
+
+
+def declare(library: ctypes.PyDLL, signatures: Mapping[str, tuple[object, Sequence[object]]]) -> None:
+    """Tell ctypes the result and the arguments of each function, by its name."""
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
 
 
 def required(library: ctypes.PyDLL | None) -> ctypes.PyDLL:

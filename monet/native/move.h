@@ -109,8 +109,7 @@ int64_t move_away(Home& home) {
   old.arena_bytes = static_cast<int64_t>(kept);
   home.range = fresh;
   home.base = reinterpret_cast<char*>(to);
-  old.orphaned.store(true);
-  unmap_orphan(old);
+  orphan(old);
   return static_cast<int64_t>(kept);
 }
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from interrupts import default_interrupts
 
 from monet.files.cache import open_table
 from monet.plans.plan import Plan
@@ -21,11 +22,6 @@ MONET = [sys.executable, "-m", "monet"]
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*MONET, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-
-
-def _default_interrupts() -> None:
-    """A shell that starts the tests in the background has Ctrl-C ignored, and children would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +141,7 @@ def test_interrupt_while_solving_saves_the_best_plan(folder: Path) -> None:
             cwd=folder,
             stderr=stream,
             stdout=subprocess.PIPE,
-            preexec_fn=_default_interrupts,
+            preexec_fn=default_interrupts,
         )
         deadline = time.monotonic() + 90
         while "best" not in errors.read_text() and process.poll() is None and time.monotonic() < deadline:
@@ -164,7 +160,7 @@ def test_interrupt_before_there_is_a_plan_leaves_nothing(folder: Path) -> None:
         [*MONET, "plan", "tiny.yaml", "--budget", "80%", "--no-cache", "--output", "never.plan.json"],
         cwd=folder,
         stderr=subprocess.PIPE,
-        preexec_fn=_default_interrupts,
+        preexec_fn=default_interrupts,
     )
     assert process.stderr is not None
     seen = b""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from interrupts import default_interrupts
 
 from monet.native.allocator import available
 
@@ -101,15 +102,10 @@ def test_a_limit_names_the_request(folder: Path) -> None:
     assert "OutOfMemoryError" in done.stderr and "above the limit of" in done.stderr
 
 
-def _default_interrupts() -> None:
-    """A shell that starts the tests in the background has Ctrl-C ignored, and children would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_interrupted(folder: Path) -> None:
     command = [sys.executable, "-m", "monet", "run", "--profile-guided", "scripts/train.py", "100000000"]
     running = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_default_interrupts
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=default_interrupts
     )
     assert running.stdout is not None
     assert running.stdout.readline() == "training\n"
