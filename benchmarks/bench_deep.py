@@ -110,6 +110,10 @@ def _llama(layers: int, width: int, batch: int, length: int, words: int, heads: 
     return Network(make)
 
 
+def _gru(tokens: int) -> Network:
+    return Network(lambda: (GRU(), (), _tokens(16, tokens, 200)))
+
+
 def _gpt48() -> tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]:
     """GPT2-XL's 48 layers, a sixteenth as wide."""
     model = random_weights("GPT2LMHeadModel", n_layer=48, n_embd=100, n_head=5, vocab_size=1000, n_positions=256)
@@ -127,10 +131,9 @@ def _configured(name: str) -> Network:
 NETWORKS = {
     "bert-256": Network(_bert),
     "llama-8x512": _llama(8, 512, 4, 512, 8000, 8),
-    **{f"llama-{layers}": _llama(layers, 64, 4, 128, 512, 4) for layers in (16, 32, 80)},
+    **{f"llama-{layers}": _llama(layers, 64, 4, 128, 512, 4) for layers in (16, 32, 80, 200)},
     "gpt2-48": Network(_gpt48),
-    "gru-50": Network(lambda: (GRU(), (), _tokens(16, 50, 200))),
-    "gru-400": Network(lambda: (GRU(), (), _tokens(16, 400, 200))),
+    **{f"gru-{tokens}": _gru(tokens) for tokens in (50, 100, 400)},
     **{name: _configured(name) for name in CONFIGS},
 }
 
