@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from monet.errors import PlanMismatch
-from monet.executor.step_writer import StepWriter
+from monet.executor.copies import Copies
+from monet.executor.step_writer import CopyStep, StepWriter
 from monet.graph import Graph, Operator, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Guard, Implementation
-from monet.plans.plan import Plan, PlanStep
+from monet.plans.plan import READ, WAIT, WRITE, Plan, PlanStep
 
 # What tracebacks call the generated code.
 FILE = "<monet plan>"
@@ -72,18 +73,21 @@ def implementation_of(step: PlanStep, catalogue: Catalogue) -> Implementation:
     return implementation
 
 
-def generate(plan: Plan, catalogue: Catalogue) -> Generated:
-    """Compile a verified plan against the graph it was made from.
+def generate(plan: Plan, catalogue: Catalogue, copies: Copies | None = None) -> Generated:
+    """Compile a verified plan against the graph it was made from; ``copies``: what its copies go through.
 
     Raises ``PlanMismatch`` as ``implementation_of`` does, and ``InvalidPlan`` where a step reads what nothing has made.
     """
     graph = catalogue.graph
-    implementations = [implementation_of(step, catalogue) for step in plan.steps]
+    sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
+    steps = [_copy_of(step, sizes) or implementation_of(step, catalogue) for step in plan.steps]
+    implementations = [step for step in steps if isinstance(step, Implementation)]
     border = _border(plan, graph)
-    writer = StepWriter(catalogue, _views(graph), _dying_storages(plan))
-    forward = _forward(writer, graph, implementations[:border])
-    handover = _hand_over(writer, graph, implementations[border:])
-    backward = _backward(writer, graph, implementations, border, handover)
+    writer = StepWriter(catalogue, _views(graph), _dying_storages(plan), copies)
+    forward = _forward(writer, graph, steps[:border])
+    later = [step for step in steps[border:] if isinstance(step, Implementation)]
+    handover = _hand_over(writer, graph, later)
+    backward = _backward(writer, graph, steps, border, handover)
     source = _assemble(writer, graph, forward, backward, handover)
     functions = _compiled(source, writer.names)
     return Generated(
@@ -96,6 +100,14 @@ def generate(plan: Plan, catalogue: Catalogue) -> Generated:
         gradient_of=tuple(graph.gradients),
         guards=tuple(sorted({i.guard for i in implementations if i.guard is not None}, key=str)),
     )
+
+
+def _copy_of(step: PlanStep, sizes: Mapping[int, int]) -> CopyStep | None:
+    """The copy that a step issues or waits for; None where it runs an operator."""
+    if step.kind not in (WRITE, READ, WAIT) or step.place is None:
+        return None
+    buffer = next(id for id in (*step.reads.values(), *step.writes.values(), *step.requests) if id is not None)
+    return CopyStep(step.kind, step.node, step.place, sizes[buffer], bool(step.writes))
 
 
 def _sources(graph: Graph) -> tuple[str, ...]:
@@ -120,7 +132,9 @@ def _border(plan: Plan, graph: Graph) -> int:
     steps = range(len(plan.steps))
     if not any(graph.tangents):
         return len(steps)
-    return next((i for i in steps if plan.steps[i].kind != "forward"), len(steps))
+    of_forward = {i for i in steps if plan.steps[i].kind in ("forward", WRITE)}
+    of_forward |= {i for i in steps if plan.steps[i].kind == WAIT and plan.steps[i].reads}
+    return next((i for i in steps if i not in of_forward), len(steps))
 
 
 def _dying_storages(plan: Plan) -> dict[int, set[str]]:
@@ -151,11 +165,11 @@ class _Handover:
     outside: frozenset[str]
 
 
-def _forward(writer: StepWriter, graph: Graph, implementations: Sequence[Implementation]) -> tuple[str, ...]:
+def _forward(writer: StepWriter, graph: Graph, steps: Sequence[Implementation | CopyStep]) -> tuple[str, ...]:
     """The forward function's body: its steps, then the views that outputs are."""
     writer.define(_sources(graph))
-    for i, implementation in enumerate(implementations):
-        writer.step(i, implementation)
+    for i, step in enumerate(steps):
+        writer.step(i, step)
     for name in _outputs(graph):
         writer.ensure(name)
     return writer.taken_lines()
@@ -176,13 +190,13 @@ def _hand_over(writer: StepWriter, graph: Graph, backward: Sequence[Implementati
 
 
 def _backward(
-    writer: StepWriter, graph: Graph, implementations: Sequence[Implementation], border: int, handover: _Handover
+    writer: StepWriter, graph: Graph, steps: Sequence[Implementation | CopyStep], border: int, handover: _Handover
 ) -> tuple[str, ...]:
     """The backward function's body: its steps, then the views that gradients are."""
     writer.alive = {s: alive for s, alive in writer.alive.items() if s not in handover.outside}
     writer.define((*handover.kept, *handover.beside, *_tangents(graph)))
-    for i in range(border, len(implementations)):
-        writer.step(i, implementations[i])
+    for i in range(border, len(steps)):
+        writer.step(i, steps[i])
     for value in graph.gradients.values():
         writer.ensure(value)
     return writer.taken_lines()

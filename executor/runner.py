@@ -13,6 +13,7 @@ import torch
 from monet.capture import autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.codegen import Generated, generate
+from monet.executor.copies import copies_of
 from monet.graph import tangents_behind
 from monet.native import allocator
 from monet.ops.catalogue import Catalogue
@@ -33,8 +34,9 @@ class Runner:
     def __init__(self, plan: Plan, catalogue: Catalogue) -> None:
         self.plan = plan
         self.graph = catalogue.graph
-        self.code: Generated = generate(plan, catalogue)
         self.arena: allocator.Arena | None = None
+        self.copies = copies_of(plan, self._is_inside)
+        self.code: Generated = generate(plan, catalogue, self.copies)
         self._enter: Callable[[int, int], None] = _no_arena
         self._leave: Callable[[], None] = lambda: None
         self._handle = 0
@@ -71,6 +73,9 @@ class Runner:
         self._busy = threading.Lock()
         self._reported = False
 
+    def _is_inside(self, pointer: int) -> bool:
+        return self.arena is not None and self.arena.contains(pointer)
+
     def forward(self, sources: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], int]:
         """Outputs, activations for the backward pass, and the number of this forward pass.
 
@@ -78,6 +83,7 @@ class Runner:
         somebody still holds the arena has moved away.
         """
         with self._alone():
+            self._settle_copies()
             if self.arena is not None:
                 self.held_bytes = self.arena.ready()
             self._gather_crew()
@@ -135,6 +141,7 @@ class Runner:
         """Clean up after an exception inside a step. An operator's own error knows shapes only: it is raised anew with
         the step, and with the line of the model that the step belongs to."""
         step = self.code.step_of(error) if isinstance(error, ExecutionError) else None
+        self._settle_copies()
         # The frames' variables lie in the arena, and whoever keeps the traceback may keep it longer than the arena.
         traceback.clear_frames(error.__traceback__)
         if step is None:
@@ -143,6 +150,10 @@ class Runner:
         operator = self._maker.get(node, node)
         where = next((op.where for op in (*self.graph.forward, *self.graph.backward) if op.name == operator), "")
         raise ExecutionError(f"step {step} ({kind} {node}): {error}" + (f"\n{where}" if where else "")) from error
+
+    def _settle_copies(self) -> None:
+        if self.copies is not None:
+            self.copies.settle()
 
     def _gather_crew(self) -> None:
         if self._with_crew:

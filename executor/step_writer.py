@@ -8,9 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monet.errors import InvalidPlan
+from monet.executor.copies import Copies
 from monet.graph import Operator, Ref, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Implementation
+from monet.plans.plan import READ, WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStep:
+    """A step that issues a copy to or from the second memory, or waits for one: fields as in ``PlanStep``.
+
+    ``size``: of the buffer. ``back``: it waits for a copy from there.
+    """
+
+    kind: str
+    storage: str
+    place: int
+    size: int
+    back: bool
 
 
 @dataclass
@@ -18,11 +34,13 @@ class StepWriter:
     """Lines of source, and which values have a variable after the last of them.
 
     ``views``: value → the view operator that makes it. ``dying``: step → storages whose buffer nothing uses after it.
+    ``copies``: what copies go through, where there are any.
     """
 
     catalogue: Catalogue
     views: Mapping[str, Operator]
     dying: Mapping[int, Set[str]]
+    copies: Copies | None = None
     names: dict[str, Any] = field(default_factory=dict)  # global name → object
     lines: list[str] = field(default_factory=list)
     alive: dict[str, set[str]] = field(default_factory=dict)  # storage → values with a variable
@@ -109,8 +127,37 @@ class StepWriter:
         if gone:
             self.lines.append(f"del {', '.join(gone)}")
 
-    def step(self, index: int, implementation: Implementation) -> None:
+    def step(self, index: int, step: Implementation | CopyStep) -> None:
         """Emit a step, and delete the variables of what it is the last to use."""
+        if isinstance(step, CopyStep):
+            self._copy(index, step)
+        else:
+            self._run(index, step)
+        self.release(sorted(self.dying.get(index, ())))
+
+    def _copy(self, index: int, step: CopyStep) -> None:
+        assert self.copies is not None
+        self.lines.append(f"enter(handle, {index})")
+        if step.kind == WRITE:
+            alive = self.variable(min(self.alive[step.storage]))
+            self.lines.append(f"{self.callee(self.copies.write)}({alive}, {step.place}, {step.size})")
+        elif step.kind == READ:
+            value = self.constant(self.catalogue.values[step.storage], "c_")
+            made = f"{self.callee(self.copies.read)}({value}, {step.place}, {step.size})"
+            self.lines.append(f"{self._coming(step.storage)} = {made}")
+        else:
+            self.lines.append(f"{self.callee(self.copies.wait)}({step.place})")
+            if step.back:
+                coming = self._coming(step.storage)
+                self.lines.append(f"{self.variable(step.storage)} = {coming}")
+                self.lines.append(f"del {coming}")
+                self.born(step.storage)
+
+    def _coming(self, storage: str) -> str:
+        """The variable of what is being read back; the value's own may still be there."""
+        return f"coming_{self.variable(storage)}"
+
+    def _run(self, index: int, implementation: Implementation) -> None:
         for name in implementation.inputs():
             self.ensure(name)
         self.lines.append(f"enter(handle, {index})")
@@ -133,7 +180,6 @@ class StepWriter:
                 self.born(result)
         if stale:
             self.lines.append(f"del {', '.join(sorted(self.variable(v) for v in stale))}")
-        self.release(sorted(self.dying.get(index, ())))
 
     def taken_lines(self) -> tuple[str, ...]:
         """The lines so far, which are one function's body; the next line is the first of another."""

@@ -18,12 +18,14 @@ from monet.errors import PlanMismatch
 from monet.executor.trainer import Trainer
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import on_stderr, silent
+from monet.pipeline.offloading import offloaded, variant_with
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Preparing, prepare, prepare_whole
 from monet.planner.ablation import MONET
 from monet.planner.schedules import STORAGE
 from monet.planner.search import Solving
 from monet.plans.plan import Plan
+from monet.second_memory.offload import Offload, parse_offload
 from monet.training_step.whole_step import LossFunction, capture_whole_step, plain_inputs
 
 _Parameters = ParamSpec("_Parameters")
@@ -57,6 +59,7 @@ def plan(
     exact: bool = False,
     accumulate: bool = False,
     gradients: Literal["freed", "kept"] = "freed",
+    offload: str | Offload | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
     gap: float = _SOLVING.gap,
@@ -72,9 +75,10 @@ def plan(
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
     program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
-    eager's bit by bit. ``reserve_bytes`` of the budget are left to others; ``accumulate``, ``gradients``, ``cache`` and
-    ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout; capture and
-    measuring come on top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``.
+    eager's bit by bit. ``offload``: a second memory that tensors may be moved to, as ``"disk"`` or
+    ``"disk:/scratch,limit=20GB"``. ``reserve_bytes`` of the budget are left to others; ``accumulate``, ``gradients``,
+    ``cache`` and ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout;
+    capture and measuring come on top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``.
     ``progress``: lines on stderr. Under ``torch.autocast`` the step is planned, and must later be called, in that
     precision.
 
@@ -83,7 +87,11 @@ def plan(
     args = (args,) if isinstance(args, torch.Tensor) else args
     preparing = Preparing(reserve_bytes, accumulate, cache, seed, gradients)
     offering = Offering(exact, STORAGE.get(variant, frozenset()))
+    asked = None if offload is None else parse_offload(offload)
+    variant = variant_with(asked, variant)
     prepared = prepare(model, args, kwargs or {}, preparing, offering, progress=progress)
+    if asked is not None:
+        prepared = offloaded(prepared, asked, cache=cache)
     solving, meter = Solving(time_limit_s, gap, window, solver, prove), on_stderr if progress else silent
     with refusals_in(parse_budget(budget).unit):
         return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
@@ -103,6 +111,7 @@ def optimize(
     return_outputs: bool = True,
     variant: str = MONET,
     exact: bool = False,
+    offload: str | Offload | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
     gap: float = _SOLVING.gap,
@@ -121,6 +130,7 @@ def optimize(
     ``budget``: bytes, or text as ``"6GB"``, ``"50%"`` (of eager's peak); it counts parameters, optimiser state, the
     batch, outputs, gradients, activations and temporaries. ``plan``: of an earlier call, or its file, instead.
     ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
+    ``offload``: a second memory for activations, as ``"disk:/scratch"``.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
     bit. Other options as for ``monet.plan``. Under ``torch.autocast``, forward and loss are in that precision, backward
     and update as eager runs them outside of it; the trainer is then called under the same ``torch.autocast``.
@@ -138,7 +148,11 @@ def optimize(
         assert budget is not None
         preparing = Preparing(reserve_bytes, cache=cache, seed=seed)
         offering = Offering(exact, STORAGE.get(variant, frozenset()))
+        asked = None if offload is None else parse_offload(offload)
+        variant = variant_with(asked, variant)
         prepared = prepare_whole(step, preparing, offering, progress=progress)
+        if asked is not None:
+            prepared = offloaded(prepared, asked, cache=cache)
         solving, meter = Solving(time_limit_s, gap, window, solver, prove), on_stderr if progress else silent
         with refusals_in(parse_budget(budget).unit):
             plan = plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan

@@ -161,11 +161,47 @@ class BackwardOperator:
         )
 
 
+SYNCHRONOUS, ASYNCHRONOUS, STATIC = "synchronous", "asynchronous", "static"
+"""How a second memory is used (AutoTM, Hildebrand et al., ASPLOS 2020): copies that the step waits for, copies beside
+operators, and operators that read and write it in place."""
+SMALLEST_MOVED = 1 << 20
+"""Bytes: what is smaller is not worth a copy of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondMemory:
+    """A larger memory that tensors can be moved to after the forward pass made them, and back for the backward pass.
+
+    ``write_rate``, ``read_rate``: bytes a second to and from it. Copies of one direction come one after the other, in
+    the order in which they are issued; writes are over before the backward pass begins, so the directions never meet.
+    ``limit_bytes``: how much it holds; None: whatever is moved. ``latency_s``: what a copy takes besides.
+    ``slowdown_s``: by how much operators take longer for each byte that is copied beside them. ``mode``:
+    ``asynchronous``, ``synchronous`` or ``static``. ``smallest_bytes``: of what is moved at all.
+    """
+
+    write_rate: float
+    read_rate: float
+    limit_bytes: int | None = None
+    latency_s: float = 0.0
+    slowdown_s: float = 0.0
+    mode: str = ASYNCHRONOUS
+    smallest_bytes: int = SMALLEST_MOVED
+
+    def write_s(self, size: int) -> float:
+        """Seconds to write so many bytes."""
+        return self.latency_s + size / self.write_rate
+
+    def read_s(self, size: int) -> float:
+        """Seconds to read so many bytes."""
+        return self.latency_s + size / self.read_rate
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What to plan: forward operators in order, backward operators in order, and fixed bytes.
 
-    ``fixed_bytes`` are in memory during the whole step, whatever is decided.
+    ``fixed_bytes`` are in memory during the whole step, whatever is decided. ``second``: a second memory, if there is
+    one.
     """
 
     name: str
@@ -174,6 +210,7 @@ class Problem:
     intermediates: tuple[Intermediate, ...]
     backward: tuple[BackwardOperator, ...]
     fixed_bytes: int
+    second: SecondMemory | None = None
 
     def scaled(self, factor: float) -> Problem:
         """Every number of bytes and seconds ``factor`` times, bytes rounded; fixed bytes, too."""

@@ -15,6 +15,9 @@ Two rules of the problem decide what a *recomputation* makes:
   statistics, a dropout mask);
 * a pinned output is made beside the one that survives and thrown away at once: it counts while the
   operator runs.
+
+Where there is a second memory, its channel is simulated (``channel.py``): a moved tensor's first instance lives until
+its release, and another one from the issue of its return on. Its cost is the simulated time, waiting included.
 """
 
 from __future__ import annotations
@@ -23,7 +26,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monet.errors import InvalidPlan
-from monet.planner.problem import ForwardImplementation, ForwardOperator, Intermediate, Problem, Tensor
+from monet.planner.channel import Channel, Traffic
+from monet.planner.problem import (
+    STATIC,
+    ForwardImplementation,
+    ForwardOperator,
+    Intermediate,
+    Problem,
+    SecondMemory,
+    Tensor,
+)
 from monet.planner.solution import Run, Runs, Stage
 
 
@@ -41,31 +53,38 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a solution costs: ``objective_s`` is the sum of the times of everything it runs."""
+    """What a solution costs: ``objective_s`` is the sum of the times of everything it runs, and waits for.
+
+    ``traffic``: what its copies cost; None where there is no second memory.
+    """
 
     peak_bytes: int
     objective_s: float
     moments: tuple[Moment, ...]
+    traffic: Traffic | None = None
 
 
 @dataclass(slots=True)
 class _Instance:
     """``size`` bytes in memory from moment ``made`` to moment ``last``, both included.
 
-    ``overwritten_by``: the run that destroyed it; nothing may read it afterwards.
+    ``overwritten_by``: the run that destroyed it; nothing may read it afterwards. ``copied``: its copy to the second
+    memory is under way; nothing may destroy it.
     """
 
     size: int
     made: int
     last: int
     overwritten_by: str | None = None
+    copied: bool = False
 
 
 @dataclass(slots=True)
 class _Walk:
     """The state of the walk. ``moments``: what happens, the stage, and bytes besides instances and fixed bytes.
 
-    ``current``: the latest instance of each tensor.
+    ``current``: the latest instance of each tensor. ``away``: what the second memory holds. ``coming``: what is on its
+    way back. ``static``: what operators read and write in the second memory itself.
     """
 
     problem: Problem
@@ -74,6 +93,13 @@ class _Walk:
     instances: list[_Instance] = field(default_factory=list)
     current: dict[str, _Instance] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+    clock_s: float = 0.0  # the sum of the first ``counted`` of ``seconds``
+    counted: int = 0
+    size: dict[str, int] = field(default_factory=dict)
+    channel: Channel | None = None
+    away: set[str] = field(default_factory=set)
+    coming: dict[str, _Instance] = field(default_factory=dict)
+    static: frozenset[str] = frozenset()
 
     def begin(self, what: str, stage: int | None, extra_bytes: int) -> None:
         """The next moment; what is read, made and overwritten from here on happens in it."""
@@ -89,14 +115,78 @@ class _Walk:
             if instance.overwritten_by is not None:
                 raise InvalidPlan(f"{what} {where} reads {name!r}, which {instance.overwritten_by} overwrote")
             instance.last = len(self.moments) - 1
+            if name in self.static and self.channel is not None:
+                self.seconds.append(self.channel.read_in_place(self.size[name]))
 
     def make(self, name: str, size: int) -> None:
-        instance = _Instance(size, len(self.moments) - 1, len(self.moments) - 1)
+        instance = _Instance(0 if name in self.static else size, len(self.moments) - 1, len(self.moments) - 1)
         self.instances.append(instance)
         self.current[name] = instance
+        if name in self.static and self.channel is not None:
+            self.seconds.append(self.channel.write_in_place(size))
 
     def overwrite(self, name: str) -> None:
-        self.current[name].overwritten_by = self.moments[-1][0]
+        what = self.moments[-1][0]
+        if self.current[name].copied:
+            raise InvalidPlan(f"{what} overwrites {name!r}, which is being copied to the second memory")
+        if name in self.static:
+            raise InvalidPlan(f"{what} overwrites {name!r}, which lives in the second memory")
+        self.current[name].overwritten_by = what
+
+    def now_s(self) -> float:
+        """Seconds since the step began."""
+        self.clock_s += sum(self.seconds[self.counted :])
+        self.counted = len(self.seconds)
+        return self.clock_s
+
+    def write(self, names: Iterable[str]) -> None:
+        """Copies to the second memory begin."""
+        what = self.moments[-1][0]
+        for name in names:
+            if self.channel is None:
+                raise InvalidPlan(f"{what} is followed by a write of {name!r}, and there is no second memory")
+            if name in self.static:
+                continue
+            instance = self.current.get(name)
+            if instance is None or instance.overwritten_by is not None or name in self.away:
+                raise InvalidPlan(f"{what} is followed by a write of {name!r}, which is not in memory to be moved")
+            instance.copied = True
+            self.away.add(name)
+            self.seconds.append(self.channel.write(name, self.size[name], self.now_s()))
+
+    def release(self, names: Iterable[str]) -> None:
+        """Waits for copies; the memory of their tensors is free from here on."""
+        what = self.moments[-1][0]
+        for name in names:
+            instance = self.current.get(name)
+            if self.channel is None or instance is None or not instance.copied:
+                raise InvalidPlan(f"{what} is followed by the release of {name!r}, which is not being moved")
+            self.seconds.append(self.channel.wait(name, self.now_s()))
+            instance.last = max(instance.last, len(self.moments) - 1)
+            del self.current[name]
+
+    def begin_stage(self, stage: Stage, index: int) -> None:
+        """Copies back are issued, into memory that is taken from the stage's first moment on, and waited for."""
+        for name in stage.issues:
+            if self.channel is None or name not in self.away or name in self.coming:
+                raise InvalidPlan(f"stage {index} issues {name!r}, which is not in the second memory")
+            self.current.pop(name, None)  # what was read back before is gone after its last read
+            instance = _Instance(self.size[name], len(self.moments), len(self.moments))
+            self.instances.append(instance)
+            self.coming[name] = instance
+            self.seconds.append(self.channel.read(name, self.size[name], self.now_s()))
+        for name in stage.returns:
+            if self.channel is None or name not in self.coming:
+                raise InvalidPlan(f"stage {index} waits for {name!r}, whose return was not issued")
+            self.seconds.append(self.channel.wait(name, self.now_s()))
+            self.current[name] = self.coming.pop(name)
+            self.current[name].last = max(self.current[name].last, len(self.moments))
+
+    def end_forward(self) -> None:
+        """Writes are over before the backward pass begins: what it reads is read back."""
+        for name, instance in self.current.items():
+            if instance.copied:
+                raise InvalidPlan(f"{name!r} is being moved and is not released in the forward pass")
 
     def finish(self) -> Replay:
         """Adds every instance to the moments [made, last] and takes the maximum."""
@@ -109,7 +199,18 @@ class _Walk:
             live += step
             moments.append(Moment(what, stage, live + extra))
         peak = max((moment.bytes for moment in moments), default=self.problem.fixed_bytes)
-        return Replay(peak, sum(self.seconds), tuple(moments))
+        traffic = None if self.channel is None else self.channel.traffic()
+        if traffic is not None:
+            self.seconds.append(traffic.slowdown_s)
+        return Replay(peak, sum(self.seconds), tuple(moments), traffic)
+
+    def end(self) -> None:
+        """Raises ``InvalidPlan`` where something is still on its way."""
+        for name in self.coming:
+            raise InvalidPlan(f"the return of {name!r} was issued, and nothing waits for it")
+        limit = None if self.channel is None else self.channel.memory.limit_bytes
+        if limit is not None and (held := sum(self.size[name] for name in (*self.away, *self.static))) > limit:
+            raise InvalidPlan(f"{held} bytes are moved, {held - limit} more than the second memory holds")
 
 
 def replay(problem: Problem, runs: Runs) -> Replay:
@@ -126,9 +227,17 @@ def replay(problem: Problem, runs: Runs) -> Replay:
     if [stage.backward for stage in runs.stages] != [operator.id for operator in problem.backward]:
         raise InvalidPlan("the stages do not run every backward operator once, in the problem's order")
     walk = _Walk(problem, {tensor.id: tensor for tensor in problem.tensors})
+    if problem.second is not None:
+        _begin_channel(walk, problem.second, runs)
+    elif runs.moved:
+        raise InvalidPlan(f"{runs.moved[0]!r} is moved, and there is no second memory")
     for run, operator in zip(runs.forward, problem.forward, strict=True):
         _run(walk, run, operator, intermediates, stage=None, gradient_bytes=0)
+        walk.write(run.writes)
+        walk.release(run.releases)
+    walk.end_forward()
     for index, stage in enumerate(runs.stages):
+        walk.begin_stage(stage, index)
         previous = -1
         for run in stage.recompute:
             if run.operator not in operators:
@@ -141,7 +250,16 @@ def replay(problem: Problem, runs: Runs) -> Replay:
             previous = position
             _run(walk, run, operator, intermediates, index, problem.backward[index].live_before_bytes)
         _backward(walk, stage, index)
+    walk.end()
     return walk.finish()
+
+
+def _begin_channel(walk: _Walk, memory: SecondMemory, runs: Runs) -> None:
+    walk.channel = Channel(memory)
+    walk.size = {tensor.id: tensor.bytes for tensor in walk.problem.tensors}
+    walk.size |= {made.id: made.bytes for made in walk.problem.intermediates}
+    if memory.mode == STATIC:
+        walk.static = frozenset(runs.moved)
 
 
 def _run(

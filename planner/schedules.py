@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from monet.planner.baselines.checkpoint import block, selective, sqrt_n_blocks
 from monet.planner.baselines.gist import gist
 from monet.planner.baselines.pytorch import keep_all
 from monet.planner.baselines.segments import sqrt_n
-from monet.planner.problem import Problem
+from monet.planner.problem import ASYNCHRONOUS, STATIC, SYNCHRONOUS, Problem
 from monet.planner.progress import Progress
 from monet.planner.search import Solving, plan_problem
 from monet.planner.solution import Runs, Solution
@@ -40,7 +40,29 @@ class Variant:
 def _plan_part(
     problem: Problem, budget_bytes: int, solving: Solving | None, *, variant: str, **options: Any
 ) -> Solution:
-    return plan_problem(restrict(problem, variant), budget_bytes, solving, **options)
+    return plan_problem(replace(restrict(problem, variant), second=None), budget_bytes, solving, **options)
+
+
+MOVE = "monet+move"
+"""MONeT's program with a second memory: kept, made again or moved."""
+
+
+def _plan_moving(
+    problem: Problem,
+    budget_bytes: int,
+    solving: Solving | None,
+    *,
+    recompute: bool = False,
+    mode: str | None = None,
+    **options: Any,
+) -> Solution:
+    if problem.second is None:
+        raise ConfigError("this variant moves tensors to a second memory, and there is none: give one with --offload")
+    second = problem.second if mode is None else replace(problem.second, mode=mode)
+    problem = replace(restrict(problem, MONET), second=second)
+    if not recompute:
+        problem = replace(problem, forward=tuple(replace(o, recomputable=False) for o in problem.forward))
+    return plan_problem(problem, budget_bytes, solving, **options)
 
 
 _DESCRIPTIONS = {
@@ -70,13 +92,44 @@ _BASELINES = (
 STORAGE: Mapping[str, frozenset[str]] = {"gist": frozenset({"sparse"}), "gist-reduced": frozenset({"sparse", "half"})}
 """Compressed storages that a variant needs and the others do not use: they are measured only for it."""
 
+_MOVING = (
+    Variant(
+        MOVE,
+        "everything, and tensors moved to a second memory (--offload)",
+        partial(_plan_moving, recompute=True),
+        True,
+    ),
+    Variant("move-only", "tensors moved, nothing recomputed", _plan_moving, True),
+    Variant(
+        ASYNCHRONOUS, "the same: copies beside operators (AutoTM, Hildebrand et al. 2020)",
+        partial(_plan_moving, mode=ASYNCHRONOUS), True,
+    ),
+    Variant(
+        SYNCHRONOUS, "tensors moved by copies that the step waits for (AutoTM)",
+        partial(_plan_moving, mode=SYNCHRONOUS), True,
+    ),
+    Variant(
+        STATIC, "tensors that live in the second memory, where operators use them (AutoTM)",
+        partial(_plan_moving, mode=STATIC), True,
+    ),
+)  # fmt: skip
+
+MOVING = tuple(variant.name for variant in _MOVING)
+"""What needs a second memory."""
+
 BASELINES = tuple(baseline.name for baseline in _BASELINES)
 """What MONeT is compared with."""
 
 VARIANTS: Mapping[str, Variant] = {
     **{name: Variant(name, text, partial(_plan_part, variant=name), True) for name, text in _DESCRIPTIONS.items()},
+    **{variant.name: variant for variant in _MOVING},
     **{baseline.name: baseline for baseline in _BASELINES},
 }
+
+
+def moving_variant(name: str) -> str:
+    """The variant that does what ``name`` does, and moves."""
+    return MOVE if name == MONET else name
 
 
 def plan_variant(
@@ -101,5 +154,5 @@ def plan_variant(
         raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(VARIANTS)}")
     planner = VARIANTS[variant]
     if not planner.solves:
-        return planner.plan(problem, budget_bytes)
+        return planner.plan(replace(problem, second=None), budget_bytes)
     return planner.plan(problem, budget_bytes, solving, start=start, progress=progress)

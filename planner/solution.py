@@ -7,20 +7,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a forward operator; ``intermediates`` are made right after it, in this order."""
+    """One run of a forward operator; ``intermediates`` are made right after it, in this order.
+
+    ``writes``: tensors and intermediates whose copying to the second memory begins after it; ``releases``: those whose
+    memory is free from then on, once their copies are complete. Only in the forward pass.
+    """
 
     operator: str
     implementation: str
     intermediates: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Recomputation in forward order, then one backward operator."""
+    """Recomputation in forward order, then one backward operator.
+
+    Before both, ``issues``: what begins to be read back from the second memory, into memory of its own from here on,
+    and ``returns``: what is there to be read from here on. An issue comes before its return, or in the same stage.
+    """
 
     recompute: tuple[Run, ...]
     backward: str
     implementation: str
+    issues: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,11 @@ class Runs:
 
     forward: tuple[Run, ...]
     stages: tuple[Stage, ...]
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """What is moved to the second memory, in the order of the writes."""
+        return tuple(name for run in self.forward for name in run.writes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from monet.errors import ConfigError
 
 if TYPE_CHECKING:
     from monet.planner.search import Solving
+    from monet.second_memory.offload import Offload
 
 _Amount = TypeVar("_Amount")
 Command = Callable[..., None]
@@ -38,6 +39,12 @@ def amount(parse: Callable[[str], _Amount]) -> Callable[[click.Context, click.Pa
             raise click.BadParameter(str(error)) from error
 
     return callback
+
+
+def _offload(text: str) -> Offload:
+    from monet.second_memory.offload import parse_offload
+
+    return parse_offload(text)
 
 
 def option(section: str, *declarations: str, **attributes: Any) -> Decorator:
@@ -62,6 +69,14 @@ reserve = option(
     show_default=True,
     callback=amount(parse_byte_count),
     help="Part of the budget to leave free, for optimiser state say: 200MB.",
+)
+offload = option(
+    CHOICES,
+    "--offload",
+    metavar="MEMORY",
+    callback=amount(_offload),
+    help="A second memory that tensors may be moved to and back: disk (a folder that monet chooses), "
+    "disk:FOLDER,limit=20GB, or bandwidth=12GB/s for one that is not there.",
 )
 density = option(
     CHOICES,
@@ -140,6 +155,7 @@ class PlanningOptions:
     window: int | None
     time_limit: float
     gap: float
+    offload: Offload | None
 
     def solving(self, *, prove: bool = False) -> Solving:
         """How to solve."""
@@ -158,7 +174,17 @@ def planning_options(time_limit_s: float, solves: str) -> Decorator:
             command(**options, planning=PlanningOptions(**shared))
 
         packs: Command = packed
-        for declare in (gap, time_limit(time_limit_s, solves), window, solver, threads, exact, density, reserve):
+        for declare in (
+            gap,
+            time_limit(time_limit_s, solves),
+            window,
+            solver,
+            threads,
+            exact,
+            offload,
+            density,
+            reserve,
+        ):
             packs = declare(packs)
         return packs
 
@@ -178,9 +204,14 @@ def words() -> Rows:
 
 def variant_lists() -> Iterable[tuple[str, Rows]]:
     """Variants and baselines, as the planner's registry describes them."""
-    from monet.planner.schedules import ABLATION, BASELINES, VARIANTS
+    from monet.planner.schedules import ABLATION, BASELINES, MOVING, VARIANTS
 
-    for heading, names in (("Variants, MONeT and parts of it", ABLATION), ("Baselines", BASELINES)):
+    headed = (
+        ("Variants, MONeT and parts of it", ABLATION),
+        ("Variants with a second memory", MOVING),
+        ("Baselines", BASELINES),
+    )
+    for heading, names in headed:
         yield heading, [(name, VARIANTS[name].description) for name in names]
 
 

@@ -91,11 +91,16 @@ def _smallest(config: Config, request: PlanRequest) -> PlanResult:
 
 
 def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
+    from monet.pipeline.offloading import offloaded, variant_with
     from monet.pipeline.planning import plan_prepared
 
     assert request.budget is not None
+    offload = request.planning.offload
+    variant = variant_with(offload, request.variant)
     prepared, solving = _prepared(config, request), request.planning.solving(prove=request.prove)
-    return plan_prepared(prepared, request.budget, solving, variant=request.variant, meter=_meter(request))
+    if offload is not None:
+        prepared = offloaded(prepared, offload, cache=not request.no_cache)
+    return plan_prepared(prepared, request.budget, solving, variant=variant, meter=_meter(request))
 
 
 def _preparing(request: PlanRequest) -> Preparing:

@@ -13,12 +13,12 @@ from monet.commands.options import check_target
 from monet.commands.plan_request import PlanRequest
 from monet.commands.rendering import render_schedule
 from monet.files.atomic import write_json
-from monet.pipeline.summary import Summary
+from monet.pipeline.summary import Summary, second_memory_summary
 from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.published.solution import published_stages
-from monet.planner.schedules import plan_variant
+from monet.planner.schedules import moving_variant, plan_variant
 from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
 from monet.progress_line import ProgressLine
@@ -28,7 +28,9 @@ def plan_profile(request: PlanRequest) -> None:
     """Prints the summary; with ``--json`` the schedule goes with it, as ``stages``."""
     assert request.profile is not None
     check_target(request.json_path, "--json")
-    problem = load_published(request.profile)
+    problem, offload = load_published(request.profile), request.planning.offload
+    if offload is not None:
+        problem = replace(problem, second=offload.assumed())
     eager = plan_variant("pytorch", problem, sys.maxsize)
     with refusals_in(request.unit):
         summary = _plan(problem, eager, request)
@@ -60,8 +62,9 @@ def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> S
     budget_bytes = request.budget.resolve(eager.peak_bytes)
     solving = request.planning.solving(prove=request.prove)
     with ProgressLine(not request.quiet, request.planning.time_limit) as bar:
-        solution = plan_variant(request.variant, problem, budget_bytes, solving, progress=bar)
-    return _summary(problem, eager, solution, budget_bytes, request.variant)
+        variant = request.variant if problem.second is None else moving_variant(request.variant)
+        solution = plan_variant(variant, problem, budget_bytes, solving, progress=bar)
+    return _summary(problem, eager, solution, budget_bytes, variant)
 
 
 def _summary(problem: Problem, eager: Solution, solution: Solution, budget_bytes: int, variant: str) -> Summary:
@@ -86,4 +89,5 @@ def _summary(problem: Problem, eager: Solution, solution: Solution, budget_bytes
         solve_s=solution.solve_s,
         recomputed=sum(len(stage.recompute) for stage in solution.runs.stages),
         stages=published_stages(problem, solution.runs),
+        second_memory=second_memory_summary(problem, solution.runs),
     )

@@ -39,6 +39,7 @@ def render_summary(summary: Summary, unit: str) -> str:
         ),
         _bound_row(summary, unit),
         ("operators", f"{summary.kept} kept", f"{summary.recomputed} recomputed"),
+        *_second_memory_rows(summary, unit),
         ("order", summary.order.method, _order_note(summary.order)),
         ("planning", _seconds(summary.solve_s), f"to solve, {_seconds(summary.build_s)} to build"),
     ]
@@ -52,9 +53,27 @@ def render_summary(summary: Summary, unit: str) -> str:
     return "\n".join([*lines, "", _OUTSIDE_THE_PROMISE])
 
 
+def _second_memory_rows(summary: Summary, unit: str) -> list[tuple[str, str, str]]:
+    """What is moved, how much of the copying is hidden behind operators, and what it wears."""
+    second = summary.second_memory
+    if second is None:
+        return []
+    show = partial(format_bytes, unit=unit)
+    copied = second.written_bytes + second.read_bytes
+    hidden = f"{_percent(second.hidden_bytes / copied)} hidden, {_seconds(second.waited_s)} waited" if copied else ""
+    rates = f"{show(round(second.write_rate))}/s to it, {show(round(second.read_rate))}/s back"
+    return [
+        ("moved", f"{second.moved} tensors", show(second.moved_bytes)),
+        ("  copies", show(copied), hidden),
+        ("  written", show(second.written_bytes), f"each step ({second.mode}; {rates})"),
+    ]
+
+
 def _order_note(order: OrderSummary) -> str:
     """Whether another order of the same runs could need less."""
     peak, bound = order.peak_bytes, order.bound_bytes
+    if bound == 0:
+        return "nothing is proven of other orders"
     return (
         "no other order of these runs needs less" if peak <= bound else f"{_percent(peak / bound - 1)} above its bound"
     )
@@ -74,6 +93,7 @@ def render_schedule(summary: Summary, unit: str) -> str:
         ("planned step", _seconds(summary.objective_s), f"{_percent(summary.overhead, '+')} of it"),
         _bound_row(summary, unit),
         ("operators", f"{summary.recomputed} recomputed", ""),
+        *_second_memory_rows(summary, unit),
         *([("program", f"{summary.columns} columns", f"{summary.rows} rows")] if summary.columns else []),
         ("planning", _seconds(summary.solve_s), f"to solve, {_seconds(summary.build_s)} to build"),
     ]

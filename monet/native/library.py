@@ -53,7 +53,7 @@ def build(source: Path, *, with_torch: bool, openmp: bool) -> ctypes.PyDLL | Non
         return None
 
 
-def declare(library: ctypes.PyDLL, signatures: Mapping[str, tuple[object, Sequence[object]]]) -> None:
+def declare(library: ctypes.CDLL, signatures: Mapping[str, tuple[object, Sequence[object]]]) -> None:
     """Tell ctypes the result and the arguments of each function, by its name."""
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

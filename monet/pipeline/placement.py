@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.run_graph import reorder
-from monet.pipeline.schedule import calls
+from monet.pipeline.schedule import Call, Copy, calls, with_copies
 from monet.pipeline.unrolling import Unrolled, place, unroll
 from monet.planner.layout import Layout, layout
 from monet.planner.layout.arena import Lifetime
 from monet.planner.order import Ordered
+from monet.planner.replay import replay
 from monet.planner.solution import Runs
-from monet.plans.plan import ALIGNMENT, Buffer
+from monet.plans.plan import ALIGNMENT, COPY_ALIGNMENT, Buffer
 
 # Seconds for the order, where none of the fast ones is proven best.
 ORDER_S = 10.0
@@ -43,14 +45,26 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     input gives an equal placement where that is not what ends a search.
     """
     deadline_s = time.monotonic() + time_limit_s
-    schedule, ordered = reorder(calls(runs, lowered), lowered, time_limit_s=min(ORDER_S, time_limit_s / 2))
+    schedule: Sequence[Call | Copy]
+    if runs.moved:
+        schedule, ordered = with_copies(runs, lowered), _as_planned(runs, lowered)
+    else:
+        schedule, ordered = reorder(calls(runs, lowered), lowered, time_limit_s=min(ORDER_S, time_limit_s / 2))
     unrolled = unroll(schedule, lowered)
     lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
     capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
     left_s = max(0.0, deadline_s - time.monotonic())
     # A search that is given a limit uses all of it; without one it ends after a number of tries.
     limit_s = None if left_s > LAYOUT_S else left_s
-    placed = layout(lifetimes, alignment=ALIGNMENT, capacity_bytes=capacity_bytes, time_limit_s=limit_s)
+    alignment = COPY_ALIGNMENT if runs.moved else ALIGNMENT
+    placed = layout(lifetimes, alignment=alignment, capacity_bytes=capacity_bytes, time_limit_s=limit_s)
     if ordered.interrupted or placed.interrupted:  # both keep what they have, but whoever interrupts wants no plan now
         raise KeyboardInterrupt
     return Placement(unrolled, ordered, placed)
+
+
+def _as_planned(runs: Runs, lowered: Lowered) -> Ordered:
+    """The order of a plan with copies: another one would hide them behind other operators. Of other orders nothing is
+    proven."""
+    peak_bytes = replay(lowered.problem, runs).peak_bytes - lowered.problem.fixed_bytes
+    return Ordered((), peak_bytes, 0, "as planned: copies are timed by it")

@@ -108,6 +108,7 @@ def plan_result(prepared: Prepared, budget_bytes: int, solution: Solution, place
         fixed=prepared.lowered.fixed,
         steps=placed.unrolled.steps,
         buffers=placed.buffers,
+        second_bytes=placed.unrolled.second_bytes,
         model=prepared.model,
         environment=prepared.environment,
         solver={

@@ -10,6 +10,7 @@ from monet.ops.offers.implementation import Implementation
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
 from monet.planner.solution import Run, Runs
+from monet.plans.plan import READ, WAIT, WRITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,28 @@ class Call:
     measured: Measurement
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of a storage to or from the second memory is issued (``write``, ``read``) or waited for (``wait``).
+
+    ``back``: one from there is waited for.
+    """
+
+    kind: str
+    storage: str
+    back: bool = False
+
+
 def calls(runs: Runs, lowered: Lowered) -> tuple[Call, ...]:
     """The runs in program order: forward, then stage by stage recomputation and backward."""
+    return tuple(call for call in with_copies(runs, lowered) if isinstance(call, Call))
+
+
+def with_copies(runs: Runs, lowered: Lowered) -> tuple[Call | Copy, ...]:
+    """The same, and copies where the plan has them."""
     catalogue, profile = lowered.catalogue, lowered.profile
     graph = catalogue.graph
-    schedule: list[Call] = []
+    schedule: list[Call | Copy] = []
 
     def add(kind: str, node: str, implementation: Implementation) -> None:
         schedule.append(Call(kind, node, implementation, profile.of(implementation, catalogue)))
@@ -41,8 +59,12 @@ def calls(runs: Runs, lowered: Lowered) -> tuple[Call, ...]:
     for op in graph.forward:
         if not op.view:
             run("forward", chosen[op.name], catalogue.forward[op.name], chosen[op.name].implementation)
+            schedule.extend(Copy(WRITE, name) for name in chosen[op.name].writes)
+            schedule.extend(Copy(WAIT, name) for name in chosen[op.name].releases)
     updates = {op.name for op in graph.backward if isinstance(op.target, ParameterUpdate)}
     for stage in runs.stages:
+        schedule.extend(Copy(READ, name) for name in stage.issues)
+        schedule.extend(Copy(WAIT, name, back=True) for name in stage.returns)
         for again in stage.recompute:
             name = lowered.recompute_name[again.operator][again.implementation]
             run("recompute", again, catalogue.recompute[again.operator], name)

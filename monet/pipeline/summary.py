@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monet.pipeline.lowering import Lowered
-    from monet.planner.solution import Solution
+    from monet.planner.problem import Problem
+    from monet.planner.solution import Runs, Solution
     from monet.plans.plan import Plan
 
 
@@ -20,6 +21,21 @@ class OrderSummary:
     method: str
     peak_bytes: int
     bound_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecondMemorySummary:
+    """What a plan moves to a second memory, what that takes, and which rates (bytes a second) it was planned with."""
+
+    moved: int
+    moved_bytes: int
+    written_bytes: int
+    read_bytes: int
+    hidden_bytes: int
+    waited_s: float
+    write_rate: float
+    read_rate: float
+    mode: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,7 @@ class Summary:
     rows: int | None = None
     stages: Sequence[Mapping[str, Any]] | None = None
     measured: Mapping[str, Mapping[str, float | int | None]] | None = None
+    second_memory: SecondMemorySummary | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As ``monet plan --json`` writes it: a field that is None is left out, unless every plan has it."""
@@ -93,7 +110,22 @@ def plan_summary(plan: Plan, solution: Solution, lowered: Lowered) -> Summary:
         kept=len(solution.runs.forward) - len(again),
         recomputed=sum(len(stage.recompute) for stage in solution.runs.stages),
         choices=_choices(plan, lowered),
+        second_memory=second_memory_summary(lowered.problem, solution.runs),
     )
+
+
+def second_memory_summary(problem: Problem, runs: Runs) -> SecondMemorySummary | None:
+    """What the runs move; None where there is no second memory."""
+    from monet.planner.replay import replay
+
+    second, traffic = problem.second, replay(problem, runs).traffic
+    if second is None or traffic is None:
+        return None
+    size = {tensor.id: tensor.bytes for tensor in problem.tensors}
+    return SecondMemorySummary(
+        len(runs.moved), sum(size[name] for name in runs.moved), traffic.written_bytes, traffic.read_bytes,
+        traffic.hidden_bytes, traffic.waited_s, second.write_rate, second.read_rate, second.mode,
+    )  # fmt: skip
 
 
 def _choices(plan: Plan, lowered: Lowered) -> dict[str, dict[str, int]]:

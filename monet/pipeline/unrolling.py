@@ -13,16 +13,18 @@ from monet.errors import SolverError
 from monet.measurement import Request
 from monet.ops.catalogue import Catalogue
 from monet.pipeline.lowering import Lowered
-from monet.pipeline.schedule import Call, placed_storages
-from monet.plans.plan import Buffer, PlanStep
+from monet.pipeline.schedule import Call, Copy, placed_storages
+from monet.plans.plan import COPY_ALIGNMENT, READ, WRITE, Buffer, PlanStep
 
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """Steps, and buffers whose ``offset`` is still 0."""
+    """Steps, and buffers whose ``offset`` is still 0. ``second_bytes``: what the steps copy to the second memory, each
+    value to a place of its own: all of them are there at the end of the forward pass."""
 
     steps: tuple[PlanStep, ...]
     buffers: tuple[Buffer, ...]
+    second_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -52,6 +54,10 @@ class _Builder:
     sums: dict[str, int] = field(default_factory=dict)  # storage of a sum that grows → how many terms were added
     updated: set[str] = field(default_factory=set)  # parameters and states that have their new contents
     tick: int = 0
+    places: dict[str, int] = field(default_factory=dict)  # storage → where it is in the second memory
+    sizes: dict[str, int] = field(default_factory=dict)  # and how many bytes it has
+    coming: dict[str, _Buffer] = field(default_factory=dict)  # storage → the buffer that it is being read into
+    second_bytes: int = 0
 
     def add(self, call: Call) -> None:
         """Append one step. Raises ``SolverError`` where a read storage is nowhere: a planner's mistake."""
@@ -74,6 +80,44 @@ class _Builder:
             )
         )
         self.tick += call.measured.ticks
+
+    def copy(self, copy: Copy) -> None:
+        """Append a step that issues a copy or waits for one."""
+        position, storage = len(self.steps), copy.storage
+        reads: dict[str, int] = {}
+        writes: dict[str, int] = {}
+        requests: list[Request] = []
+        if copy.kind == READ:
+            requests.append(Request(self.sizes[storage], 0, None, None))
+            self.coming[storage] = self._new_buffer(requests[0], storage)
+        elif copy.back:
+            self.holder[storage] = self.coming.pop(storage)
+            self.holder[storage].last = position
+            writes[storage] = self.holder[storage].id
+        else:
+            buffer = self.holder[storage]
+            buffer.last = position
+            reads[storage] = buffer.id
+            if copy.kind == WRITE:
+                self.places[storage], self.sizes[storage] = self.second_bytes, buffer.bytes
+                self.second_bytes += -(-buffer.bytes // COPY_ALIGNMENT) * COPY_ALIGNMENT
+            else:
+                del self.holder[storage]
+        requested = (self.coming[storage].id,) if copy.kind == READ else ()
+        self.steps.append(
+            PlanStep(
+                kind=copy.kind,
+                node=storage,
+                implementation="copy",
+                reads=reads,
+                writes=writes,
+                requests=requested,
+                request_bytes=tuple(request.bytes for request in requests),
+                begin=self.tick,
+                place=self.places[storage],
+            )
+        )
+        self.tick += 1
 
     def _read(self, call: Call) -> dict[str, int]:
         """Storage → the buffer that the call reads it from, which is in use until this step at least."""
@@ -160,14 +204,17 @@ class _Builder:
             )
             for b in self.buffers
         )  # fmt: skip
-        return Unrolled(tuple(self.steps), buffers)
+        return Unrolled(tuple(self.steps), buffers, self.second_bytes)
 
 
-def unroll(schedule: Sequence[Call], lowered: Lowered) -> Unrolled:
+def unroll(schedule: Sequence[Call | Copy], lowered: Lowered) -> Unrolled:
     """The steps of a schedule in its order, and the lifetimes of the buffers that they need."""
     builder = _Builder(lowered.catalogue, placed_storages(lowered), lowered.leaving, lowered.eager)
     for call in schedule:
-        builder.add(call)
+        if isinstance(call, Copy):
+            builder.copy(call)
+        else:
+            builder.add(call)
     return builder.finish()
 
 

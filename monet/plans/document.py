@@ -192,6 +192,7 @@ _STEP: dict[str, _Reader] = {
     "request_bytes": _array(_count),
     "begin": _count,
     "workers": _flag,
+    "place": _nullable_count,
 }
 _BUFFER: dict[str, _Reader] = {
     "value": _string,
@@ -199,7 +200,9 @@ _BUFFER: dict[str, _Reader] = {
     "leaves": _flag,
 }
 _PLAN: dict[str, _Reader] = {
-    **dict.fromkeys(("budget_bytes", "arena_bytes", "arena_bound_bytes", "fixed_bytes", "peak_bytes"), _count),
+    **dict.fromkeys(
+        ("budget_bytes", "arena_bytes", "arena_bound_bytes", "fixed_bytes", "peak_bytes", "second_bytes"), _count
+    ),
     **dict.fromkeys(("format", "sha256"), _string),
     "version": _count,
     "fixed": _counts_by_name,

@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = "monet-plan"
-VERSION = 3
+VERSION = 4
 ALIGNMENT = 64
 """Bytes: every offset and size in the arena is a multiple of it."""
+COPY_ALIGNMENT = 4096
+"""Bytes: offsets of what is copied to a second memory and its places there are multiples of it, and so many are
+copied."""
+WRITE, READ, WAIT = "write", "read", "wait"
+"""Kinds of steps that copy: to the second memory, back from it, and until such a copy is over."""
 FREED, KEPT = "freed", "kept"
 """What the training loop does with gradients before the next forward pass."""
 
@@ -48,9 +53,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One operator run.
+    """One operator run, or a copy to or from a second memory.
 
-    ``kind``: ``forward``, ``recompute``, ``backward`` or ``update``. ``reads`` maps each arena
+    ``kind``: ``forward``, ``recompute``, ``backward`` or ``update``; of a copy, whose ``node`` is the value that is
+    copied, ``write`` (reads its buffer, from here until the ``wait`` for it, which reads it too), ``read`` (requests a
+    buffer, whose content is there from the ``wait`` on, which writes it) or ``wait``; ``place`` is its offset in the
+    second memory. ``reads`` maps each arena
     value it reads to the buffer that holds it; ``writes`` each value it makes, likewise (an
     in-place step writes a buffer that it reads). ``requests``: for each memory request that the
     implementation makes, in order, the buffer that serves it, or None where PyTorch's own allocator
@@ -68,12 +76,14 @@ class PlanStep:
     request_bytes: tuple[int, ...]
     begin: int
     workers: bool = False
+    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A verified training step. All ``*_bytes`` are exact; ``*_s`` are predicted seconds.
 
+    ``second_bytes``: what the step needs of a second memory; 0 where it copies nothing.
     ``peak_bytes`` = ``fixed_bytes`` + ``arena_bytes`` and is at most ``budget_bytes``.
     ``fixed``: breakdown of ``fixed_bytes`` (parameters, buffers, gradients, inputs, outputs, reserve).
     ``model``: fingerprint and description of the captured graph and its inputs.
@@ -91,6 +101,7 @@ class Plan:
     fixed: Mapping[str, int]
     steps: tuple[PlanStep, ...]
     buffers: tuple[Buffer, ...]
+    second_bytes: int = 0
     model: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     solver: Mapping[str, Any] = field(default_factory=dict)

@@ -2,7 +2,8 @@
 
 What it proves of a plan: every value is read from a buffer that holds it at that time, no two buffers
 in use at the same tick share a byte, every memory request gets the buffer of its size, everything
-lies in the arena, and arena and fixed bytes together fit the budget. What it cannot know: that
+lies in the arena, and arena and fixed bytes together fit the budget; of copies to and from a second memory, that
+nothing touches what is on its way (``copies.py``). What it cannot know: that
 the steps are the right ones for the model, and that an operator requests what its record says.
 
 Only the standard library and plain integers: written to be read next to ``docs/plan-format.md``.
@@ -13,10 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from monet.errors import InvalidPlan
-from monet.plans.plan import Buffer, Plan
+from monet.plans.copies import check_copies
+from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Buffer, Plan
 
 ALIGNMENT = 64  # bytes
-KINDS = ("forward", "recompute", "backward", "update")
+OPERATORS = ("forward", "recompute", "backward", "update")
+COPIES = (WRITE, READ, WAIT)
+KINDS = (*OPERATORS, *COPIES)
 
 
 def verify(plan: Plan) -> None:
@@ -30,6 +34,7 @@ def verify(plan: Plan) -> None:
     _check_leaving(plan)
     makers = _check_requests(plan, buffers)
     _check_contents(plan, buffers, makers)
+    check_copies(plan)
     _check_overlap(plan)
     _check_totals(plan)
 
@@ -67,7 +72,10 @@ def _check_steps(plan: Plan) -> None:
             raise InvalidPlan(f"{_name(plan, k)}: kind {step.kind!r} is none of {', '.join(KINDS)}")
         if step.kind == "forward" and forward_is_over and not whole:
             raise InvalidPlan(f"{_name(plan, k)}: a forward step after the first recompute or backward step")
-        forward_is_over = forward_is_over or step.kind != "forward"
+        ends_forward = step.kind in ("recompute", "backward", "update", READ)
+        if forward_is_over and step.kind == WRITE:
+            raise InvalidPlan(f"{_name(plan, k)}: writes after the forward pass")
+        forward_is_over = forward_is_over or ends_forward
         if step.begin < tick:
             raise InvalidPlan(f"{_name(plan, k)}: begins at tick {step.begin}, before tick {tick} of the step before")
         tick = step.begin
@@ -167,11 +175,11 @@ def _check_contents(plan: Plan, buffers: dict[int, Buffer], makers: dict[int, in
             if id in read:
                 if value in step.reads:
                     raise InvalidPlan(f"{where}: an in-place step must give the new content a name of its own")
-            elif buffers[id].first != k:
+            elif buffers[id].first != k and step.kind != WAIT:
                 raise InvalidPlan(f"{where}: it is not read by the step, and begins in step {buffers[id].first}")
             elif buffers[id].value != value:
                 raise InvalidPlan(f"{where}: it is said to hold {buffers[id].value!r} first")
-            elif id not in makers and step.requests:
+            elif id not in makers and (step.requests or step.kind == WAIT):
                 raise InvalidPlan(f"{where}: none of the step's requests is for that buffer")
             contents[id] = value
     for id, buffer in buffers.items():
@@ -179,6 +187,8 @@ def _check_contents(plan: Plan, buffers: dict[int, Buffer], makers: dict[int, in
             continue
         if id not in makers:
             raise InvalidPlan(f"buffer {id}: no step requests it and none writes it")
+        if plan.steps[makers[id]].kind == READ:
+            raise InvalidPlan(f"buffer {id}: {_name(plan, makers[id])} reads into it, and nothing waits for it")
         if buffer.leaves:
             raise InvalidPlan(f"buffer {id}: outlives the step, and no step writes it")
         if buffer.last != buffer.first:
@@ -201,6 +211,7 @@ def _check_overlap(plan: Plan) -> None:
     A buffer that a step reads or writes is in use until that step ends, whatever its own end says: the
     operator may still touch it while a later request of the step is served.
     """
+    copied = {id for step in plan.steps if step.kind == READ for id in step.requests}  # whole blocks are read
     ends = {buffer.id: buffer.end for buffer in plan.buffers}
     stops = [step.begin for step in plan.steps[1:]] + [max(ends.values(), default=0)]
     for step, stop in zip(plan.steps, stops, strict=False):
@@ -209,7 +220,8 @@ def _check_overlap(plan: Plan) -> None:
 
     active: list[tuple[int, int, int]] = []  # (offset, top, id), disjoint, hence sorted by top too
     for _, begins, buffer in _events(plan, ends):
-        place = (buffer.offset, buffer.offset + buffer.bytes, buffer.id)
+        size = -(-buffer.bytes // COPY_ALIGNMENT) * COPY_ALIGNMENT if buffer.id in copied else buffer.bytes
+        place = (buffer.offset, buffer.offset + size, buffer.id)
         at = bisect_left(active, place)
         if not begins:
             del active[at]

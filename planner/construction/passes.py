@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 
-from monet.planner.construction.reruns import reruns
+from monet.planner.construction.reruns import reads_again, reruns
 from monet.planner.construction.trials import Moment, Trial, best_trial, make_intermediate, making_reads, run_trial
 from monet.planner.construction.walk import DoesNotFit, Walk
 from monet.planner.problem import BackwardImplementation, ForwardImplementation, Intermediate, recompute_cost
@@ -93,23 +93,28 @@ def _stage_trials(walk: Walk, stage: int, thrifty: bool) -> Iterator[Trial[Stage
     for q in walk.index.runs_backward[stage]:
         trial = walk.copy(thrifty)
         try:
-            seconds, runs = _run_stage(trial, stage, q)
+            seconds, runs, returns = _run_stage(trial, stage, q)
         except DoesNotFit:
             continue
-        yield Trial(Stage(tuple(runs), walk.index.problem.backward[stage].id, q.name), trial, seconds)
+        done = Stage(tuple(runs), walk.index.problem.backward[stage].id, q.name, returns, returns)
+        yield Trial(done, trial, seconds)
 
 
-def _run_stage(walk: Walk, stage: int, q: BackwardImplementation) -> tuple[float, list[Run]]:
-    """Recomputes what q misses, then q itself; seconds of both and of what was dropped for them."""
+def _run_stage(walk: Walk, stage: int, q: BackwardImplementation) -> tuple[float, list[Run], tuple[str, ...]]:
+    """Reads back or recomputes what q misses, then q itself; seconds of all that and of what was dropped for it, what
+    was recomputed, and what was read back."""
     problem = walk.index.problem
     seconds, runs = q.time_s, []
-    for rerun in _reruns(walk, stage, q):
+    again = _reruns(walk, stage, q)
+    returns = tuple(sorted(((again[0].reads if again else set(q.reads)) & walk.away) - walk.present))
+    walk.take(returns)
+    for rerun in again:
         rerun_s, run = _run_again(walk, rerun)
         seconds += rerun_s
         runs.append(run)
     extra_bytes = problem.fixed_bytes + problem.backward[stage].live_during_bytes
     seconds += walk.make_room(extra_bytes + q.workspace_bytes - q.aliased_bytes, set(q.reads), stage + 1)
-    return seconds, runs
+    return seconds, runs, returns
 
 
 @dataclass(slots=True)
@@ -135,7 +140,7 @@ def _reruns(walk: Walk, stage: int, q: BackwardImplementation) -> list[_Rerun]:
         DoesNotFit: something that ``q`` needs cannot be made again at this stage.
     """
     index, problem = walk.index, walk.index.problem
-    operators = reruns(index, walk.present, q.reads, stage)
+    operators = reruns(index, walk.available, q.reads, stage)
     if operators is None:
         raise DoesNotFit
     base_bytes = problem.fixed_bytes + problem.backward[stage].live_before_bytes
@@ -143,17 +148,10 @@ def _reruns(walk: Walk, stage: int, q: BackwardImplementation) -> list[_Rerun]:
     read_later = set(q.reads)
     for i, wanted in reversed(operators.items()):
         made = [v for v in index.intermediates[i] if v.id in wanted]
-        reads = read_later | _rerun_reads(index, i, made)
+        reads = read_later | reads_again(index, i, wanted)
         latest_first.append(_Rerun(i, stage, made, reads, read_later, base_bytes))
         read_later = reads
     return latest_first[::-1]
-
-
-def _rerun_reads(index: Index, i: int, made: list[Intermediate]) -> set[str]:
-    """What operator i reads when it runs again, and what making ``made`` reads besides i's outputs."""
-    operator = index.problem.forward[i]
-    besides = making_reads(made) - set(operator.outputs)
-    return {*operator.inputs, *index.runs_again[i][0].recompute_reads, *besides}
 
 
 def _run_again(walk: Walk, rerun: _Rerun) -> tuple[float, Run]:

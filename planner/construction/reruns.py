@@ -68,3 +68,11 @@ def rerun_seconds(index: Index, present: set[str], names: Iterable[str], stage: 
         return NEVER
     making_s = sum(v.time_s for i, made in operators.items() if made for v in index.intermediates[i] if v.id in made)
     return making_s + sum(recompute_cost(index.runs_again[i][0])[0] for i in operators)
+
+
+def reads_again(index: Index, i: int, made: Iterable[str]) -> set[str]:
+    """What operator i reads when it runs again, and what making the intermediates ``made`` reads besides its
+    outputs."""
+    operator = index.problem.forward[i]
+    making = {name for v in index.intermediates[i] if v.id in made for name in v.reads}
+    return {*operator.inputs, *index.runs_again[i][0].recompute_reads, *(making - set(operator.outputs))}

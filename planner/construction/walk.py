@@ -49,7 +49,8 @@ class Walk:
     ``chosen``: never dropped while needed; its intermediates are made in the forward pass. ``deadline_s``: on
     ``time.monotonic``; a walk that drops everything runs a chain of n operators n²/2 times, and unrolled networks
     are long chains. ``ahead``: for each stage, bytes to leave free if that can be, for what only later stages hold
-    (``aheads``); none where it is empty. ``score``: seconds lost per byte by doing without a tensor, as last computed.
+    (``aheads``); none where it is empty. ``away``: what the second memory holds from the forward pass on, and is read
+    back when it is needed. ``score``: seconds lost per byte by doing without a tensor, as last computed.
     """
 
     index: Index
@@ -58,6 +59,7 @@ class Walk:
     chosen: frozenset[str] = frozenset()
     deadline_s: float = math.inf
     ahead: tuple[int, ...] = ()
+    away: frozenset[str] = frozenset()
     present: set[str] = field(default_factory=set)
     present_bytes: int = 0
     peak_bytes: int = 0
@@ -68,8 +70,13 @@ class Walk:
         # Spelled out: every trial copies, and dataclasses.replace is slower.
         return Walk(
             self.index, self.budget_bytes, self.thrifty or thrifty, self.chosen, self.deadline_s, self.ahead,
-            set(self.present), self.present_bytes, 0, self.score,
+            self.away, set(self.present), self.present_bytes, 0, self.score,
         )  # fmt: skip
+
+    @property
+    def available(self) -> set[str]:
+        """What is in memory or can be read back."""
+        return self.present | self.away if self.away else self.present
 
     def adopt(self, trial: Walk) -> None:
         """Goes on from a trial."""
@@ -140,24 +147,29 @@ class Walk:
         """Whether the thrifty walk may drop ``name``: nothing needs it, or it can be made again."""
         if name in self.index.pinned or name in self.chosen:
             return False
-        if not self.index.needed(name, stage):
+        if not self.index.needed(name, stage) or name in self.away:
             return True
         again = self.index.runs_again[self.index.producer[name]]
         return bool(again) and name not in again[0].recompute_reads
 
     def without(self, name: str, stage: int) -> float:
         """Seconds lost by an in-place run that destroys ``name``."""
+        if name in self.away:
+            return NEVER  # its copy may be under way
         if self.thrifty:
             return 0.0 if self.droppable(name, stage) else NEVER
         return self.worth(name, stage)
 
     def worth(self, name: str, stage: int) -> float:
         """Seconds that the first later stage which misses ``name`` takes longer without it."""
+        second, available = self.index.problem.second, self.available
+        if name in self.away and second is not None:
+            return second.read_s(self.index.size[name]) if self.index.needed(name, stage) else 0.0
         for use in self.index.uses.get(name, ()):
             if use < stage:
                 continue
-            without = stage_seconds(self.index, self.present - {name}, use)
-            extra = without - stage_seconds(self.index, self.present, use) if without < NEVER else NEVER
+            without = stage_seconds(self.index, available - {name}, use)
+            extra = without - stage_seconds(self.index, available, use) if without < NEVER else NEVER
             if extra > 0:
                 return extra
         return self._worth_as_input(name, stage)
@@ -168,10 +180,11 @@ class Walk:
         if index.last.get(name, -1) < stage:
             return 0.0
         readers = [c for c in index.readers_again.get(name, ()) if any(index.needed(n, stage) for n in index.remade(c))]
-        needed = any(n not in self.present for c in readers for n in index.problem.forward[c].outputs)
+        available = self.available
+        needed = any(n not in available for c in readers for n in index.problem.forward[c].outputs)
         if not needed:
             return 0.0 if index.runs_again[index.producer[name]] else NEVER
         last = index.last[name]
-        with_it = rerun_seconds(index, self.present, [name], last)
-        without = rerun_seconds(index, self.present - {name}, [name], last)
+        with_it = rerun_seconds(index, available, [name], last)
+        without = rerun_seconds(index, available - {name}, [name], last)
         return without - with_it

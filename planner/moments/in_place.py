@@ -6,6 +6,7 @@ Whether a run may destroy its input depends on all that runs after it, so it is 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from monet.planner.problem import ForwardImplementation, recompute_cost
 from monet.planner.program.index import Index
@@ -37,15 +38,17 @@ def in_place(index: Index, runs: Runs, *, larger: bool = True) -> Runs:
             _before(index, i, run, wanted, made)
             wanted |= set(q.recompute_reads)
             recompute.append(Run(run.operator, q.name, run.intermediates))
-        stages.append(Stage(tuple(reversed(recompute)), stage.backward, stage.implementation))
+        wanted.difference_update(stage.returns)
+        stages.append(replace(stage, recompute=tuple(reversed(recompute))))
     forward: list[Run] = []
     for run in reversed(runs.forward):
         i = position[run.operator]
         had = next(q for q in problem.forward[i].implementations if q.name == run.implementation)
+        wanted.update(run.releases)  # whose copies may be under way
         allowed = [q for q in index.runs_forward[i] if larger or _bytes(q, again=False) <= _bytes(had, again=False)]
         q = _best(index, i, run, allowed, had, wanted, again=False)
         _before(index, i, run, wanted, set(problem.forward[i].outputs))
-        forward.append(Run(run.operator, q.name, run.intermediates))
+        forward.append(replace(run, implementation=q.name))
     return Runs(tuple(reversed(forward)), tuple(reversed(stages)))
 
 

@@ -2,6 +2,7 @@
 
 What a point holds is kept; what is missing is made again as late as possible, by ``reruns`` at the first stage that
 needs it, and stays until its last use. The memory of that is not counted by the program, so the plan is replayed.
+What is gone is read back where it is needed first; when its copies begin and end is ``construction/copies.py``'s.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Iterable, Set
 import numpy as np
 import numpy.typing as npt
 
-from monet.planner.construction.reruns import reruns
+from monet.planner.construction.copies import moving, with_copies
+from monet.planner.construction.reruns import reads_again, reruns
+from monet.planner.moments.columns import MomentProgram
 from monet.planner.moments.in_place import in_place
-from monet.planner.moments.program import MomentProgram
-from monet.planner.problem import BackwardImplementation, ForwardImplementation, recompute_cost
+from monet.planner.problem import STATIC, BackwardImplementation, ForwardImplementation, recompute_cost
 from monet.planner.program.index import Index
 from monet.planner.runs import without_useless
 from monet.planner.solution import Run, Runs, Stage
@@ -33,8 +35,12 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
         if on[column]:
             held[moment].add(name)
     kept = held[0] | {name for name in index.pinned if name in index.last}
-    forward = tuple(_forward_run(index, i, kept) for i in range(len(problem.forward)))
+    away = frozenset(name for name, column in program.gone.items() if on[column])
+    forward = moving(index, (_forward_run(index, i, kept | away) for i in range(len(problem.forward))), away)
     present = set(kept)
+    in_place_reads = problem.second is not None and problem.second.mode == STATIC
+    if in_place_reads:
+        present |= away
     moment_at = {stage: moment for moment, stage in enumerate(program.at)}
     ending: dict[int, list[str]] = {}
     for name, last in index.last.items():
@@ -42,22 +48,26 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
     stages = []
     for stage, operator in enumerate(problem.backward):
         here = moment_at.get(stage)
-        ahead = [] if here is None else sorted(held[here] - present)
-        chosen = _stage_run(program, on, stage, present, ahead)
+        ahead = [] if here is None else sorted(held[here] - present - away)
+        chosen = _stage_run(program, on, stage, present | away, ahead)
         if chosen is None:
             return None
         q, again = chosen
+        reads = {*q.reads, *(n for i, made in again.items() for n in reads_again(index, i, made))}
+        returns = tuple(sorted(reads & away - present))
+        present.update(returns)
         recompute = []
         for i, made in again.items():
             made = made | _made_besides(program, on, i, program.segment(stage), present)
             recompute.append(_run_again(index, i, made))
             run = _fastest(index, i)
             present |= {name for name in problem.forward[i].outputs if name not in run.recompute_reads} | made
-        stages.append(Stage(tuple(recompute), operator.id, q.name))
+        stages.append(Stage(tuple(recompute), operator.id, q.name, returns, returns))
         if here is not None:
-            present &= held[here] | index.pinned
+            present &= held[here] | index.pinned | (away if in_place_reads else frozenset())
         present.difference_update(ending.get(stage, ()))
-    return in_place(index, without_useless(problem, Runs(forward, tuple(stages))))
+    plain = in_place(index, without_useless(problem, Runs(forward, tuple(stages))))
+    return with_copies(problem, plain, program.budget_bytes) if away else plain
 
 
 def _forward_run(index: Index, i: int, kept: Set[str]) -> Run:

@@ -21,6 +21,9 @@ Moments divide the backward pass into segments::
 ``backward[t, q]``    the backward operator of stage t runs by q; likewise
 ====================  ======================================================================================
 
+Where there is a second memory, ``copies.py`` adds what may be moved to it: wherever a row below asks for ``k`` to be
+there or made again, k may be ``gone`` instead, and is read back.
+
 ``after``, ``made`` and their rows are implied by what they mean, and needed: without them a run in halves, one in each
 of two segments, is cheaper in the linear relaxation than a whole one, and more moments would make the bound weaker.
 
@@ -30,67 +33,13 @@ of recomputation, is not counted; a pinned tensor counts only as long as every p
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from monet.planner.problem import recompute_cost
+from monet.planner.moments.columns import TURNAROUND, Moment, MomentProgram, Moments
+from monet.planner.moments.copies import add_copy_rows, add_gone_columns
+from monet.planner.problem import STATIC, recompute_cost
 from monet.planner.program.index import Index
-from monet.planner.solvers.rows import ABSENT, Presence, Rows, Sum
-
-TURNAROUND = -1
-"""The stage before the first: the moment between the forward and the backward pass."""
-
-
-Moment = tuple[bool, int]
-"""(whether it is in the backward pass, the operator's position); the turnaround is (True, ``TURNAROUND``). In order of
-time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """When memory is counted, besides at the turnaround: during backward operators and during forward operators, by
-    their positions, ascending."""
-
-    stages: tuple[int, ...] = ()
-    forward: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class MomentProgram:
-    """Columns and rows; see the module for what the columns mean.
-
-    ``base_s``: seconds of what is no decision; the objective of a point is ``base_s`` + cost · x. ``memory``: the rows
-    that count memory, each with its moment.
-    """
-
-    index: Index
-    budget_bytes: int
-    moments: Moments
-    rows: Rows = field(default_factory=Rows)
-    held: dict[tuple[str, int], int] = field(default_factory=dict)
-    run: dict[tuple[int, int], int] = field(default_factory=dict)
-    make: dict[tuple[str, int], int] = field(default_factory=dict)
-    after: dict[tuple[int, int], int] = field(default_factory=dict)
-    made: dict[tuple[str, int], int] = field(default_factory=dict)
-    forward: dict[tuple[int, str], int] = field(default_factory=dict)
-    backward: dict[tuple[int, str], int] = field(default_factory=dict)
-    base_s: float = 0.0
-    memory: dict[int, Moment] = field(default_factory=dict)
-
-    @property
-    def at(self) -> tuple[int, ...]:
-        """The moments as stages, the turnaround first."""
-        return (TURNAROUND, *self.moments.stages)
-
-    def segment(self, stage: int) -> int:
-        """The segment of a stage, from 1."""
-        return bisect_left(self.at, stage)
-
-    def holds(self, name: str, moment: int) -> Presence:
-        """``name`` is in memory at a moment, by its number."""
-        column = self.held.get((name, moment))
-        return ABSENT if column is None else (column,)
+from monet.planner.solvers.rows import ABSENT, Presence, Sum
 
 
 def moment_program(index: Index, budget_bytes: int, moments: Moments | None = None) -> MomentProgram:
@@ -98,6 +47,7 @@ def moment_program(index: Index, budget_bytes: int, moments: Moments | None = No
     program = MomentProgram(index, budget_bytes, moments or Moments())
     shared = tuple(index.shared_reads(i) for i in range(len(index.problem.forward)))
     _columns(program)
+    add_gone_columns(program)
     _chosen(program)
     for segment in range(1, len(program.at) + 1):
         _segment_rows(program, segment, shared)
@@ -108,6 +58,7 @@ def moment_program(index: Index, budget_bytes: int, moments: Moments | None = No
     for moment in range(len(program.at)):
         _memory(program, moment)
     _forward_memory(program)
+    add_copy_rows(program)
     return program
 
 
@@ -180,10 +131,11 @@ def _segment_rows(program: MomentProgram, segment: int, shared: tuple[frozenset[
         for name in _inputs(program, i, shared):
             # What i makes itself, as its statistics, is not made before it runs.
             made = ABSENT if program.index.producer[name] == i else _made(program, name, segment, shared)
-            rows.implies((column,), program.holds(name, segment - 1), made)
+            rows.implies((column,), program.holds(name, segment - 1), made, program.away(name))
     for name in program.index.last:
         if (held := program.held.get((name, segment))) is not None:
-            rows.implies((held,), program.holds(name, segment - 1), _made(program, name, segment, shared))
+            made = _made(program, name, segment, shared)
+            rows.implies((held,), program.holds(name, segment - 1), made, program.away(name))
 
 
 def _after_rows(program: MomentProgram, moment: int, shared: tuple[frozenset[str], ...]) -> None:
@@ -205,7 +157,8 @@ def _after_rows(program: MomentProgram, moment: int, shared: tuple[frozenset[str
         if (i, moment) in program.after:
             for name in _inputs(program, i, shared):
                 made = ABSENT if program.index.producer[name] == i else _made_after(program, name, moment, shared)
-                program.rows.implies((program.after[i, moment],), program.holds(name, moment), made)
+                there = program.holds(name, moment)
+                program.rows.implies((program.after[i, moment],), there, made, program.away(name))
 
 
 def _made_after(program: MomentProgram, name: str, moment: int, shared: tuple[frozenset[str], ...]) -> Presence:
@@ -229,16 +182,17 @@ def _reads(program: MomentProgram, shared: tuple[frozenset[str], ...]) -> None:
         for name in sorted(index.reads[stage]):
             if name in index.pinned:
                 continue
-            readers = _readers(program, stage, name)
+            readers, away = _readers(program, stage, name), program.away(name)
             if at_moment:
-                _implied(program, readers, program.holds(name, segment))
+                in_place = index.problem.second is not None and index.problem.second.mode == STATIC
+                _implied(program, readers, program.holds(name, segment), away if in_place else ABSENT)
             else:
                 made = _made(program, name, segment, shared)
-                _implied(program, readers, program.holds(name, segment - 1), made)
+                _implied(program, readers, program.holds(name, segment - 1), made, away)
             for moment in range(min(segment, len(program.at) - 1)):
                 if (moment, segment) != (segment - 1, len(program.at)):  # the last segment's are these very rows
                     made = _made_after(program, name, moment, shared)
-                    _implied(program, readers, program.holds(name, moment), made)
+                    _implied(program, readers, program.holds(name, moment), made, away)
 
 
 def _readers(program: MomentProgram, stage: int, name: str) -> Presence | None:
@@ -267,7 +221,7 @@ def _in_place(program: MomentProgram) -> None:
             if q.overwrites is not None:
                 spoilt = (q.overwrites, *(v.id for v in index.intermediates[i] if q.overwrites in v.reads))
                 for name in spoilt:
-                    program.rows.excludes((program.forward[i, q.name],), program.holds(name, 0))
+                    program.rows.excludes((program.forward[i, q.name],), program.holds(name, 0), program.away(name))
 
 
 def _certain_reads(index: Index) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.passes import backward_pass, forward_pass
 from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk, aheads
 from monet.planner.moments.in_place import in_place
@@ -27,16 +28,18 @@ def repaired(index: Index, runs: Runs, budget_bytes: int, deadline_s: float = ma
 
 
 def _walked(index: Index, runs: Runs, budget_bytes: int, deadline_s: float, ahead: tuple[int, ...]) -> Runs | None:
-    kept = survivors(index, runs)
-    walk = Walk(index, budget_bytes, thrifty=False, deadline_s=deadline_s, ahead=ahead)
+    kept, away = survivors(index, runs), frozenset(runs.moved)
+    walk = Walk(index, budget_bytes, thrifty=False, deadline_s=deadline_s, ahead=ahead, away=away)
     if _forward_peak_bytes(index, runs) <= budget_bytes:
         walk.take(kept)
         forward = runs.forward
     else:
         made = frozenset(v.id for made in index.intermediates for v in made if v.id in kept)
-        walk = Walk(index, budget_bytes, thrifty=False, chosen=made, deadline_s=deadline_s, ahead=ahead)
+        made |= {v.id for made in index.intermediates for v in made if v.id in away}
+        walk = Walk(index, budget_bytes, thrifty=False, chosen=made, deadline_s=deadline_s, ahead=ahead, away=away)
         try:
-            forward = tuple(forward_pass(walk, kept | index.pinned))
+            forward = moving(index, forward_pass(walk, kept | index.pinned), away)
+            walk.drop(away)
         except (DoesNotFit, OutOfTime):
             return None
     try:
@@ -45,8 +48,10 @@ def _walked(index: Index, runs: Runs, budget_bytes: int, deadline_s: float, ahea
         return None
     plain = without_useless(index.problem, Runs(forward, stages))
     # The walk has chosen what fits; the fastest of all may not.
-    fast = in_place(index, plain)
-    return fast if replay(index.problem, fast).peak_bytes <= budget_bytes else in_place(index, plain, larger=False)
+    fast = with_copies(index.problem, in_place(index, plain), budget_bytes)
+    if replay(index.problem, fast).peak_bytes <= budget_bytes:
+        return fast
+    return with_copies(index.problem, in_place(index, plain, larger=False), budget_bytes)
 
 
 def _forward_peak_bytes(index: Index, runs: Runs) -> int:
@@ -65,6 +70,7 @@ def survivors(index: Index, runs: Runs) -> set[str]:
     kept: set[str] = set()
     made: set[str] = set()
     for stage in runs.stages:
+        made |= set(stage.returns)
         for run in stage.recompute:
             operator, extra = operators[run.operator], again[run.operator, run.implementation]
             kept |= {*operator.inputs, *extra} - made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from monet.planner.problem import ForwardImplementation, Problem, recompute_cost
+from monet.planner.program.given import GivenMoves
 from monet.planner.program.program import Program
 from monet.planner.program.relaxation import add_early_columns, resident_early
 from monet.planner.program.windows import NO_STAGES, windows
@@ -18,15 +19,16 @@ def build_program(
     also_at: Mapping[str, frozenset[int]] | None = None,
     after_peaks: frozenset[int] = NO_STAGES,
     relaxed: bool = False,
+    given: GivenMoves | None = None,
 ) -> Program:
     """The program of ``problem`` but for its memory rows, which ``memory_rows.add_memory_rows`` adds.
 
     ``window``, ``also_at`` and ``after_peaks`` as for ``windows``. With ``window=None`` it is the full program:
     recomputation of anything at any stage. ``relaxed``: instead of the windowed program, a relaxation of the full one
-    (``relaxation.py``).
+    (``relaxation.py``). ``given``: moves to a second memory that are decided; what they move is pinned in ``problem``.
     """
     index = windows(problem, window, also_at, after_peaks, offer_idle_stages=relaxed or window is None)
-    program = Program(index, budget_bytes, relaxed)
+    program = Program(index, budget_bytes, relaxed, given=given)
     _keep_columns(program)
     _forward_choice(program)
     _recompute_columns(program)
@@ -86,7 +88,9 @@ def _resident_columns(program: Program) -> None:
             before = program.before(name, stage)
             if name in program.early and stage < index.start[name]:
                 program.resident[name, stage] = resident_early(program, name, stage)
-            elif name in index.pinned or stage < index.start[name]:
+            elif name in index.pinned:
+                program.resident[name, stage] = ALWAYS
+            elif stage < index.start[name]:
                 program.resident[name, stage] = before
             elif stage == last and name not in index.reads[stage]:
                 continue  # only the recomputation of this stage can read it
@@ -173,12 +177,17 @@ def _backward_choice(program: Program) -> None:
         program.rows.exactly(total, 1.0)
         for name in sorted(program.windows.reads[stage]):
             readers = tuple(program.backward[stage, q.name] for q in implementations if name in q.reads)
-            program.rows.implies(readers, program.resident[name, stage])
+            there = program.resident[name, stage]
+            if program.given is not None and not program.given.readable(name, stage):
+                there = ABSENT
+            program.rows.implies(readers, there)
 
 
 def _availability(program: Program) -> None:
     """resident[k, t] ≤ before[k, t] + Σ_q again[k, q, t]"""
     for (name, stage), presence in program.resident.items():
+        if name in program.windows.pinned:
+            continue
         before = program.before(name, stage)
         if presence != before and not (name in program.early and stage < program.windows.start[name]):
             program.rows.implies(presence, before, program.runs_making(name, stage))

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from monet.planner.problem import BackwardImplementation, ForwardImplementation, ForwardOperator, Intermediate, Problem
+from monet.planner.problem import (
+    BackwardImplementation,
+    ForwardImplementation,
+    ForwardOperator,
+    Intermediate,
+    Problem,
+)
 from monet.planner.program.dominance import undominated_again, undominated_backward, undominated_forward
 
 
@@ -36,7 +42,8 @@ class Index(Makers):
     and intermediates by their ids. A tuple of implementations is sorted by time, the fastest first.
 
     ``size``: bytes of each tensor and intermediate. ``producer``: the operator that makes it. ``pinned``: tensors
-    about which there is no decision, as in ``Tensor``.
+    about which there is no decision, as in ``Tensor``. ``movable``: what may be moved to the second memory; of
+    it nothing is pinned.
     ``intermediates[i]``: what operator i can make on demand. ``consumers``: the operators that read a tensor.
     ``readers_again``: the operators whose recomputation can read a tensor.
     ``last``: the last stage that can need a tensor or intermediate; without an entry where the backward pass never
@@ -56,6 +63,7 @@ class Index(Makers):
     runs_backward: tuple[tuple[BackwardImplementation, ...], ...]
     reads: tuple[frozenset[str], ...]
     uses: dict[str, tuple[int, ...]]
+    movable: frozenset[str]
 
     def needed(self, name: str, stage: int) -> bool:
         """Whether the backward pass can need ``name`` at ``stage`` or later."""
@@ -90,6 +98,30 @@ def index_of(problem: Problem) -> Index:
         runs_backward=runs_backward,
         reads=reads,
         uses=_readers(reads),
+        movable=(_large_enough(problem) & last.keys()) - makers.pinned,
+    )
+
+
+MOST_COPY = 2
+"""Times as long as the forward pass: what takes longer to write and read back is not moved."""
+
+
+def _large_enough(problem: Problem) -> frozenset[str]:
+    """Tensors that are worth a copy: large, and written and read back in no more than ``MOST_COPY`` forward passes.
+    What makes them may not be able to run again; where it can, a pinned one is not among them. Intermediates are small,
+    and made on demand."""
+    second = problem.second
+    if second is None:
+        return frozenset()
+    forward_s = sum(min(q.time_s for q in operator.implementations) for operator in problem.forward)
+    recomputable = {name for operator in problem.forward if operator.recomputable for name in operator.outputs}
+    sizes = {tensor.id: tensor.bytes for tensor in problem.tensors if not (tensor.pinned and tensor.id in recomputable)}
+    return frozenset(
+        name
+        for name, size in sizes.items()
+        if size >= second.smallest_bytes
+        and (second.limit_bytes is None or size <= second.limit_bytes)
+        and second.write_s(size) + second.read_s(size) <= MOST_COPY * forward_s
     )
 
 
@@ -100,7 +132,8 @@ def _makers(problem: Problem) -> Makers:
     for v in problem.intermediates:
         producer[v.id] = position[v.operator]
         intermediates[position[v.operator]].append(v)
-    pinned = frozenset(tensor.id for tensor in problem.tensors if tensor.pinned)
+    # What is large and cannot be made again may be moved, so there is a decision.
+    pinned = frozenset(tensor.id for tensor in problem.tensors if tensor.pinned) - _large_enough(problem)
     return Makers(problem, producer, pinned, tuple(map(tuple, intermediates)))
 
 

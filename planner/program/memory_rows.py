@@ -52,10 +52,11 @@ def _forward_rows(program: Program) -> None:
         total.constant += sum(index.size[name] for name in inputs)
         for q in index.runs_forward[i]:
             total.add((program.forward[i, q.name],), q.workspace_bytes - q.aliased_bytes)
-        _fit(program, total)
+        spare_bytes = 0 if program.given is None else program.given.spare_forward_bytes(i)
+        _fit(program, total, spare_bytes)
         for v in index.intermediates[i]:
             if v.id in program.keep:
-                _fit(program, _forward_making(program, earlier.copy(), i, v, inputs, final))
+                _fit(program, _forward_making(program, earlier.copy(), i, v, inputs, final), spare_bytes)
             earlier.add(program.survives(v.id), v.bytes)
 
 
@@ -87,7 +88,7 @@ def _backward_row(program: Program, stage: int) -> None:
     for name, last in index.last.items():
         if last >= stage:
             total.add(program.resident.get((name, stage), ()), index.size[name])
-    _fit(program, total)
+    _fit(program, total, _spare_bytes(program, stage))
 
 
 def _recompute_rows(program: Program, stage: int) -> None:
@@ -100,6 +101,7 @@ def _recompute_rows(program: Program, stage: int) -> None:
     if not running:
         return
     always = Sum(program.problem.fixed_bytes + program.problem.backward[stage].live_before_bytes)
+    spare_bytes = _spare_bytes(program, stage)
     moving: list[str] = []
     for name, last in index.last.items():
         if last < stage:
@@ -120,7 +122,7 @@ def _recompute_rows(program: Program, stage: int) -> None:
             for name in program.problem.forward[i].outputs:
                 if name not in q.recompute_reads and not _tracked(program, name, stage):
                     total.add(column, index.size[name])
-        _fit(program, total)
+        _fit(program, total, spare_bytes)
         for position, v in enumerate(index.intermediates[i]):
             if (v.id, stage) in program.make:
                 made = {earlier.id for earlier in index.intermediates[i][: position + 1]}
@@ -129,7 +131,7 @@ def _recompute_rows(program: Program, stage: int) -> None:
                     _add_making(program, total, name, stage, i, v, made)
                 discarded = [n for n in program.problem.forward[i].outputs if n in v.reads and n not in index.pinned]
                 held = sum(index.size[n] for n in discarded if not _tracked(program, n, stage))
-                _fit(program, total.add((program.make[v.id, stage],), v.workspace_bytes + held))
+                _fit(program, total.add((program.make[v.id, stage],), v.workspace_bytes + held), spare_bytes)
 
 
 def _moves_early(program: Program, name: str, stage: int) -> bool:
@@ -179,8 +181,14 @@ def _tracked(program: Program, name: str, stage: int) -> bool:
     return name not in program.windows.pinned and program.own_decision(name, stage)
 
 
-def _fit(program: Program, total: Sum) -> None:
-    """total ≤ budget, or ≤ peak · budget"""
+def _spare_bytes(program: Program, stage: int) -> int:
+    """What is counted at a stage and is in the second memory, where moves are given."""
+    return 0 if program.given is None else program.given.spare_stage_bytes(program.windows, stage)
+
+
+def _fit(program: Program, total: Sum, spare_bytes: int = 0) -> None:
+    """total ≤ budget, or ≤ peak · budget; ``spare_bytes``: what ``total`` counts and is not there"""
+    total.constant -= spare_bytes
     if program.peak is not None:
         total.terms[program.peak] = -float(program.budget_bytes)
         program.rows.at_most(total, 0.0)

@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from monet.planner.problem import Problem
+from monet.planner.program.given import GivenMoves
 from monet.planner.program.windows import Windows
 from monet.planner.solvers.rows import ABSENT, Presence, Rows
 
@@ -39,7 +40,7 @@ class Program:
 
     ``resident`` answers for every (tensor, stage) at which the tensor may be needed; equal states share a column.
     ``local`` is absent where it equals ``resident``. ``peak``: where the least memory is looked for, the column that
-    is the peak as a share of ``budget_bytes``.
+    is the peak as a share of ``budget_bytes``. ``given``: moves to a second memory that are decided.
 
     ``relaxed``: the relaxation of the full program, which alone has columns in ``brief`` and ``early``
     (``relaxation.py``). ``brief[k]``: k survives the forward pass and is dropped before its window begins.
@@ -62,6 +63,7 @@ class Program:
     backward: dict[tuple[int, str], int] = field(default_factory=dict)
     again_at_all: dict[int, int] = field(default_factory=dict)
     peak: int | None = None
+    given: GivenMoves | None = None
 
     @property
     def problem(self) -> Problem:
@@ -84,7 +86,9 @@ class Program:
         return self.kept(name) + self.brief.get(name, ABSENT)
 
     def before(self, name: str, stage: int) -> Presence:
-        """In memory when ``stage`` begins."""
+        """In memory when ``stage`` begins, to be read."""
+        if self.given is not None and not self.given.readable(name, stage):
+            return ABSENT
         if name in self.early and stage <= self.windows.start[name]:
             again = self.kept(name) + self.early[name]
             return again if stage == self.windows.start[name] else again + self.brief[name]

@@ -39,6 +39,9 @@ class Ground:
         runs, cost = self.best.runs, self.best.cost
         if runs is None or cost is None:
             return None
+        given = self.program.given
+        if given is not None:
+            runs = given.without(runs)
         x = write_point(self.program, runs)
         if x is not None and self.program.peak is not None:
             x[self.program.peak] = min(1.0, cost.peak_bytes / self.program.budget_bytes)
@@ -46,5 +49,10 @@ class Ground:
 
     def offer(self, x: Floats | None) -> None:
         """Replays a solver's point; a point over the limit by the solver's tolerance is dropped."""
-        if x is not None and not self.best.offer(read_point(self.program, x)):
+        if x is None:
+            return
+        runs = read_point(self.program, x)
+        if self.program.given is not None:
+            runs = self.program.given.added_to(runs)
+        if not self.best.offer(runs):
             log.warning("a point of the solver exceeds the limit when replayed and is dropped")

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from monet.errors import InvalidPlan
+from monet.planner.moments.columns import Moment, MomentProgram, Moments
 from monet.planner.moments.plans import plan_of
-from monet.planner.moments.program import Moment, MomentProgram, Moments, moment_program
+from monet.planner.moments.program import moment_program
 from monet.planner.moments.repair import repaired
 from monet.planner.program.index import Index
 from monet.planner.replay import Replay, replay
@@ -42,6 +43,8 @@ POOR_GAP = 0.1
 """A plan that is further than this from the bound is worth more time here, whatever comes after."""
 QUICK_ROUNDS = 5
 """Programs of the turnaround alone that are solved, with more set aside each time, until one's plan fits."""
+PATIENCE = 0.01
+"""Of the step's seconds, as for the relaxation."""
 LEAST_GAIN = 1e-4
 """Relative; a plan that is better by less is no better."""
 LEAST_STEP = 0.002
@@ -176,8 +179,13 @@ class MomentSearch:
 
         limits = Limits(self._left_s(until_s), POINT_GAP)
         try:
+            model = _model(program, {})
+            if self.best.runs is not None:  # a plan that waits longer than this is none better
+                spare_s = max(0.0, self.best.value - program.base_s)
+                for column in program.waiting:
+                    model.fixed_upper[column] = min(1.0, spare_s / program.rows.costs[column])
             with planned.beside() if planned is not None else nullcontext():
-                answer = self.solve(_model(program, {}), limits, tick)
+                answer = self.solve(model, limits, tick)
         except CloseEnough:
             return
         if np.isfinite(answer.bound):
@@ -221,12 +229,22 @@ class MomentSearch:
         fixed[list(program.held.values())] = True
         fixed &= np.abs(answer.x - np.round(answer.x)) <= WHOLE
         lower, upper = np.where(fixed, np.round(answer.x), 0.0), np.where(fixed, np.round(answer.x), 1.0)
-        for open_model in (replace(model, fixed_lower=lower, fixed_upper=upper), model):
+        # A solver's first points wait for whatever it has moved, and it takes long to find better ones.
+        patient = program.waiting
+        upper[patient] = np.minimum(1.0, answer.x[patient] + self._patience(program))
+        for open_model in (
+            replace(model, fixed_lower=lower, fixed_upper=upper),
+            replace(model, fixed_upper=np.where(fixed, 1.0, upper)),
+        ):
             point = self._solved(open_model, Limits(min(POINT_S, self._left_s(until_s)), POINT_GAP))
             made = None if point.x is None else self._replayed(program, point.x)
             if made is not None:
                 return made
         return None
+
+    def _patience(self, program: MomentProgram) -> list[float]:
+        """How much longer than in the relaxation a point may wait, of what each column of waiting stands for."""
+        return [PATIENCE * program.base_s / program.rows.costs[column] for column in program.waiting]
 
     def _replayed(self, program: MomentProgram, x: Floats) -> tuple[Runs, Replay] | None:
         """The plan of a point, and its cost; None where there is none."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from monet.planner.problem import Problem
 from monet.planner.program.constraints import build_program
+from monet.planner.program.given import GivenMoves
 from monet.planner.program.index import Index, index_of
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.peaks import after_peaks
@@ -59,9 +60,15 @@ def is_within(index: Index, scope: Scope, most: int, also_at: Mapping[str, froze
     return int(present @ rows) <= most
 
 
-def build(problem: Problem, budget_bytes: int, scope: Scope, also_at: Mapping[str, frozenset[int]]) -> Program:
-    """The program with its memory rows; ``also_at`` as for ``windows``."""
-    program = build_program(problem, budget_bytes, scope.window, also_at, scope.after_peaks)
+def build(
+    problem: Problem,
+    budget_bytes: int,
+    scope: Scope,
+    also_at: Mapping[str, frozenset[int]],
+    given: GivenMoves | None = None,
+) -> Program:
+    """The program with its memory rows; ``also_at`` as for ``windows``, ``given`` as for ``build_program``."""
+    program = build_program(problem, budget_bytes, scope.window, also_at, scope.after_peaks, given=given)
     add_memory_rows(program)
     return program
 

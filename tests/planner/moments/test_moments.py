@@ -13,9 +13,10 @@ from planner_problems import best_by_exhaustion, chain, problems, repeated, repe
 
 from monet.errors import InfeasibleBudget, InvalidPlan
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.moments.columns import MomentProgram, Moments
 from monet.planner.moments.in_place import in_place
 from monet.planner.moments.plans import plan_of
-from monet.planner.moments.program import MomentProgram, Moments, moment_program
+from monet.planner.moments.program import moment_program
 from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of

@@ -1,0 +1,117 @@
+"""Copies of a plan to a second memory and back, issued and waited for by the generated code."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from monet.errors import PlanMismatch
+from monet.graph import Value
+from monet.native.channel import ALIGNMENT, Channel
+from monet.plans.plan import Plan
+from monet.second_memory.folder import check_room, device_of, find_folder
+
+
+@dataclass(slots=True)
+class Waits:
+    """How often, and for how many seconds, the steps so far have waited for copies."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A copy's ticket. ``bounce``: memory that is copied instead of ``pointer``, where that is not the arena's."""
+
+    ticket: int
+    bounce: torch.Tensor | None = None
+    pointer: int = 0
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Copies:
+    """``inside``: whether memory is the arena's: only there does a plan leave room for whole blocks."""
+
+    channel: Channel
+    inside: Callable[[int], bool]
+    waits: Waits = field(default_factory=Waits)
+    _under_way: dict[int, _UnderWay] = field(default_factory=dict)
+
+    def write(self, tensor: torch.Tensor, place: int, size: int) -> None:
+        """Issue a copy of the tensor's memory, of which nothing changes until the ``wait`` for the place."""
+        pointer = tensor.untyped_storage().data_ptr()
+        bounce = None
+        if not self.inside(pointer):
+            bounce, aligned = _aligned(size)
+            ctypes.memmove(aligned, pointer, min(size, tensor.untyped_storage().nbytes()))
+            pointer = aligned
+        self._under_way[place] = _UnderWay(self.channel.write(pointer, place, size), bounce)
+
+    def read(self, value: Value, place: int, size: int) -> torch.Tensor:
+        """A tensor of new memory into which a place is read; it is there after the ``wait`` for the place."""
+        storage = torch.UntypedStorage(size)
+        pointer = storage.data_ptr()
+        if self.inside(pointer):
+            self._under_way[place] = _UnderWay(self.channel.read(pointer, place, size))
+        else:
+            bounce, aligned = _aligned(size)
+            self._under_way[place] = _UnderWay(self.channel.read(aligned, place, size), bounce, pointer, size)
+        made: torch.Tensor = torch.empty(0, dtype=value.dtype).set_(storage, value.offset, value.shape, value.stride)
+        return made
+
+    def wait(self, place: int) -> None:
+        """Until the newest copy of the place is over. Raises ``ExecutionError`` where it has failed."""
+        copy = self._under_way[place]
+        began = time.perf_counter()
+        self.channel.wait(copy.ticket)
+        self.waits.seconds += time.perf_counter() - began
+        self.waits.count += 1
+        if copy.bounce is not None and copy.size:
+            source = -(-copy.bounce.data_ptr() // ALIGNMENT) * ALIGNMENT
+            ctypes.memmove(copy.pointer, source, copy.size)
+        del self._under_way[place]
+
+    def settle(self) -> None:
+        """Wait for whatever a step that was cut short has left: nothing of it is needed any more."""
+        if self._under_way:
+            self.channel.drain()
+            self._under_way.clear()
+
+
+def _aligned(size: int) -> tuple[torch.Tensor, int]:
+    """Memory for whole blocks, and where they begin."""
+    memory = torch.empty(size + 2 * ALIGNMENT, dtype=torch.uint8)
+    return memory, -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
+
+
+def copies_of(plan: Plan, inside: Callable[[int], bool]) -> Copies | None:
+    """What a plan's copies go through; None where it has none.
+
+    Raises ``PlanMismatch`` where the plan was made for another disk, or for rates alone; ``ConfigError`` and
+    ``ExecutionError`` where the folder cannot be used.
+    """
+    if plan.second_bytes == 0:
+        return None
+    described = plan.environment.get("second_memory", {})
+    if not described.get("disk"):
+        raise PlanMismatch(
+            "the plan moves tensors to a second memory of which only the rates are known (--offload bandwidth=…): it "
+            "can be looked at, not run. Plan with --offload disk"
+        )
+    named = described.get("folder")
+    folder = find_folder(None if named is None else Path(named))
+    device = device_of(folder)
+    if described.get("device") not in (None, device):
+        raise PlanMismatch(
+            f"the plan's copies were timed for the disk [{described['device']}], and {folder} lies on [{device}]; plan "
+            "again, or name a folder on that disk"
+        )
+    check_room(folder, plan.second_bytes)
+    return Copies(Channel(folder, plan.second_bytes), inside)

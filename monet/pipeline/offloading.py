@@ -1,0 +1,63 @@
+"""A prepared step with a second memory to move tensors to."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from monet.errors import ConfigError
+from monet.pipeline.preparation import Prepared
+from monet.planner.problem import STATIC
+from monet.planner.schedules import MOVING, moving_variant
+from monet.second_memory.bandwidth import bandwidth
+from monet.second_memory.folder import device_of, find_folder
+from monet.second_memory.offload import Offload
+
+ROOM_SHARE = 0.9
+"""Of what a disk has left: what a plan may take of it where no limit was given."""
+
+
+def offloaded(prepared: Prepared, offload: Offload, *, cache: bool = True) -> Prepared:
+    """``prepared`` with the second memory that was asked for; a disk is measured for some seconds, once.
+
+    Raises ``ConfigError`` and ``ExecutionError`` where the folder will not do.
+    """
+    described: dict[str, Any] = {"disk": offload.disk}
+    if offload.disk:
+        folder = find_folder(offload.folder)
+        free = int(ROOM_SHARE * shutil.disk_usage(folder).free)
+        limit = free if offload.limit_bytes is None else offload.limit_bytes
+        if limit > free / ROOM_SHARE:
+            raise ConfigError(f"{folder} has {int(free / ROOM_SHARE):,} bytes left on its disk, less than the limit")
+        measured = bandwidth(folder, cache=cache)
+        second = replace(offload, limit_bytes=limit).at(measured.write_rate, measured.read_rate, measured.slowdown_s)
+        described |= {
+            "folder": None if offload.folder is None else str(folder),
+            "device": device_of(folder),
+            "measured": measured.measured,
+        }
+    else:
+        second = offload.assumed()
+    described |= {
+        "write_rate": second.write_rate,
+        "read_rate": second.read_rate,
+        "slowdown_s": second.slowdown_s,
+        "mode": second.mode,
+    }
+    lowered = replace(prepared.lowered, problem=replace(prepared.problem, second=second))
+    return replace(prepared, lowered=lowered, environment={**prepared.environment, "second_memory": described})
+
+
+def variant_with(offload: Offload | None, variant: str) -> str:
+    """The variant that is planned where a second memory is there: MONeT's program with moves, or the one that was asked
+    for.
+
+    Raises ``ConfigError`` for one that moves and no second memory, and for one that a disk cannot serve.
+    """
+    chosen = variant if offload is None else moving_variant(variant)
+    if offload is None and variant in MOVING:
+        raise ConfigError(f"the variant {variant} moves tensors to a second memory; give one with --offload")
+    if offload is not None and offload.disk and chosen == STATIC:
+        raise ConfigError("the variant static is for a memory that operators can address, which a disk is not")
+    return chosen

@@ -1,0 +1,119 @@
+"""The part of the verifier that knows copies: what is under way is neither changed, nor read, nor given away.
+
+Of each place in the second memory the steps tell a story, which must be this one::
+
+    write ── wait ── read ── wait ── read ── wait …
+    from its buffer   into a buffer of its own each time
+
+Public code has got each of these edges wrong: a read before its write was over, memory given away under a write, a
+value used before it was back. Nothing raises then, and the loss still falls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monet.errors import InvalidPlan
+from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Plan, PlanStep
+
+_THERE = "there"
+
+
+@dataclass(slots=True)
+class _Place:
+    """``value`` at [begin, end) of the second memory; ``buffer``: which is copied from or to, while one is."""
+
+    value: str
+    begin: int
+    end: int
+    state: str
+    buffer: int
+
+
+def check_copies(plan: Plan) -> None:
+    """Raises ``InvalidPlan``, which names the step, where a copy does not belong or something interferes with it."""
+    buffers = {buffer.id: buffer for buffer in plan.buffers}
+    places: dict[int, _Place] = {}
+    for k, step in enumerate(plan.steps):
+        name = f"step {k} ({step.kind} {step.node})"
+        if step.kind not in (WRITE, READ, WAIT):
+            if step.place is not None:
+                raise InvalidPlan(f"{name}: has a place in the second memory, and copies nothing")
+            _check_apart(step, name, places)
+            continue
+        begin = _checked_place(plan, step, name)
+        buffer = _buffer_of(step, name)
+        size = buffers[buffer].bytes
+        end = begin + -(-size // COPY_ALIGNMENT) * COPY_ALIGNMENT
+        if end > plan.second_bytes:
+            raise InvalidPlan(f"{name}: its place ends {end - plan.second_bytes} bytes above the second memory's")
+        if buffers[buffer].offset % COPY_ALIGNMENT:
+            raise InvalidPlan(f"{name}: buffer {buffer} is at no multiple of {COPY_ALIGNMENT} bytes")
+        place = places.get(begin)
+        if step.kind == WRITE:
+            _check_new(name, step.node, begin, end, places)
+            places[begin] = _Place(step.node, begin, end, WRITE, buffer)
+        elif place is None:
+            raise InvalidPlan(f"{name}: nothing was written to its place")
+        elif place.value != step.node or place.end != end:
+            raise InvalidPlan(f"{name}: its place holds {place.value!r}, {place.end - place.begin} bytes")
+        elif step.kind == READ:
+            if place.state == WRITE:
+                raise InvalidPlan(f"{name}: is issued before the wait for the write of {place.value!r}")
+            if place.state == READ:
+                raise InvalidPlan(f"{name}: {place.value!r} is being read into buffer {place.buffer} already")
+            place.state, place.buffer = READ, buffer
+        else:
+            _check_wait(step, name, place, buffer)
+            place.state = _THERE
+    for place in places.values():
+        if place.state != _THERE:
+            raise InvalidPlan(f"{place.value!r}: nothing waits for its {place.state} before the step ends")
+
+
+def _checked_place(plan: Plan, step: PlanStep, name: str) -> int:
+    if step.place is None:
+        raise InvalidPlan(f"{name}: has no place in the second memory")
+    if step.place < 0 or step.place % COPY_ALIGNMENT:
+        raise InvalidPlan(f"{name}: place {step.place} is not a multiple of {COPY_ALIGNMENT} bytes")
+    return step.place
+
+
+def _buffer_of(step: PlanStep, name: str) -> int:
+    """The one buffer that a copy is about."""
+    maps = {WRITE: (1, 0, 0), READ: (0, 0, 1)}.get(step.kind)
+    counts = len(step.reads), len(step.writes), len(step.requests)
+    right = counts == maps if maps is not None else counts in ((1, 0, 0), (0, 1, 0))
+    value = next(iter((*step.reads, *step.writes)), step.node)
+    if not right or value != step.node:
+        raise InvalidPlan(f"{name}: a copy is of one value and one buffer")
+    buffer = next(iter((*step.reads.values(), *step.writes.values(), *step.requests)))
+    if buffer is None:
+        raise InvalidPlan(f"{name}: its buffer is not in the arena")
+    return buffer
+
+
+def _check_new(name: str, value: str, begin: int, end: int, places: dict[int, _Place]) -> None:
+    for place in places.values():
+        if place.value == value:
+            raise InvalidPlan(f"{name}: is written to the second memory already")
+        shared = min(end, place.end) - max(begin, place.begin)
+        if shared > 0:
+            raise InvalidPlan(f"{name}: its place overlaps that of {place.value!r} by {shared} bytes")
+
+
+def _check_wait(step: PlanStep, name: str, place: _Place, buffer: int) -> None:
+    expected = WRITE if step.reads else READ
+    if place.state != expected:
+        raise InvalidPlan(f"{name}: no {expected} of {place.value!r} is under way")
+    if place.buffer != buffer:
+        raise InvalidPlan(f"{name}: buffer {buffer} is not the one that is copied, which is {place.buffer}")
+
+
+def _check_apart(step: PlanStep, name: str, places: dict[int, _Place]) -> None:
+    """An operator may read what is being written to the second memory, and do nothing else to what is on its way."""
+    for place in places.values():
+        if place.state == WRITE and place.buffer in step.writes.values():
+            raise InvalidPlan(f"{name}: changes buffer {place.buffer}, whose {place.value!r} is being copied")
+        if place.state == READ and place.buffer in (*step.reads.values(), *step.writes.values()):
+            raise InvalidPlan(f"{name}: uses buffer {place.buffer}, into which {place.value!r} is still being read")

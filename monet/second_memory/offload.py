@@ -1,0 +1,99 @@
+"""What a person asks of a second memory: ``disk``, ``disk:/scratch,limit=20GB``, ``bandwidth=12GB/s``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from monet.amounts import parse_byte_count
+from monet.errors import ConfigError
+from monet.planner.problem import ASYNCHRONOUS, STATIC, SYNCHRONOUS, SecondMemory
+
+MODES = (ASYNCHRONOUS, SYNCHRONOUS, STATIC)
+_ACCEPTED = (
+    "disk (a folder that monet chooses), disk:FOLDER, or bandwidth=RATE for a memory that is not there, such as "
+    "12GB/s; then, after commas: limit=BYTES, write=RATE, read=RATE, mode=" + "|".join(MODES)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """``disk``: the memory is a file; ``folder``: where, None: monet chooses. Without a disk the rates are all that is
+    known of it, and a plan for it can be made and not run.
+
+    Rates are bytes a second, None: measured. ``limit_bytes``: how much it may hold; None: what is moved.
+    """
+
+    disk: bool
+    folder: Path | None = None
+    write_rate: float | None = None
+    read_rate: float | None = None
+    limit_bytes: int | None = None
+    mode: str = ASYNCHRONOUS
+
+    def at(self, write_rate: float, read_rate: float, slowdown_s: float = 0.0) -> SecondMemory:
+        """What the planner is told, with the rates that were measured where none were given."""
+        return SecondMemory(
+            self.write_rate or write_rate,
+            self.read_rate or read_rate,
+            self.limit_bytes,
+            slowdown_s=slowdown_s,
+            mode=self.mode,
+        )
+
+    def assumed(self) -> SecondMemory:
+        """The same where every rate is given. Raises ``ConfigError`` where one is not."""
+        if self.write_rate is None or self.read_rate is None:
+            raise ConfigError("a disk's rates are measured with a model; for a profile give --offload bandwidth=12GB/s")
+        return self.at(self.write_rate, self.read_rate)
+
+
+def parse_offload(value: str | Offload) -> Offload:
+    """Raises ``ConfigError`` for anything but what it accepts."""
+    if isinstance(value, Offload):
+        return value
+    first, *others = (part.strip() for part in value.split(","))
+    kind, separator, place = first.partition(":")
+    if kind == "disk":
+        if separator and not place:
+            raise ConfigError(f"--offload {value!r} names no folder; write {_ACCEPTED}")
+        offload = Offload(True, Path(place).expanduser() if place else None)
+    elif first.startswith("bandwidth="):
+        offload, others = Offload(False), [first, *others]
+    else:
+        raise ConfigError(f"--offload {value!r}: write {_ACCEPTED}")
+    for part in others:
+        offload = _with(offload, part, value)
+    if not offload.disk and (offload.write_rate is None or offload.read_rate is None):
+        raise ConfigError(f"--offload {value!r} leaves a rate open; write {_ACCEPTED}")
+    if offload.disk and offload.mode == STATIC:
+        raise ConfigError("mode=static is for a memory that operators can address, which a disk is not")
+    return offload
+
+
+def _with(offload: Offload, part: str, value: str) -> Offload:
+    name, _, text = part.partition("=")
+    if name == "limit":
+        return replace(offload, limit_bytes=parse_byte_count(text))
+    if name == "mode":
+        if text not in MODES:
+            raise ConfigError(f"--offload {value!r}: mode is one of {', '.join(MODES)}, not {text!r}")
+        return replace(offload, mode=text)
+    if name == "bandwidth":
+        return replace(offload, write_rate=_rate(text), read_rate=_rate(text))
+    if name == "write":
+        return replace(offload, write_rate=_rate(text))
+    if name == "read":
+        return replace(offload, read_rate=_rate(text))
+    raise ConfigError(f"--offload {value!r}: {part!r} is not known; write {_ACCEPTED}")
+
+
+def _rate(text: str) -> float:
+    found = re.fullmatch(r"(.*?)\s*/\s*s", text.strip())
+    if found is None:
+        raise ConfigError(f"{text!r} is no rate; write bytes a second, such as 12GB/s or 800MB/s")
+    rate = parse_byte_count(found.group(1))
+    if rate <= 0:
+        raise ConfigError(f"a rate of {text!r} moves nothing")
+    return float(rate)

@@ -1,0 +1,70 @@
+"""The columns of the program of moments, and when its moments are; ``program.py`` says what they mean."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from monet.planner.program.index import Index
+from monet.planner.solvers.rows import ABSENT, Presence, Rows
+
+TURNAROUND = -1
+"""The stage before the first: the moment between the forward and the backward pass."""
+
+
+Moment = tuple[bool, int]
+"""(whether it is in the backward pass, the operator's position); the turnaround is (True, ``TURNAROUND``). In order of
+time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """When memory is counted, besides at the turnaround: during backward operators and during forward operators, by
+    their positions, ascending."""
+
+    stages: tuple[int, ...] = ()
+    forward: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class MomentProgram:
+    """Columns and rows; see the module for what the columns mean.
+
+    ``base_s``: seconds of what is no decision; the objective of a point is ``base_s`` + cost · x. ``memory``: the rows
+    that count memory, each with its moment. ``waiting``: the columns of waiting for copies (``copies.py``).
+    """
+
+    index: Index
+    budget_bytes: int
+    moments: Moments
+    rows: Rows = field(default_factory=Rows)
+    held: dict[tuple[str, int], int] = field(default_factory=dict)
+    run: dict[tuple[int, int], int] = field(default_factory=dict)
+    make: dict[tuple[str, int], int] = field(default_factory=dict)
+    after: dict[tuple[int, int], int] = field(default_factory=dict)
+    made: dict[tuple[str, int], int] = field(default_factory=dict)
+    forward: dict[tuple[int, str], int] = field(default_factory=dict)
+    backward: dict[tuple[int, str], int] = field(default_factory=dict)
+    base_s: float = 0.0
+    memory: dict[int, Moment] = field(default_factory=dict)
+    gone: dict[str, int] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+
+    @property
+    def at(self) -> tuple[int, ...]:
+        """The moments as stages, the turnaround first."""
+        return (TURNAROUND, *self.moments.stages)
+
+    def segment(self, stage: int) -> int:
+        """The segment of a stage, from 1."""
+        return bisect_left(self.at, stage)
+
+    def holds(self, name: str, moment: int) -> Presence:
+        """``name`` is in memory at a moment, by its number."""
+        column = self.held.get((name, moment))
+        return ABSENT if column is None else (column,)
+
+    def away(self, name: str) -> Presence:
+        """``name`` is in the second memory at the turnaround."""
+        column = self.gone.get(name)
+        return ABSENT if column is None else (column,)
