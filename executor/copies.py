@@ -56,7 +56,8 @@ class Copies:
 
     def read(self, value: Value, place: int, size: int) -> torch.Tensor:
         """A tensor of new memory into which a place is read; it is there after the ``wait`` for the place."""
-        storage = torch.UntypedStorage(size)
+        # torch.UntypedStorage(size) would not ask the allocator that serves the arena.
+        storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
         pointer = storage.data_ptr()
         if self.inside(pointer):
             self._under_way[place] = _UnderWay(self.channel.read(pointer, place, size))
