@@ -15,7 +15,8 @@ from monet.planner.problem import SYNCHRONOUS, SecondMemory
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """What a step copies. ``copy_s``: how long the channel is busy; ``waited_s``: how long the step waits for it, so
-    that the rest is hidden behind operators; ``slowdown_s``: by how much copies slow operators down.
+    that the rest is hidden behind operators; ``slowdown_s``: by how much copies slow operators down. ``operand_bytes``:
+    what operators read and make; ``slow_operand_bytes``: of that, in the second memory.
 
     Of a memory that operators read and write in place, ``waited_s`` is all of ``copy_s``.
     """
@@ -25,6 +26,13 @@ class Traffic:
     copy_s: float
     waited_s: float
     slowdown_s: float
+    operand_bytes: int = 0
+    slow_operand_bytes: int = 0
+
+    @property
+    def fast_operand_share(self) -> float:
+        """Of the bytes that operators read and make, those in the fast memory (AutoTM, figure 10)."""
+        return 1 - self.slow_operand_bytes / self.operand_bytes if self.operand_bytes else 1.0
 
     @property
     def hidden_bytes(self) -> int:
@@ -44,6 +52,12 @@ class Channel:
     _read: int = 0
     _copy_s: float = 0.0
     _waited_s: float = 0.0
+    _operands: int = 0
+    _in_place_bytes: int = 0
+
+    def operand(self, size: int) -> None:
+        """An operator reads or makes so many bytes, wherever they are."""
+        self._operands += size
 
     def write(self, name: str, size: int, now_s: float) -> float:
         """A copy to the second memory is issued."""
@@ -64,11 +78,13 @@ class Channel:
     def write_in_place(self, size: int) -> float:
         """An operator writes its result to the second memory."""
         self._written += size
+        self._in_place_bytes += size
         return self._in_place(self.memory.write_s(size))
 
     def read_in_place(self, size: int) -> float:
         """An operator reads from the second memory."""
         self._read += size
+        self._in_place_bytes += size
         return self._in_place(self.memory.read_s(size))
 
     def traffic(self) -> Traffic:
@@ -76,7 +92,9 @@ class Channel:
         slowdown_s = self.memory.slowdown_s * (self._written + self._read)
         if self.memory.mode != "asynchronous":
             slowdown_s = 0.0  # nothing runs beside a copy
-        return Traffic(self._written, self._read, self._copy_s, self._waited_s, slowdown_s)
+        return Traffic(
+            self._written, self._read, self._copy_s, self._waited_s, slowdown_s, self._operands, self._in_place_bytes
+        )
 
     def _issue(self, name: str, seconds: float, now_s: float) -> float:
         self._copy_s += seconds

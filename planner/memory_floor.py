@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from monet.planner.problem import Problem
+import math
+
+from monet.planner.problem import STATIC, Problem
 
 
 def floor_bytes(problem: Problem) -> int:
     """No plan in the captured order has a smaller peak, whatever it keeps or runs again: the fixed bytes, and the most
     that any one operator needs by its leanest implementation.
 
-    A forward operator needs its inputs and outputs, a backward operator what it reads and the gradients of that time.
+    A forward operator needs its inputs and outputs, a backward operator what it reads and the gradients of that time;
+    but for what operators may read and write in a second memory.
     """
-    size = {tensor.id: tensor.bytes for tensor in problem.tensors}
+    second = problem.second
+    smallest = math.inf if second is None or second.mode != STATIC else second.smallest_bytes
+    size = {tensor.id: tensor.bytes if tensor.bytes < smallest else 0 for tensor in problem.tensors}
     size |= {made.id: made.bytes for made in problem.intermediates}
     forward = (
         sum(size[n] for n in {*operator.inputs, *operator.outputs})

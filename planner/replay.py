@@ -115,6 +115,8 @@ class _Walk:
             if instance.overwritten_by is not None:
                 raise InvalidPlan(f"{what} {where} reads {name!r}, which {instance.overwritten_by} overwrote")
             instance.last = len(self.moments) - 1
+            if self.channel is not None:
+                self.channel.operand(self.size[name])
             if name in self.static and self.channel is not None:
                 self.seconds.append(self.channel.read_in_place(self.size[name]))
 
@@ -122,6 +124,8 @@ class _Walk:
         instance = _Instance(0 if name in self.static else size, len(self.moments) - 1, len(self.moments) - 1)
         self.instances.append(instance)
         self.current[name] = instance
+        if self.channel is not None:
+            self.channel.operand(size)
         if name in self.static and self.channel is not None:
             self.seconds.append(self.channel.write_in_place(size))
 

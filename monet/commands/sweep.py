@@ -87,7 +87,9 @@ def sweep(
     from monet.planner.cores import usable_cores
     from monet.sweep.run import SweepRun
     from monet.sweep.source import check_options
+    from monet.sweep.variants import check_moving
 
+    check_moving(variants, planning.offload is not None)
     source = _source(config, profile)
     chosen = _options(planning, variants if source.config is not None else ())
     check_options(source, chosen)
@@ -107,6 +109,7 @@ def _options(planning: PlanningOptions, variants: tuple[str, ...]) -> Options:
     return Options(
         planning.window, planning.time_limit, planning.gap, planning.solver.upper(), planning.threads,
         planning.reserve, planning.exact, storage_of(variants), planning.density,
+        None if planning.offload is None else str(planning.offload),
     )  # fmt: skip
 
 

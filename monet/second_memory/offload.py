@@ -32,6 +32,16 @@ class Offload:
     limit_bytes: int | None = None
     mode: str = ASYNCHRONOUS
 
+    def __str__(self) -> str:
+        """As ``parse_offload`` takes it."""
+        parts = [] if not self.disk else ["disk" if self.folder is None else f"disk:{self.folder}"]
+        parts += [f"bandwidth={self.write_rate:.0f}B/s"] if not self.disk else []
+        parts += [f"write={self.write_rate:.0f}B/s"] if self.write_rate is not None else []
+        parts += [f"read={self.read_rate:.0f}B/s"] if self.read_rate is not None else []
+        parts += [f"limit={self.limit_bytes}"] if self.limit_bytes is not None else []
+        parts += [f"mode={self.mode}"] if self.mode != ASYNCHRONOUS else []
+        return ",".join(parts)
+
     def at(self, write_rate: float, read_rate: float, slowdown_s: float = 0.0) -> SecondMemory:
         """What the planner is told, with the rates that were measured where none were given."""
         return SecondMemory(

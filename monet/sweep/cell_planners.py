@@ -15,9 +15,10 @@ from monet.experiments.provenance import machine, versions
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.replay import Replay, replay
-from monet.planner.schedules import plan_variant
+from monet.planner.schedules import MOVING, plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Solution
+from monet.second_memory.offload import parse_offload
 from monet.sweep.cells import Cell, Outcome, Step
 from monet.sweep.gap_trace import GapTrace
 from monet.sweep.source import Options, Source
@@ -88,6 +89,14 @@ def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
         forward_moments=_forward_moments(played),
         made_on=made_on,
     )
+    if cell.variant in MOVING and played.traffic is not None:
+        outcome = replace(
+            outcome,
+            moved_bytes=sum(t.bytes for t in planner.problem.tensors if t.id in solution.runs.moved),
+            copied_bytes=played.traffic.written_bytes + played.traffic.read_bytes,
+            waited_s=played.traffic.waited_s,
+            fast_operands=played.traffic.fast_operand_share,
+        )
     if solution.bound_scope == "none" or solution.bound_s <= 0:
         return outcome
     return replace(outcome, bound_s=solution.bound_s, gap=solution.gap, bound_scope=solution.bound_scope)
@@ -119,9 +128,11 @@ class _ProfilePlanner:
     """A published profile: costs and sizes without a model, so there is a solution and no plan file."""
 
     def __init__(self, path: Path, options: Options, cores: int | None) -> None:
-        self._problem = load_published(path)
+        problem = load_published(path)
         self._solving = _solving(options, cores)
-        self.step = _step(self._problem.name, self._problem, plan_variant("pytorch", self._problem, sys.maxsize))
+        self.step = _step(problem.name, problem, plan_variant("pytorch", problem, sys.maxsize))
+        second = None if options.offload is None else parse_offload(options.offload).assumed()
+        self._problem = replace(problem, second=second)
 
     @property
     def problem(self) -> Problem:
@@ -139,6 +150,7 @@ class _ModelPlanner:
 
         from monet.experiments.configured import prepare_config
         from monet.ops.offers.offering import Offering
+        from monet.pipeline.offloading import offloaded
         from monet.pipeline.preparation import Preparing
 
         assert source.config is not None
@@ -152,6 +164,9 @@ class _ModelPlanner:
         )
         self._solving = _solving(options, cores)
         self.step = _step(self.problem.name, self.problem, self._prepared.eager, self._prepared.full_bytes)
+        self._offload = None if options.offload is None else parse_offload(options.offload)
+        if self._offload is not None:
+            self._prepared = offloaded(self._prepared, self._offload)
 
     @property
     def problem(self) -> Problem:
@@ -159,9 +174,12 @@ class _ModelPlanner:
 
     def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
         from monet.pipeline.meter import reporting_to
+        from monet.pipeline.offloading import variant_with
         from monet.pipeline.planning import plan_prepared
 
         meter = reporting_to(trace)
+        if cell.variant in MOVING:
+            variant_with(self._offload, cell.variant)
         result = plan_prepared(self._prepared, cell.budget_bytes, self._solving, variant=cell.variant, meter=meter)
         result.plan.save(plan_path)
         return result.solution, result.plan.arena_bytes

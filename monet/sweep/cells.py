@@ -46,7 +46,9 @@ class Outcome:
     smallest budget known to work), or ``error``; the last two have a ``message``. ``bound_s``, ``gap`` and
     ``bound_scope`` are None where nothing was proven. ``to_gap_s``: gap in percent → seconds until it was reached.
     ``arena_bytes``: None for a profile, which has no lifetimes of buffers to lay out. ``made_on``: processor and
-    versions.
+    versions. Of a variant that moves, else None: ``moved_bytes`` are in the second memory, ``copied_bytes`` go each way
+    and back in a step, which waits ``waited_s`` for them, and a share ``fast_operands`` of what operators read and make is
+    in the fast memory.
     """
 
     status: str
@@ -65,6 +67,10 @@ class Outcome:
     memory_bytes: tuple[int, ...] = ()
     forward_moments: int = 0
     made_on: Mapping[str, Any] = field(default_factory=dict)
+    moved_bytes: int | None = None
+    copied_bytes: int | None = None
+    waited_s: float | None = None
+    fast_operands: float | None = None
 
     @property
     def planned(self) -> bool:

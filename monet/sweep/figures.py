@@ -152,6 +152,40 @@ def time_to_gap(rows: Sequence[Row]) -> str | None:
         return _svg(figure, "gaps", "Seconds of planning until a gap is reached")
 
 
+def second_memory(rows: Sequence[Row], unit: MemoryUnit) -> str | None:
+    """Slowdown, share of operands in fast memory, and bytes copied against the share of memory that is fast, for each
+    variant that moves (AutoTM, figures 7 and 10). None without any."""
+    moving = [row for row in rows if row.moved_bytes is not None and row.peak_bytes is not None]
+    if not moving:
+        return None
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_SIZE[0], _SIZE[1] * 1.5), layout="constrained")
+        panels = figure.subplots(3, 1, sharex=True)
+        for variant in _variants(moving):
+            mine = sorted((_fast_share(row), row) for row in moving if row.variant == variant)
+            x = [100 * share for share, _ in mine]
+            _line(panels[0], variant, x, [_percent(row.overhead) for _, row in mine])
+            _line(panels[1], variant, x, [_percent(row.fast_operands) for _, row in mine])
+            _line(panels[2], variant, x, [unit.of(row.copied_bytes or 0) for _, row in mine])
+        for axes, label in zip(
+            panels, ("step time above\nkeeping everything", "operands in\nfast memory", f"copied ({unit.name})"),
+            strict=True,
+        ):  # fmt: skip
+            axes.set_ylabel(label)
+        for axes in panels[:2]:
+            axes.yaxis.set_major_formatter(_PERCENT)
+        panels[2].xaxis.set_major_formatter(_PERCENT)
+        panels[2].set_xlabel("fast memory, as a share of both")
+        _legend(figure, panels[0])
+        return _svg(figure, "second", "Slowdown, operands in fast memory and bytes copied for each variant that moves")
+
+
+def _fast_share(row: Row) -> float:
+    """Of what a plan holds in both memories, what the fast one holds at its peak."""
+    fast = row.peak_bytes or 0
+    return fast / (fast + (row.moved_bytes or 0)) if fast else 0.0
+
+
 def memory_along_step(timelines: Sequence[Timeline], step: Step, budget_bytes: int, unit: MemoryUnit) -> str:
     """Memory at every run of an operator along the step (MONeT, Figure 5), one curve a timeline."""
     with matplotlib.rc_context(_STYLE):

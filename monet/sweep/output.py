@@ -25,6 +25,7 @@ PICTURES = {
     "memory": "memory-by-overhead.svg",
     "gaps": "time-to-gap.svg",
     "step": "memory-along-step.svg",
+    "second": "second-memory.svg",
 }
 REPORT = "report.html"
 
@@ -46,6 +47,7 @@ def write_output(sweep: Sweep, source: Source, options: Options, folder: Path) -
         "memory": figures.memory_by_overhead(sweep.rows),
         "gaps": figures.time_to_gap(sweep.rows),
         "step": _along_step(sweep, unit),
+        "second": figures.second_memory(sweep.rows, unit),
     }
     pictures = {name: svg for name, svg in made.items() if svg is not None}
     for name, svg in pictures.items():

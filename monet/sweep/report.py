@@ -106,6 +106,13 @@ def _sections(
             pictures.get("step"),
         ),
         Section(
+            "Two memories",
+            "Variants that move tensors to a second memory: step time, the share of what operators read and make that is "
+            "in the fast memory, and bytes copied, against the share of the fast memory in what a plan holds in both "
+            "(AutoTM, figures 7 and 10).",
+            pictures.get("second"),
+        ),
+        Section(
             "Time to a gap",
             f"Seconds of planning until the best plan was proven to be within a gap. The bounds hold for: {scopes}. "
             "Cells that were planned at the same time shared the processor. Marks: cells; lines: medians of the cells "

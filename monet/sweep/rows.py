@@ -23,7 +23,8 @@ class Row:
 
     ``overhead``: objective / baseline - 1, where the baseline keeps everything and runs defaults.
     ``memory_ratio``: peak / the baseline's peak. ``gap``: (objective - bound) / objective, a fraction;
-    it holds for ``bound_scope``. ``to_gap_10_s``: seconds until the gap was 10 %.
+    it holds for ``bound_scope``. ``to_gap_10_s``: seconds until the gap was 10 %. ``moved_bytes`` to ``fast_operands``:
+    as in ``Outcome``.
     """
 
     model: str
@@ -48,6 +49,10 @@ class Row:
     to_gap_5_s: float | None
     to_gap_2_s: float | None
     to_gap_1_s: float | None
+    moved_bytes: int | None
+    copied_bytes: int | None
+    waited_s: float | None
+    fast_operands: float | None
     measured_step_s: float | int | None
     measured_allocator_peak_bytes: float | int | None
     measured_resident_peak_bytes: float | int | None
@@ -95,6 +100,10 @@ def make_row(
         to_gap_5_s=outcome.to_gap_s.get(5),
         to_gap_2_s=outcome.to_gap_s.get(2),
         to_gap_1_s=outcome.to_gap_s.get(1),
+        moved_bytes=outcome.moved_bytes,
+        copied_bytes=outcome.copied_bytes,
+        waited_s=outcome.waited_s,
+        fast_operands=outcome.fast_operands,
         measured_step_s=planned.get("step_s"),
         measured_allocator_peak_bytes=planned.get("allocator_peak_bytes"),
         measured_resident_peak_bytes=planned.get("resident_peak_bytes"),

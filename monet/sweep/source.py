@@ -55,7 +55,7 @@ class Options:
     """How every cell is planned; see ``monet.pipeline.preparation.prepare`` and ``plan_prepared``.
 
     ``threads``: None is PyTorch's own number. ``storage``: compressed storages that some variant uses,
-    with room for a share ``density`` of non-zero values.
+    with room for a share ``density`` of non-zero values. ``offload``: a second memory, as ``parse_offload`` takes it.
     """
 
     window: int | None = None
@@ -67,6 +67,7 @@ class Options:
     exact: bool = False
     storage: tuple[str, ...] = ()
     density: float = 0.75
+    offload: str | None = None
 
 
 def source_key(source: Source, options: Options, machine: Mapping[str, Any]) -> str:

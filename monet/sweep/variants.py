@@ -7,10 +7,23 @@ from collections.abc import Iterable, Mapping
 
 from monet.errors import ConfigError
 from monet.planner.ablation import MONET
-from monet.planner.schedules import ABLATION, BASELINES, STORAGE, VARIANTS
+from monet.planner.schedules import ABLATION, BASELINES, MOVING, STORAGE, VARIANTS
 
-GROUPS: Mapping[str, tuple[str, ...]] = {"all": tuple(VARIANTS), "ablation": ABLATION, "baselines": BASELINES}
-"""Names that stand for several variants: every one, MONeT with the parts of it, and what it is compared with."""
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "all": (*ABLATION, *BASELINES),
+    "ablation": ABLATION,
+    "moving": MOVING,
+    "baselines": BASELINES,
+}
+"""Names that stand for several variants: every one that needs no second memory, MONeT with the parts of it, what moves to
+a second memory, and what they are compared with."""
+
+
+def check_moving(variants: Iterable[str], has_second: bool) -> None:
+    """Raises :class:`ConfigError` for variants that move tensors where there is no memory to move them to."""
+    moving = [name for name in variants if name in MOVING]
+    if moving and not has_second:
+        raise ConfigError(f"{', '.join(moving)}: tensors are moved to a second memory; give one with --offload")
 
 
 def storage_of(variants: Iterable[str]) -> tuple[str, ...]:

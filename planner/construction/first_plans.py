@@ -12,10 +12,11 @@ import math
 import sys
 import time
 
+from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.passes import backward_pass, forward_pass
 from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk, aheads
 from monet.planner.memory_floor import floor_bytes
-from monet.planner.problem import Problem
+from monet.planner.problem import STATIC, Problem
 from monet.planner.program.index import Index, index_of
 from monet.planner.replay import replay
 from monet.planner.runs import without_useless
@@ -76,6 +77,8 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
     # It is there whatever time the others take.
     unlimited = _unlimited(index)
     tried = [unlimited if unlimited is None else _halved(index, unlimited, deadline_s)]
+    if problem.second is not None and problem.second.mode != STATIC:
+        tried.append(_walk(index, sys.maxsize, frozenset(), deadline_s, thrifty=True, away=index.movable))
     tried += [_walk(index, sys.maxsize, chosen, deadline_s, thrifty=True) for chosen in exempt]
     best = min((found for found in tried if found is not None), key=_memory_first, default=None)
     if best is None:
@@ -124,13 +127,17 @@ def _walk(
     *,
     thrifty: bool = False,
     ahead: tuple[int, ...] = (),
+    away: frozenset[str] = frozenset(),
 ) -> Solution | None:
-    walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s, ahead=ahead)
+    walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s, ahead=ahead, away=away)
     try:
-        runs = Runs(tuple(forward_pass(walk)), tuple(backward_pass(walk)))
+        forward = moving(index, forward_pass(walk, index.last.keys() - away), away)
+        runs = Runs(forward, tuple(backward_pass(walk)))
     except (DoesNotFit, OutOfTime):
         return None
     runs = without_useless(index.problem, runs)
+    if away:  # as little as it needs, and no more than that for copies that would hide
+        runs = with_copies(index.problem, runs, min(budget_bytes, replay(index.problem, runs).peak_bytes))
     cost = replay(index.problem, runs)
     fits = cost.peak_bytes <= budget_bytes
     return Solution(runs, cost.objective_s, cost.peak_bytes, "time_limit") if fits else None

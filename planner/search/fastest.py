@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
+from dataclasses import replace
 
-from monet.errors import InvalidPlan
-from monet.planner.construction.copies import stage_reads, with_copies
+from monet.errors import InfeasibleBudget, InvalidPlan, SolverError
 from monet.planner.construction.first_plans import construct, smallest_budget
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
 from monet.planner.program.aggregation import add_aggregation
-from monet.planner.program.given import given_moves, with_given
 from monet.planner.program.index import Index, index_of
 from monet.planner.program.windows import NO_STAGES
 from monet.planner.progress import Progress
@@ -31,9 +31,19 @@ from monet.planner.search.hunt import Hunt, hunt_for
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.proof import bound_full_program
 from monet.planner.search.refusal import refusal
-from monet.planner.search.scope import Scope, build, few_stages, is_within, needed_besides, scope_of
+from monet.planner.search.scope import (
+    LARGEST,
+    LARGEST_WINDOWED,
+    Scope,
+    build,
+    few_stages,
+    is_within,
+    needed_besides,
+    scope_of,
+)
 from monet.planner.search.search import Search
 from monet.planner.search.solving import Solving
+from monet.planner.search.two_memories import improve_around_moves, search_moves
 from monet.planner.solution import Runs, Solution
 
 log = logging.getLogger(__name__)
@@ -53,12 +63,8 @@ the search goes on until the plan is near a bound on all of them, or there is no
 PLANS_SHARE = 0.6
 """Until which share of the time limit an exact program is solved; what is left goes to the bound on every plan, where
 the windowed program's plan is not near one by then."""
-MOVES_SHARE, POLISH_SHARE, LEAST_POLISH = 0.35, 0.85, 1e-3
-"""Until which share of the time limit a plan is improved around its moves, and by how much it must get better to go on
-around those that it has then."""
-LARGEST, LARGEST_WINDOWED = 3_000_000, 400_000
-"""Entries of the memory rows of the largest program with few stages, and with windows, that is built. Where the
-windowed one may be built, it finds the better plans."""
+AROUND_SHARE = 0.85
+"""Until which share of the time limit a plan is improved around its moves."""
 
 
 def plan_problem(
@@ -135,47 +141,22 @@ def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
 
 
 def _hunt_with_moves(hunt: Hunt, index: Index, budget_bytes: int) -> None:
-    """With a second memory: the program of moments decides what is kept, made again and moved."""
-    best, clock, limit_s = hunt.best, hunt.clock, hunt.solving.time_limit_s
-    moments = MomentSearch(index, budget_bytes, hunt.solve, best, clock, hunt.solving.gap)
-    try:
-        moments.run(MOVES_SHARE * limit_s)
-    finally:
-        hunt.known = moments.bound
-    if moments.infeasible:
-        hunt.status, hunt.scope = "infeasible", "full"
+    """With a second memory; what recomputation alone finds is offered as well, so that no plan is slower than that."""
+
+    def without_moves(limit_s: float) -> None:
+        problem, solving = replace(hunt.best.problem, second=None), replace(hunt.solving, time_limit_s=limit_s)
+        with suppress(InfeasibleBudget, SolverError):
+            hunt.best.offer(plan_problem(problem, budget_bytes, replace(solving, prove=False)).runs)
+
+    moments = search_moves(hunt, index, budget_bytes, without_moves)
+    if hunt.status == "infeasible":
         return
-    hunt.status = "optimal" if moments.is_close() else "time_limit"
-    hunt.stop_if_enough()
-    if best.runs is None:
+    if hunt.best.runs is None:
         _construct(hunt, index, budget_bytes)
-    if best.runs is not None and not hunt.is_over():
-        _improve_around_moves(hunt, budget_bytes, POLISH_SHARE * limit_s)
-    if best.runs is not None and not hunt.is_over():
+    if hunt.best.runs is not None and not hunt.is_over():
+        improve_around_moves(hunt, budget_bytes, AROUND_SHARE * hunt.solving.time_limit_s)
+    if hunt.best.runs is not None and not hunt.is_over():
         _prove(hunt, moments, None)
-
-
-def _improve_around_moves(hunt: Hunt, budget_bytes: int, until_s: float) -> None:
-    """Improves the best plan in the exact program in which its moves are given, again for each better one."""
-    best, problem = hunt.best, hunt.best.problem
-    while best.runs is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
-        known = best.value
-        given = given_moves(problem, best.runs, stage_reads(problem, best.runs))
-        rest = with_given(problem, given)
-        scope = scope_of(rest, hunt.solving.window)
-        plain = given.without(best.runs)
-        if is_within(index_of(rest), scope, LARGEST_WINDOWED):
-            program = build(rest, budget_bytes, scope, needed_besides(rest, plain, scope), given)
-        else:
-            also_at = few_stages(index_of(rest), [plain], LARGEST)
-            if also_at is None:
-                return
-            program = build(rest, budget_bytes, Scope(1, NO_STAGES), also_at, given)
-        left_s = until_s - hunt.clock.elapsed_s()
-        hunt.improve(program, hunt.clock.elapsed_s() + left_s / 2)
-        best.offer(with_copies(problem, best.runs, budget_bytes))
-        if best.value >= known * (1 - LEAST_POLISH):
-            return
 
 
 def _offer_start(best: BestPlan, start: Runs | None, budget_bytes: int) -> None:

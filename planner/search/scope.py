@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 FULL_STAGES = 40
 """Up to so many backward operators the full program is planned; above, a windowed one."""
 WINDOW = 16
+LARGEST, LARGEST_WINDOWED = 3_000_000, 400_000
+"""Entries of the memory rows of the largest program with few stages, and with windows, that is built. Where the
+windowed one may be built, it finds the better plans."""
 
 
 @dataclass(frozen=True, slots=True)

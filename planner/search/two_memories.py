@@ -1,0 +1,101 @@
+"""Plans that keep, make again or move, where there is a second memory.
+
+program of moments  →  what is moved, kept and made again, and a bound on every plan
+                    →  the same without recomputation, and recomputation without moves: no plan is slower
+                    →  the exact program around the moves of the best, their copies timed anew, and again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from monet.planner.construction.copies import stage_reads, with_copies
+from monet.planner.problem import Problem
+from monet.planner.program.given import given_moves, with_given
+from monet.planner.program.index import Index, index_of
+from monet.planner.program.program import Program
+from monet.planner.program.windows import NO_STAGES
+from monet.planner.search.best import Clock
+from monet.planner.search.hunt import Hunt
+from monet.planner.search.moments import MomentSearch
+from monet.planner.search.scope import (
+    LARGEST,
+    LARGEST_WINDOWED,
+    Scope,
+    build,
+    few_stages,
+    is_within,
+    needed_besides,
+    scope_of,
+)
+from monet.planner.solution import Runs
+
+MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
+"""Of the time limit: for the program of moments, for the same without recomputation, and for plans without moves."""
+LEAST_GAIN = 1e-3
+"""Relative: by how much a plan must get better around its moves to be improved around those that it has then."""
+
+
+def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Callable[[float], None]) -> MomentSearch:
+    """Offers plans from the program of moments, and bounds every plan.
+
+    ``without_moves`` offers one of another search, in so many seconds.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C.
+    """
+    clock, limit_s = hunt.clock, hunt.solving.time_limit_s
+    moments = MomentSearch(index, budget_bytes, hunt.solve, hunt.best, clock, hunt.solving.gap)
+    try:
+        moments.run(MOVES_SHARE * limit_s)
+    finally:
+        hunt.known = moments.bound
+    hunt.built_s = clock.elapsed_s()
+    if moments.infeasible:
+        hunt.status, hunt.scope = "infeasible", "full"
+        return moments
+    if not moments.is_close():
+        alone = index_of(_without_recomputation(index.problem))
+        ends_s = clock.elapsed_s() + MOVES_ALONE_SHARE * limit_s
+        MomentSearch(alone, budget_bytes, hunt.solve, hunt.best, _unheard(clock), hunt.solving.gap).run(ends_s)
+        without_moves(WITHOUT_SHARE * limit_s)
+    hunt.status = "optimal" if moments.is_close() else "time_limit"
+    hunt.stop_if_enough()
+    return moments
+
+
+def _unheard(clock: Clock) -> Clock:
+    """The same clock, for a search whose bound is about other plans."""
+    return replace(clock, progress=None)
+
+
+def _without_recomputation(problem: Problem) -> Problem:
+    return replace(problem, forward=tuple(replace(operator, recomputable=False) for operator in problem.forward))
+
+
+def improve_around_moves(hunt: Hunt, budget_bytes: int, until_s: float) -> None:
+    """Improves the best plan in the exact program in which its moves are given, and again for each better one, until
+    the clock shows ``until_s``."""
+    best, problem = hunt.best, hunt.best.problem
+    while best.runs is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
+        known = best.value
+        program = _program_around(problem, best.runs, budget_bytes, hunt.solving.window)
+        if program is None:
+            return
+        now_s = hunt.clock.elapsed_s()
+        hunt.improve(program, now_s + (until_s - now_s) / 2)
+        best.offer(with_copies(problem, best.runs, budget_bytes))
+        if best.value >= known * (1 - LEAST_GAIN):
+            return
+
+
+def _program_around(problem: Problem, runs: Runs, budget_bytes: int, window: int | None) -> Program | None:
+    """The exact program with the moves of a plan; None where it is too large."""
+    given = given_moves(problem, runs, stage_reads(problem, runs))
+    rest, plain = with_given(problem, given), given.without(runs)
+    index, scope = index_of(rest), scope_of(rest, window)
+    if is_within(index, scope, LARGEST_WINDOWED):
+        return build(rest, budget_bytes, scope, needed_besides(rest, plain, scope), given)
+    also_at = few_stages(index, [plain], LARGEST)
+    return None if also_at is None else build(rest, budget_bytes, Scope(1, NO_STAGES), also_at, given)
