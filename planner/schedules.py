@@ -43,8 +43,8 @@ def _plan_part(
     return plan_problem(replace(restrict(problem, variant), second=None), budget_bytes, solving, **options)
 
 
-MOVE = "monet+move"
-"""MONeT's program with a second memory: kept, made again or moved."""
+MOVE, MOVE_ONLY = "monet+move", "move-only"
+"""MONeT's program with a second memory: kept, made again or moved; and nothing made again."""
 
 
 def _plan_moving(
@@ -99,7 +99,7 @@ _MOVING = (
         partial(_plan_moving, recompute=True),
         True,
     ),
-    Variant("move-only", "tensors moved, nothing recomputed", _plan_moving, True),
+    Variant(MOVE_ONLY, "tensors moved, nothing recomputed", _plan_moving, True),
     Variant(
         ASYNCHRONOUS, "the same: copies beside operators (AutoTM, Hildebrand et al. 2020)",
         partial(_plan_moving, mode=ASYNCHRONOUS), True,

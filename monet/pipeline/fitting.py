@@ -25,7 +25,7 @@ from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
 from monet.planner.replay import Replay, replay
-from monet.planner.schedules import ABLATION, VARIANTS, plan_variant
+from monet.planner.schedules import ABLATION, MOVE, MOVE_ONLY, VARIANTS, plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Proof, Runs, Solution
 
@@ -188,6 +188,7 @@ class _Attempts:
         starts = [] if fit.start is None else [fit.start]
         starts += [] if self._known is None else [self._known[0].runs]
         starts += [] if self.best is None else [self.best[0].runs]
+        starts += self._of_parts()
         starts += self._repaired(target_bytes)
         for name in STARTS:
             try:
@@ -196,6 +197,15 @@ class _Attempts:
                 continue
         costs = [(cost.objective_s, k) for k, cost in _replays(fit.lowered.problem, starts, target_bytes)]
         return starts[min(costs)[1]] if costs else None
+
+    def _of_parts(self) -> list[Runs]:
+        """Where there are two memories: plans that are known without moves, and without recomputation."""
+        lowered, budget_bytes = self._fit.lowered, self._fit.budget_bytes
+        if self._fit.variant != MOVE:
+            return []
+        alone = replace(lowered, problem=replace(lowered.problem, second=None))
+        known = recall(alone, MONET, budget_bytes), recall(lowered, MOVE_ONLY, budget_bytes)
+        return [placed[0].runs for placed in known if placed is not None]
 
     def _repaired(self, target_bytes: int) -> list[Runs]:
         """The last plan made to fit, where its arena did not."""

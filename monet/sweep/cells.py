@@ -46,9 +46,9 @@ class Outcome:
     smallest budget known to work), or ``error``; the last two have a ``message``. ``bound_s``, ``gap`` and
     ``bound_scope`` are None where nothing was proven. ``to_gap_s``: gap in percent → seconds until it was reached.
     ``arena_bytes``: None for a profile, which has no lifetimes of buffers to lay out. ``made_on``: processor and
-    versions. Of a variant that moves, else None: ``moved_bytes`` are in the second memory, ``copied_bytes`` go each way
-    and back in a step, which waits ``waited_s`` for them, and a share ``fast_operands`` of what operators read and make is
-    in the fast memory.
+    versions. Of a variant that moves, else None: ``moved_bytes`` are in the second memory, ``copied_bytes`` are copied
+    in a step, which waits ``waited_s`` for them, and of what operators read and make a share ``fast_operands`` is in
+    the fast memory.
     """
 
     status: str

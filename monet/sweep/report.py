@@ -107,8 +107,8 @@ def _sections(
         ),
         Section(
             "Two memories",
-            "Variants that move tensors to a second memory: step time, the share of what operators read and make that is "
-            "in the fast memory, and bytes copied, against the share of the fast memory in what a plan holds in both "
+            "Variants that move tensors to a second memory: step time, the share of what operators read and make that "
+            "is in the fast memory, and bytes copied, against the fast memory's share of what a plan holds in both "
             "(AutoTM, figures 7 and 10).",
             pictures.get("second"),
         ),

@@ -15,7 +15,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "moving": MOVING,
     "baselines": BASELINES,
 }
-"""Names that stand for several variants: every one that needs no second memory, MONeT with the parts of it, what moves to
+"""Names that stand for several variants: each that needs no second memory, MONeT with the parts of it, what moves to
 a second memory, and what they are compared with."""
 
 

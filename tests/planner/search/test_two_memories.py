@@ -1,0 +1,384 @@
+"""Plans with a second memory: against every plan of the class, at the ends of the bandwidth, and by replay."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from planner_problems import every_run, every_stage, problems
+from scipy.sparse import csr_array
+
+from monet.errors import ConfigError, InfeasibleBudget, InvalidPlan
+from monet.planner.construction.copies import moving, stage_reads, with_copies
+from monet.planner.moments.columns import Moments
+from monet.planner.moments.program import moment_program
+from monet.planner.problem import (
+    STATIC,
+    SYNCHRONOUS,
+    BackwardImplementation,
+    BackwardOperator,
+    ForwardImplementation,
+    ForwardOperator,
+    Problem,
+    SecondMemory,
+    Tensor,
+)
+from monet.planner.program.constraints import build_program
+from monet.planner.program.given import given_moves, with_given
+from monet.planner.program.index import Index, index_of
+from monet.planner.program.memory_rows import add_memory_rows
+from monet.planner.program.readback import write_point
+from monet.planner.replay import replay
+from monet.planner.schedules import MOVING, plan_variant
+from monet.planner.search import Solving, plan_problem
+from monet.planner.solution import Run, Runs, Stage
+from monet.planner.solvers.finder import solver
+from monet.planner.solvers.model import Limits, Model
+
+QUICK = Solving(time_limit_s=4.0, gap=1e-6, cores=1)
+
+
+def second(rate: float, **more: object) -> SecondMemory:
+    return SecondMemory(rate, rate, smallest_bytes=1, **more)  # type: ignore[arg-type]
+
+
+MOST = 40_000
+"""Plans that are looked at one by one, at most."""
+
+
+def least(problem: Problem, budget_bytes: int) -> float | None:
+    """Seconds of the fastest of every plan with every way to move, each tensor at most once and back once; None where
+    they are too many."""
+    forwards = [every_run(problem, operator) for operator in problem.forward]
+    stages = [list(every_stage(problem, t, True)) for t in range(len(problem.backward))]
+    index = index_of(problem)
+    ways = 1 + sum(
+        (len(problem.forward) - _last_reader(index, name)) * len(stages) * (len(stages) + 1) // 2
+        for name in index.movable
+    )
+    if math.prod(map(len, forwards)) * math.prod(map(len, stages)) * ways ** len(index.movable) > MOST:
+        return None
+    best = math.inf
+    for forward in itertools.product(*forwards):
+        for chosen in itertools.product(*stages):
+            for runs in _with_moves(index, Runs(forward, chosen)):
+                try:
+                    cost = replay(problem, runs)
+                except InvalidPlan:
+                    continue
+                if cost.peak_bytes <= budget_bytes:
+                    best = min(best, cost.objective_s)
+    return best
+
+
+def _last_reader(index: Index, name: str) -> int:
+    return (index.consumers.get(name) or (index.producer[name],))[-1]
+
+
+def _with_moves(index: Index, runs: Runs) -> Iterator[Runs]:
+    names = sorted(index.movable)
+    for count in range(len(names) + 1):
+        for chosen in itertools.combinations(names, count):
+            ways = [
+                [
+                    (released, r, u)
+                    for released in range(_last_reader(index, name), len(runs.forward))
+                    for u in range(len(runs.stages))
+                    for r in range(u + 1)
+                ]
+                for name in chosen
+            ]
+            for how in itertools.product(*ways):
+                yield placed(index, runs, dict(zip(chosen, how, strict=True)))
+
+
+def bound_s(problem: Problem, budget_bytes: int, stages: tuple[int, ...], forward: tuple[int, ...]) -> float:
+    """Of the integer program of moments."""
+    program = moment_program(index_of(problem), budget_bytes, Moments(stages, forward))
+    arrays = program.rows.arrays()
+    model = Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
+    return program.base_s + solver("HIGHS")(model, Limits(60.0, 0.0), None).bound
+
+
+class TestAgainstEveryPlan:
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(problems(operators=2, pinned=True), st.integers(60, 2000), st.integers(2, 30), st.booleans(), st.booleans())
+    def test_no_plan_beats_the_bound(self, problem: Problem, rate: int, extra: int, stage: bool, forward: bool) -> None:
+        """Of all kinds: kept, made again, moved, each at any time; memory may be counted at other moments, too."""
+        whole = replace(problem, second=second(float(rate)))
+        budget = problem.fixed_bytes + extra
+        truth = least(whole, budget)
+        assume(truth is not None and truth < math.inf)
+        assert truth is not None
+        assert bound_s(whole, budget, (0,) if stage else (), (1,) if forward else ()) <= truth * (1 + 1e-7)
+
+    @pytest.mark.parametrize("rate", [300.0, 1000.0, 3000.0, 10000.0])
+    @pytest.mark.parametrize("extra", [20, 29])
+    def test_bound_of_a_chain(self, rate: float, extra: int) -> None:
+        """Nothing can be made again, so what does not fit is moved: the bound is no more than the least, and near."""
+        problem = chain(2, 10)
+        problem = replace(problem, forward=tuple(replace(o, recomputable=False) for o in problem.forward))
+        large = BackwardOperator("large", (BackwardImplementation("plain", 0.01, ()),), 10, 10)
+        whole = replace(problem, backward=(large, *problem.backward), second=second(rate))
+        truth = least(whole, extra)
+        assert truth is not None
+        bound = bound_s(whole, extra, (), ())
+        assert bound <= truth * (1 + 1e-7)
+        assert bound >= truth * 0.7
+
+    @settings(max_examples=25, deadline=None)
+    @given(problems(operators=2), st.integers(20, 2000), st.data())
+    def test_bound_and_plan(self, problem: Problem, rate: int, data: st.DataObject) -> None:
+        """No plan of the class beats the bound, and the plan found is none of less than the least."""
+        whole = replace(problem, second=second(float(rate)))
+        peak = plan_variant("pytorch", problem, 10**9).peak_bytes
+        budget = data.draw(st.integers(max(1, peak // 2), peak))
+        truth = least(whole, budget)
+        assume(truth is not None)
+        assert truth is not None
+        try:
+            found = plan_problem(whole, budget, QUICK)
+        except InfeasibleBudget as error:
+            if "proven" in str(error):
+                assert truth == math.inf
+            return
+        assert found.objective_s == pytest.approx(replay(whole, found.runs).objective_s)
+        assert found.peak_bytes <= budget
+        if found.proof is not None and found.proof.scope == "full":
+            assert found.bound_s <= truth * (1 + 1e-6)
+            assert found.bound_s <= found.objective_s * (1 + 1e-9)
+
+    @settings(max_examples=15, deadline=None)
+    @given(problems(operators=3), st.data())
+    def test_never_slower_than_without(self, problem: Problem, data: st.DataObject) -> None:
+        peak = plan_variant("pytorch", problem, 10**9).peak_bytes
+        budget = data.draw(st.integers(max(1, peak // 2), peak))
+        try:
+            plain = plan_problem(problem, budget, QUICK)
+        except InfeasibleBudget:
+            return
+        if plain.status != "optimal":
+            return
+        whole = replace(problem, second=second(500.0))
+        assert plan_problem(whole, budget, QUICK).objective_s <= plain.objective_s * (1 + 1e-6)
+
+
+class TestEndsOfTheBandwidth:
+    @settings(max_examples=15, deadline=None)
+    @given(problems(operators=3), st.data())
+    def test_no_bandwidth_moves_nothing(self, problem: Problem, data: st.DataObject) -> None:
+        peak = plan_variant("pytorch", problem, 10**9).peak_bytes
+        budget = data.draw(st.integers(max(1, peak // 2), peak))
+        assert not index_of(replace(problem, second=second(1e-9))).movable
+        try:
+            plain = plan_problem(problem, budget, QUICK)
+        except InfeasibleBudget:
+            with pytest.raises(InfeasibleBudget):
+                plan_problem(replace(problem, second=second(1e-9)), budget, QUICK)
+            return
+        found = plan_problem(replace(problem, second=second(1e-9)), budget, QUICK)
+        assert not found.runs.moved
+        assert found.objective_s == pytest.approx(plain.objective_s)
+
+    def test_chain_moves_what_does_not_fit(self) -> None:
+        """A chain whose activations are each read once, late: where the channel hides them it takes eager's time."""
+        problem = chain(8, 100)
+        eager = plan_variant("pytorch", problem, 10**9)
+        budget = eager.peak_bytes - 400
+        found = plan_problem(replace(problem, second=second(1e6)), budget, QUICK)
+        assert found.objective_s == pytest.approx(eager.objective_s, rel=1e-3)
+        assert found.runs.moved
+
+    def test_synchronous_costs_its_copies(self) -> None:
+        problem = chain(8, 100)
+        rate = 1e5
+        eager = plan_variant("pytorch", problem, 10**9)
+        found = plan_variant("synchronous", replace(problem, second=second(rate)), eager.peak_bytes - 100, QUICK)
+        moved = len(found.runs.moved)
+        assert moved >= 1
+        assert found.objective_s == pytest.approx(eager.objective_s + moved * 2 * 100 / rate)
+
+    def test_static_reads_in_place(self) -> None:
+        """Its tensor takes no fast memory; each operator that reads or makes it pays."""
+        problem = chain(4, 100)
+        eager = plan_variant("pytorch", problem, 10**9)
+        whole = replace(problem, second=second(1e5, mode=STATIC))
+        found = plan_variant("static", whole, eager.peak_bytes - 100, QUICK)
+        traffic = replay(whole, found.runs).traffic
+        assert traffic is not None and traffic.slow_operand_bytes > 0
+        assert traffic.fast_operand_share < 1
+        assert found.objective_s == pytest.approx(eager.objective_s + traffic.waited_s)
+
+    def test_limit_holds(self) -> None:
+        problem = chain(8, 100)
+        whole = replace(problem, second=second(1e6, limit_bytes=250))
+        eager = plan_variant("pytorch", problem, 10**9)
+        found = plan_problem(whole, eager.peak_bytes - 200, QUICK)
+        assert len(found.runs.moved) <= 2
+
+    def test_variants_need_a_second_memory(self) -> None:
+        for name in MOVING:
+            with pytest.raises(ConfigError, match="--offload"):
+                plan_variant(name, chain(3, 10), 1000, QUICK)
+
+
+class TestReplay:
+    def test_copies_run_beside_operators(self) -> None:
+        """Two writes one after the other in an idle channel, a return that is waited for: by hand."""
+        problem = replace(chain(3, 100), second=second(1e4))  # a copy takes 10 ms, an operator 10 ms
+        runs = moved(problem, {"t0": (2, 0, 2)})
+        cost = replay(problem, runs)
+        assert cost.traffic is not None
+        # Written at 10 ms until 20 ms; read from 30 ms on until 40 ms, and needed at 50 ms.
+        assert cost.objective_s == pytest.approx(0.060)
+        assert cost.traffic.waited_s == pytest.approx(0.0)
+        late = replay(problem, moved(problem, {"t0": (1, 2, 2)}))
+        assert late.objective_s == pytest.approx(0.070)  # issued where it is needed
+
+    def test_synchronous_waits_at_once(self) -> None:
+        problem = replace(chain(3, 100), second=second(1e4, mode=SYNCHRONOUS))
+        assert replay(problem, moved(problem, {"t0": (1, 0, 2)})).objective_s == pytest.approx(0.080)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda r: _forward(r, 1, releases=("t0",)), "is not being moved|not in memory"),
+            (lambda r: _stage(r, 0, issues=()), "whose return was not issued"),
+            (lambda r: _stage(r, 2, returns=()), "has not been made|nothing waits"),
+            (lambda r: _forward(r, 2, releases=()), "is not released"),
+            (lambda r: _forward(r, 0, writes=()), "is not being moved"),
+            (lambda r: _forward(r, 1, writes=("t0",)), "not in memory to be moved"),
+        ],
+    )
+    def test_refuses(self, change: object, message: str) -> None:
+        problem = replace(chain(3, 100), second=second(1e4))
+        with pytest.raises(InvalidPlan, match=message):
+            replay(problem, change(moved(problem, {"t0": (2, 0, 2)})))  # type: ignore[operator]
+
+    def test_without_a_second_memory(self) -> None:
+        problem = chain(3, 100)
+        with pytest.raises(InvalidPlan, match="no second memory"):
+            replay(problem, moved(replace(problem, second=second(1.0)), {"t0": (2, 0, 2)}))
+
+
+class TestCopies:
+    @settings(max_examples=30, deadline=None)
+    @given(problems(operators=4), st.integers(10, 5000), st.data())
+    def test_timing_fits_and_helps(self, problem: Problem, rate: int, data: st.DataObject) -> None:
+        """Copies timed for a budget stay in it, and cost no more than those that are waited for where they are
+        needed."""
+        whole = replace(problem, second=second(float(rate)))
+        index = index_of(whole)
+        runs = plan_variant("pytorch", problem, 10**9).runs
+        stages, back = [], set[str]()
+        away = {name for name in index.movable if data.draw(st.booleans())}
+        for t, stage in enumerate(runs.stages):
+            q = next(q for q in problem.backward[t].implementations if q.name == stage.implementation)
+            here = tuple(sorted(set(q.reads) & away - back))
+            back |= set(here)
+            stages.append(replace(stage, issues=here, returns=here))
+        plain = Runs(moving(index, runs.forward, away), tuple(stages))
+        try:
+            least_cost = replay(whole, plain)
+        except InvalidPlan:
+            return  # an operator that works in place destroys what would be moved
+        for spare in (0, 5, 50):
+            budget = least_cost.peak_bytes + spare
+            cost = replay(whole, with_copies(whole, plain, budget))
+            assert cost.peak_bytes <= budget
+        assert cost.objective_s <= least_cost.objective_s * (1 + 1e-9)
+
+
+class TestGiven:
+    @settings(max_examples=30, deadline=None)
+    @given(problems(operators=4), st.integers(10, 5000), st.data())
+    def test_plan_is_a_point(self, problem: Problem, rate: int, data: st.DataObject) -> None:
+        """A plan with moves is a feasible point of the exact program in which they are given."""
+        peak = plan_variant("pytorch", problem, 10**9).peak_bytes
+        budget = data.draw(st.integers(max(1, peak // 2), peak))
+        whole = replace(problem, second=second(float(rate)))
+        try:
+            found = plan_variant("move-only", whole, budget, QUICK)
+        except InfeasibleBudget:
+            return
+        moves = given_moves(whole, found.runs, stage_reads(whole, found.runs))
+        rest = with_given(whole, moves)
+        program = build_program(rest, budget, None, given=moves)
+        add_memory_rows(program)
+        x = write_point(program, moves.without(found.runs))
+        assert x is not None
+        arrays = program.rows.arrays()
+        shape = (len(arrays.lower), len(arrays.cost))
+        activity = csr_array((arrays.value, arrays.column_index, arrays.row_start), shape=shape) @ x
+        assert np.all(activity <= arrays.upper + 1e-6)
+        assert np.all(activity >= arrays.lower - 1e-6)
+        assert replay(whole, moves.added_to(moves.without(found.runs))).objective_s == found.objective_s
+
+
+def test_what_is_made_late_cannot_be_written_in_time() -> None:
+    """The last two of a chain must go before the backward pass, which needs their room at once. All of the forward pass
+    would do for their copies, but nothing is left of it when they are made: the bound knows that the step waits."""
+    plain = chain(6, 100)
+    tensors = tuple(replace(t, bytes=1) if i < 4 else t for i, t in enumerate(plain.tensors))
+    forward = tuple(replace(operator, recomputable=False) for operator in plain.forward)
+    large = BackwardOperator("large", (BackwardImplementation("plain", 0.01, ()),), 210, 210)
+    problem = replace(plain, tensors=tensors, forward=forward, backward=(large, *plain.backward))
+    whole = replace(problem, second=replace(second(100 / 0.02), smallest_bytes=50))  # a copy takes two operators
+    found = plan_problem(whole, 220, QUICK)
+    eager_s = 0.13
+    # t4 is made at 50 ms and written until 70, t5 at 60 and until 90: the forward pass ends 30 ms late. Both are read
+    # from 100 ms on, when the room is there again, and t5 is needed first.
+    assert set(found.runs.moved) == {"t4", "t5"}
+    assert found.objective_s >= eager_s + 0.03 - 1e-9
+    assert found.bound_s >= eager_s + 0.03 - 1e-6
+
+
+def chain(count: int, size: int) -> Problem:
+    """Operators one after the other, 10 ms each, whose results each backward operator reads in reverse."""
+    names = [f"t{i}" for i in range(count)]
+    forward = tuple(
+        ForwardOperator(f"op{i}", (names[i - 1],) if i else (), (names[i],), (ForwardImplementation("plain", 0.01),))
+        for i in range(count)
+    )
+    backward = tuple(
+        BackwardOperator(f"b{i}", (BackwardImplementation("plain", 0.01, (names[i],)),), 0, 0)
+        for i in reversed(range(count))
+    )
+    return Problem("chain", tuple(Tensor(name, size) for name in names), forward, (), backward, 0)
+
+
+def moved(problem: Problem, moves: dict[str, tuple[int, int, int]]) -> Runs:
+    """Everything kept but for moves: name → (released after, issued at, returned at)."""
+    forward = tuple(Run(operator.id, "plain") for operator in problem.forward)
+    stages = tuple(Stage((), operator.id, "plain") for operator in problem.backward)
+    return placed(index_of(problem), Runs(forward, stages), moves)
+
+
+def placed(index: Index, runs: Runs, moves: dict[str, tuple[int, int, int]]) -> Runs:
+    """``runs`` with moves, as above."""
+    forward, stages = list(runs.forward), list(runs.stages)
+    for name, (released, issued, returned) in moves.items():
+        made = index.producer[name]
+        forward[made] = replace(forward[made], writes=(*forward[made].writes, name))
+        forward[released] = replace(forward[released], releases=(*forward[released].releases, name))
+        stages[issued] = replace(stages[issued], issues=(*stages[issued].issues, name))
+        stages[returned] = replace(stages[returned], returns=(*stages[returned].returns, name))
+    return Runs(tuple(forward), tuple(stages))
+
+
+def _forward(runs: Runs, i: int, **change: tuple[str, ...]) -> Runs:
+    forward = list(runs.forward)
+    forward[i] = replace(forward[i], **change)  # type: ignore[arg-type]
+    return Runs(tuple(forward), runs.stages)
+
+
+def _stage(runs: Runs, t: int, **change: tuple[str, ...]) -> Runs:
+    stages = list(runs.stages)
+    stages[t] = replace(stages[t], **change)  # type: ignore[arg-type]
+    return Runs(runs.forward, tuple(stages))
