@@ -25,7 +25,7 @@ from monet.planner.ablation import MONET
 from monet.planner.schedules import STORAGE
 from monet.planner.search import Solving
 from monet.plans.plan import Plan
-from monet.second_memory.offload import Offload, parse_offload
+from monet.second_memory.offload import parse_offload
 from monet.training_step.whole_step import LossFunction, capture_whole_step, plain_inputs
 
 _Parameters = ParamSpec("_Parameters")
@@ -59,7 +59,7 @@ def plan(
     exact: bool = False,
     accumulate: bool = False,
     gradients: Literal["freed", "kept"] = "freed",
-    offload: str | Offload | None = None,
+    offload: str | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
     gap: float = _SOLVING.gap,
@@ -111,7 +111,7 @@ def optimize(
     return_outputs: bool = True,
     variant: str = MONET,
     exact: bool = False,
-    offload: str | Offload | None = None,
+    offload: str | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
     gap: float = _SOLVING.gap,

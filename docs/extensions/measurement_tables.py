@@ -93,6 +93,45 @@ def guided(result: Any) -> Iterable[Row]:
         )  # fmt: skip
 
 
+def offload(result: Any) -> Iterable[Row]:
+    """Models over a disk: what recomputation alone needs beside plans with moves, predicted and measured."""
+    yield (
+        "model", "budget", "recomputed only", "with moves", "gap", "moved", "hidden", "time, of eager's",
+        "time, of predicted", "peak, of promised",
+    )  # fmt: skip
+    for model, cells in result.get("disk", {}).items():
+        for budget, cell in cells.items():
+            if "both" not in cell:
+                continue
+            alone, both = cell["recompute"], cell["both"]
+            without = "no plan" if "refused" in alone else f"{alone['overhead']:+.1%}"
+            if "refused" in both:
+                yield model, budget, without, "no plan", *("",) * 6
+                continue
+            second, pairs, memory = both["second_memory"], cell["pairs"], cell["memory"]
+            peak = memory.get("allocator_peak_bytes")
+            copied = second["written_bytes"] + second["read_bytes"]
+            yield (
+                model, budget, without, f"{both['overhead']:+.1%}",
+                "–" if both["gap"] is None else f"{both['gap']:.1%}", _megabytes(second["moved_bytes"]),
+                _share(second["hidden_bytes"] / copied) if copied else "–",
+                f"{pairs['time_ratio']:.2f}" if "time_ratio" in pairs else "–",
+                f"{pairs['step_s'] / both['objective_s']:.2f}" if "step_s" in pairs else "–",
+                "–" if peak is None else f"{peak / both['peak_bytes']:.4f}",
+            )  # fmt: skip
+
+
+def offload_published(result: Any) -> Iterable[Row]:
+    """One profile under budgets and bandwidths, by each part of the program and by all of it."""
+    yield "budget", "bandwidth each way", "recomputation", "moves", "both", "bound", "moved", "recomputed"
+    for row in result.get("published", []):
+        yield (
+            f"{row['budget_gib']:g} GiB", f"{row['rate_gb']:g} GB/s",
+            *("–" if row[of] is None else f"{row[of] * 1e3:.1f} ms" for of in ("recompute_s", "move_s", "both_s")),
+            f"{row['bound_s'] * 1e3:.1f} ms", str(row["moved"]), str(row["recomputed"]),
+        )  # fmt: skip
+
+
 def _megabytes(count: int | None) -> str:
     return "–" if count is None else f"{count / 1e6:,.0f} MB"
 
@@ -104,6 +143,8 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "memory-budget": ("peers.json", memory_budget),
     "curves": ("curve.json", curves),
     "guided": ("guided.json", guided),
+    "offload": ("offload.json", offload),
+    "offload-published": ("offload.json", offload_published),
 }
 
 

@@ -72,6 +72,12 @@ def test_profile_guided_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert space["arena"].report().kinds == 2
 
 
+def test_two_memories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = run_all("two-memories.md")
+    assert space["plan"].second_bytes > 0 and space["model"][0].weight.grad is not None
+
+
 def test_what_the_tutorial_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of its lines; the numbers are of another machine."""
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,279 @@
+"""Two memories: plans that recompute, that move, and that do both; on published costs, and run over a disk.
+
+python benchmarks/bench_offload.py [--part published] [--part disk] [--model bert] [--again]
+
+* ``published``: the P100 profile of ResNet-50 under budgets and bandwidths each way, by recomputation alone, by moves
+  alone and by both; the two are given to the third as plans to begin with, as a sweep does. Seconds are predictions.
+* ``disk``: shipped models under shares of eager's peak, planned by recomputation alone and with moves to a folder on a
+  disk; plans with moves are run. ``pairs``: eager's and planned steps alternate in one process, the figure is the
+  median of the ratios. ``memory``: another process, whose anonymous and file-backed resident memory is sampled from
+  outside while it runs planned steps; copies go past the page cache, and what of their file is in it is counted, too.
+
+The profile (utsaslab/monet-schedules) is not part of this project; where it is missing, that part is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import record
+from job_process import run_apart
+
+from monet.errors import InfeasibleBudget, MonetError
+from monet.planner.problem import SecondMemory
+from monet.planner.published.profile import load_published
+from monet.planner.replay import replay
+from monet.planner.schedules import plan_variant
+from monet.planner.search import Solving
+from monet.planner.solution import Solution
+
+ROOT = Path(__file__).resolve().parent.parent
+GIB = 2**30
+BUDGETS_GIB, RATES_GB = (4, 5, 6), (1, 4, 12, 50)
+MODELS = {"bert": 8, "vit": 8, "gpt2": 2, "t5": 8, "unet": 1}
+SHARES = (70, 60)
+PAIRS, WARM_UP = 4, 1
+PROCESS_LIMIT_S = 600.0
+_apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
+
+
+def published(path: Path, solving: Solving) -> list[dict[str, Any]]:
+    """A row for each budget and bandwidth."""
+    problem = load_published(path)
+    fastest_s = plan_variant("pytorch", problem, 10**15).objective_s
+    rows = []
+    for gib in BUDGETS_GIB:
+        alone = _planned("monet", problem, gib, solving)
+        for rate in RATES_GB:
+            whole = replace(problem, second=SecondMemory(rate * 1e9, rate * 1e9))
+            moved = _planned("move-only", whole, gib, solving)
+            plans = [p for p in (alone, moved) if p is not None]
+            start = min(plans, key=lambda p: p.objective_s).runs if plans else None
+            both = plan_variant("monet+move", whole, gib * GIB, solving, start=start)
+            traffic = replay(whole, both.runs).traffic
+            row = {
+                "budget_gib": gib,
+                "rate_gb": rate,
+                "keep_everything_s": fastest_s,
+                "recompute_s": None if alone is None else alone.objective_s,
+                "move_s": None if moved is None else moved.objective_s,
+                "both_s": both.objective_s,
+                "bound_s": both.bound_s,
+                "bound_scope": both.bound_scope,
+                "moved": len(both.runs.moved),
+                "recomputed": sum(len(stage.recompute) for stage in both.runs.stages),
+                "traffic": None if traffic is None else asdict(traffic),
+            }
+            click.echo(json.dumps(row))
+            rows.append(row)
+    return rows
+
+
+def _planned(variant: str, problem: Any, gib: float, solving: Solving) -> Solution | None:
+    try:
+        return plan_variant(variant, problem, int(gib * GIB), solving)
+    except InfeasibleBudget:
+        return None
+
+
+def disk_cell(model: str, share: int, folder: Path, time_limit_s: float) -> dict[str, Any]:
+    """Plans of one model under one budget, the one with moves run."""
+    plan = folder / f"{model}-{share}.plan.json"
+    cell = _apart({"plan": str(plan), "model": model, "share": share, "time_limit_s": time_limit_s}, folder)
+    if plan.is_file():
+        cell["pairs"] = _apart({"pairs": str(plan), "model": model}, folder)
+        cell["memory"] = _memory({"memory": str(plan), "model": model}, folder)
+    return cell
+
+
+def _memory(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The job's own figures, and its resident memory as seen from here."""
+    answer = folder / "memory.json"
+    answer.unlink(missing_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--job", json.dumps(job), "--answer", str(answer)], stdout=subprocess.DEVNULL
+    )
+    anonymous = mapped = 0
+    while process.poll() is None:
+        try:
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+            anonymous = max(anonymous, int(status["RssAnon"].split()[0]) * 1024)
+            mapped = max(mapped, int(status["RssFile"].split()[0]) * 1024)
+        except (OSError, KeyError):
+            pass
+        time.sleep(0.01)
+    found: dict[str, Any] = json.loads(answer.read_text()) if answer.is_file() else {"error": process.returncode}
+    return {**found, "resident_anonymous_bytes": anonymous, "resident_file_bytes": mapped}
+
+
+def _model(name: str) -> tuple[Any, Any]:
+    from monet.configuration.config import load_config
+    from monet.configuration.model_loading import build_model
+
+    config = load_config(f"{name}.yaml").with_batch(MODELS[name])
+    return config, build_model(config)
+
+
+def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
+    from monet.configuration.sample_inputs import make_inputs
+    from monet.pipeline.offloading import offloaded
+    from monet.pipeline.planning import plan_prepared
+    from monet.pipeline.preparation import Preparing, prepare
+    from monet.second_memory.offload import parse_offload
+
+    config, model = _model(job["model"])
+    args, kwargs = make_inputs(config, 0)
+    model.train()
+    prepared = prepare(model, args, kwargs, Preparing())
+    budget, solving = f"{job['share']}%", Solving(time_limit_s=job["time_limit_s"])
+    cell: dict[str, Any] = {"eager_peak_bytes": prepared.eager_peak_bytes}
+    try:
+        alone = plan_prepared(prepared, budget, solving).summary
+        cell["recompute"] = {"overhead": alone.overhead, "gap": alone.gap}
+    except InfeasibleBudget as error:
+        cell["recompute"] = {"refused": str(error), "smallest_bytes": error.smallest_bytes}
+    both = offloaded(prepared, parse_offload("disk"))
+    try:
+        result = plan_prepared(both, budget, solving, variant="monet+move")
+    except InfeasibleBudget as error:
+        return {**cell, "both": {"refused": str(error), "smallest_bytes": error.smallest_bytes}}
+    result.plan.save(job["plan"])
+    summary = result.summary
+    assert summary.second_memory is not None
+    cell["both"] = {
+        "budget_bytes": summary.budget_bytes,
+        "peak_bytes": summary.peak_bytes,
+        "overhead": summary.overhead,
+        "gap": summary.gap,
+        "bound_scope": summary.bound_scope,
+        "recomputed": summary.recomputed,
+        "objective_s": summary.objective_s,
+        "second_memory": asdict(summary.second_memory),
+    }
+    return cell
+
+
+def _steps(job: Mapping[str, Any], path: str) -> tuple[Any, Any, Any]:
+    """Eager's and the planned step as functions of a seed, and the planned module."""
+    import copy
+
+    import torch
+    import torch.utils._pytree as pytree
+
+    import monet
+    from monet.configuration.sample_inputs import make_inputs
+
+    config, model = _model(job["model"])
+    model.train()
+    plan = monet.Plan.load(path)
+    eager = copy.deepcopy(model) if "pairs" in job else None
+    planned = monet.MonetModule(model, plan)
+
+    def step(module: Any, seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        args, kwargs = make_inputs(config, seed)
+        module.zero_grad(set_to_none=True)
+        results = pytree.tree_leaves(module(*args, **kwargs))
+        outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
+        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+        return [p.grad for p in module.parameters() if p.grad is not None]
+
+    return step, eager, planned
+
+
+def job_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
+    step, eager, planned = _steps(job, job["pairs"])
+    ratios, seconds, worst = [], [], 0.0
+    for seed in range(WARM_UP + PAIRS):
+        began = time.perf_counter()
+        expected = step(eager, seed)
+        middle = time.perf_counter()
+        waited = planned._step.runner.copies.waits.seconds
+        found = step(planned, seed)
+        ended = time.perf_counter()
+        waited = planned._step.runner.copies.waits.seconds - waited
+        for one, other in zip(found, expected, strict=True):
+            worst = max(worst, float((one - other).norm() / (other.norm() + 1e-30)))
+        if seed >= WARM_UP:
+            ratios.append((ended - middle) / (middle - began))
+            seconds.append((ended - middle, waited))
+    return {
+        "time_ratio": statistics.median(ratios),
+        "step_s": statistics.median(s for s, _ in seconds),
+        "waited_s": statistics.median(w for _, w in seconds),
+        "gradient_error": worst,
+    }
+
+
+def job_memory(job: Mapping[str, Any]) -> dict[str, Any]:
+    from monet.native import allocator
+
+    allocator.available()
+    step, _, planned = _steps(job, job["memory"])
+    step(planned, 0)
+    allocator.reset_peak()
+    step(planned, 1)
+    return {
+        "allocator_peak_bytes": allocator.peak_bytes(),
+        "direct": planned._step.runner.copies.channel.direct,
+        "copied": asdict(planned._step.runner.copies.channel.copied()),
+    }
+
+
+@click.command()
+@click.option("--part", "parts", multiple=True, type=click.Choice(["published", "disk"]), help="Only these.")
+@click.option("--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
+@click.option("--share", "shares", multiple=True, type=int, help="Of eager's peak, in percent; only these.")
+@click.option("--time-limit", default=30.0, show_default=True, help="Seconds to plan a cell.")
+@click.option("--again", is_flag=True, help="Run cells again that have a row.")
+@click.option(
+    "--instances",
+    type=click.Path(path_type=Path),
+    default=Path(os.environ.get("MONET_INSTANCES", ROOT.parent / "shared" / "instances")),
+    help="Folder that has p100/; default: $MONET_INSTANCES, or beside this project.",
+)
+@click.option("--job", hidden=True)
+@click.option("--answer", hidden=True, type=click.Path(path_type=Path))
+def main(
+    parts: tuple[str, ...], models: tuple[str, ...], shares: tuple[int, ...], time_limit: float, again: bool,
+    instances: Path, job: str | None, answer: Path | None,
+) -> None:  # fmt: skip
+    if job is not None and answer is not None:
+        asked = json.loads(job)
+        run = job_plan if "plan" in asked else job_pairs if "pairs" in asked else job_memory
+        try:
+            answer.write_text(json.dumps(run(asked)))
+        except MonetError as error:
+            answer.write_text(json.dumps({"error": str(error)}))
+        return
+    path = record.RESULTS / "offload.json"
+    result: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    profile = instances / "p100" / "resnet50.json"
+    if "published" in (parts or ("published",)) and profile.is_file() and ("published" not in result or again):
+        result["published"] = published(profile, Solving(time_limit_s=time_limit))
+        record.write("offload", result)
+    with TemporaryDirectory() as folder:
+        for name in (models or MODELS) if "disk" in (parts or ("disk",)) else ():
+            for share in shares or SHARES:
+                cells = result.setdefault("disk", {}).setdefault(name, {})
+                if f"{share}%" in cells and not again:
+                    continue
+                cells[f"{share}%"] = cell = disk_cell(name, share, Path(folder), time_limit)
+                click.echo(f"{name} {share}%: {json.dumps(cell)}")
+                record.write("offload", result)
+
+
+if __name__ == "__main__":
+    main()
