@@ -12,6 +12,11 @@ a row (Hall's condition; here all sets that end with the forward pass, and all t
     Σ_{k made by p or later} write_s(k) · gone[k]            ≤  seconds of the forward operators after p + waiting
     Σ_{k that a stage up to u must read} read_s(k) · timely[k]  ≤  seconds of what comes before u + waiting
 
+What is gone takes memory until it is written, so at a moment of the forward pass, before operator i, for every p::
+
+    memory + Σ_{k made by p or later, last read before i} bytes(k) · gone[k]
+                                                        ≤  budget + rate · (seconds from p to i + waiting)
+
 Each is true of every plan, so whichever are left out, the program stays a relaxation. What it runs again it counts once
 a segment; a plan that runs it twice has that much less to wait, at the same seconds. AutoTM (Hildebrand et al., ASPLOS
 2020) has a sum of both directions for each operator instead, and a barrier.
@@ -22,15 +27,20 @@ Copies that the step waits for at once (``synchronous``) cost their seconds. In 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from monet.planner.moments.columns import MomentProgram
 from monet.planner.problem import ASYNCHRONOUS, STATIC, SecondMemory
 from monet.planner.program.index import Index
 from monet.planner.solvers.rows import Sum
 
-MOST_ROWS = 48
-"""Rows for each direction, at most: of more, those are left out that say nearly the same."""
+MOST_ROWS, MOST_MEMORY_ROWS = 48, 6
+"""Rows for each direction, and for each moment of the forward pass, at most: of more, those are left out that say
+nearly the same."""
+FORWARD_SHARES = (0.5, 0.7, 0.85, 0.95, 1.0)
+"""Of the forward pass, by time: where memory is counted from the beginning, with what is not written yet."""
 
 
 def add_gone_columns(program: MomentProgram) -> None:
@@ -70,6 +80,45 @@ def add_copy_rows(program: MomentProgram) -> None:
     _read_rows(program, second, sum(map(second.read_s, sizes)))
 
 
+def forward_moments(index: Index) -> tuple[int, ...]:
+    """Forward operators at which memory is counted in any case, where copies run beside them; none elsewhere."""
+    second = index.problem.second
+    if second is None or second.mode != ASYNCHRONOUS or not index.movable:
+        return ()
+    seconds = list(accumulate(runs[0].time_s for runs in index.runs_forward))
+    return tuple(sorted({bisect_left(seconds, share * seconds[-1]) for share in FORWARD_SHARES}))
+
+
+def under_way(program: MomentProgram, i: int, total: Sum, final: Mapping[str, int]) -> Iterator[Sum]:
+    """``total``, what forward operator i needs, with what is still being written; ``final``: of each tensor the last
+    operator that reads it."""
+    index, second = program.index, program.index.problem.second
+    if second is None or not program.waiting:
+        return
+    waiting = program.waiting[0]
+    made = sorted({index.producer[name] for name in program.gone if index.producer[name] < i})
+    for p in _spread(made, MOST_MEMORY_ROWS):
+        more = total.copy()
+        for name, column in program.gone.items():
+            if p <= index.producer[name] < i and final[name] < i:
+                more.add((column,), index.size[name])
+        seconds = _seconds_of_forward(program, p + 1, i)
+        more.constant += second.write_rate * seconds.constant
+        for column, value in seconds.terms.items():
+            more.add((column,), second.write_rate * value)
+        yield more.add((waiting,), -second.write_rate * program.rows.costs[waiting])
+
+
+def _seconds_of_forward(program: MomentProgram, begin: int, end: int) -> Sum:
+    """Minus the seconds of the forward operators [begin, end), with the intermediates that they make."""
+    index, total = program.index, Sum()
+    for i in range(begin, end):
+        _take_off(total, [(program.forward.get((i, q.name)), q.time_s) for q in index.runs_forward[i]])
+        for v in index.intermediates[i]:
+            total.add(program.holds(v.id, 0), -v.time_s)
+    return total
+
+
 def _waiting(program: MomentProgram, most_s: float) -> int:
     column = program.rows.share()
     program.rows.costs[column] = most_s
@@ -82,14 +131,10 @@ def _write_rows(program: MomentProgram, second: SecondMemory, most_s: float) -> 
     waiting = _waiting(program, most_s)
     producers = sorted({index.producer[name] for name in program.gone})
     for p in _spread(producers):
-        total = Sum().add((waiting,), -most_s)
+        total = _seconds_of_forward(program, p + 1, len(index.runs_forward)).add((waiting,), -most_s)
         for name, column in program.gone.items():
             if index.producer[name] >= p:
                 total.add((column,), second.write_s(index.size[name]))
-        for i in range(p + 1, len(index.runs_forward)):
-            _take_off(total, [(program.forward.get((i, q.name)), q.time_s) for q in index.runs_forward[i]])
-            for v in index.intermediates[i]:
-                total.add(program.holds(v.id, 0), -v.time_s)
         program.rows.at_most(total, 0.0)
 
 
@@ -149,9 +194,9 @@ def _take_off(total: Sum, offered: Sequence[tuple[int | None, float]]) -> None:
             total.add((column,), -seconds)
 
 
-def _spread(positions: Sequence[int]) -> Iterable[int]:
-    """All of them, or ``MOST_ROWS`` evenly from the first to the last."""
-    if len(positions) <= MOST_ROWS:
+def _spread(positions: Sequence[int], most: int = MOST_ROWS) -> Iterable[int]:
+    """All of them, or ``most`` evenly from the first to the last."""
+    if len(positions) <= most:
         return positions
-    step = (len(positions) - 1) / (MOST_ROWS - 1)
-    return [positions[round(n * step)] for n in range(MOST_ROWS)]
+    step = (len(positions) - 1) / (most - 1)
+    return [positions[round(n * step)] for n in range(most)]

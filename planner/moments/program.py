@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from monet.planner.moments.columns import TURNAROUND, Moment, MomentProgram, Moments
-from monet.planner.moments.copies import add_copy_rows, add_gone_columns
+from monet.planner.moments.copies import add_copy_rows, add_gone_columns, under_way
 from monet.planner.problem import STATIC, recompute_cost
 from monet.planner.program.index import Index
 from monet.planner.solvers.rows import ABSENT, Presence, Sum
@@ -57,8 +57,8 @@ def moment_program(index: Index, budget_bytes: int, moments: Moments | None = No
     _in_place(program)
     for moment in range(len(program.at)):
         _memory(program, moment)
-    _forward_memory(program)
     add_copy_rows(program)
+    _forward_memory(program)
     return program
 
 
@@ -270,6 +270,8 @@ def _forward_memory(program: MomentProgram) -> None:
         runs = index.runs_forward[i]
         _add_chosen(total, [(program.forward.get((i, q.name)), q.workspace_bytes - q.aliased_bytes) for q in runs])
         _fit(program, total, (False, i))
+        for more in under_way(program, i, total, final):
+            _fit(program, more, (False, i))
 
 
 def _add_chosen(total: Sum, offered: Iterable[tuple[int | None, int]]) -> None:

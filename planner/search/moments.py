@@ -20,6 +20,7 @@ import numpy as np
 
 from monet.errors import InvalidPlan
 from monet.planner.moments.columns import Moment, MomentProgram, Moments
+from monet.planner.moments.copies import forward_moments
 from monet.planner.moments.plans import plan_of
 from monet.planner.moments.program import moment_program
 from monet.planner.moments.repair import repaired
@@ -96,7 +97,8 @@ class MomentSearch:
         Raises:
             KeyboardInterrupt: on Ctrl-C.
         """
-        program = moment_program(self.index, self.budget_bytes)
+        self._moments = Moments(forward=forward_moments(self.index))
+        program = moment_program(self.index, self.budget_bytes, self._moments)
         # Whatever comes after is short of a bound without it.
         first_until_s = until_s if poor_until_s is None else max(until_s, poor_until_s)
         first = self._first(program, first_until_s)
@@ -269,7 +271,7 @@ class MomentSearch:
         problem = self.index.problem
         stages = {at: size for (backward, at), size in over.items() if backward and at >= 0}
         forward = {at: size for (backward, at), size in over.items() if not backward}
-        room = min(AT_ONCE, MOST_STAGES - len(moments.stages)), MOST_FORWARD - len(moments.forward)
+        room = min(AT_ONCE, MOST_STAGES - len(moments.stages)), max(0, MOST_FORWARD - len(moments.forward))
         return Moments(
             _with_apart(moments.stages, stages, room[0], APART * len(problem.backward)),
             _with_apart(moments.forward, forward, room[1], APART * len(problem.forward)),
