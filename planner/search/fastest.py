@@ -154,7 +154,7 @@ def _hunt_with_moves(hunt: Hunt, index: Index, budget_bytes: int) -> None:
     if hunt.best.runs is None:
         _construct(hunt, index, budget_bytes)
     if hunt.best.runs is not None and not hunt.is_over():
-        improve_around_moves(hunt, budget_bytes, AROUND_SHARE * hunt.solving.time_limit_s)
+        improve_around_moves(hunt, moments, budget_bytes, AROUND_SHARE * hunt.solving.time_limit_s)
     if hunt.best.runs is not None and not hunt.is_over():
         _prove(hunt, moments, None)
 

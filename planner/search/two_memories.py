@@ -7,10 +7,12 @@ program of moments  →  what is moved, kept and made again, and a bound on ever
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from monet.planner.construction.copies import stage_reads, with_copies
+from monet.planner.construction.hidden_moves import with_hidden_moves
 from monet.planner.problem import Problem
 from monet.planner.program.given import given_moves, with_given
 from monet.planner.program.index import Index, index_of
@@ -33,6 +35,8 @@ from monet.planner.solution import Runs
 
 MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
 """Of the time limit: for the program of moments, for the same without recomputation, and for plans without moves."""
+HIDDEN_SHARE = 0.1
+"""Of the time limit: for moves that cost a plan nothing, at most."""
 LEAST_GAIN = 1e-3
 """Relative: by how much a plan must get better around its moves to be improved around those that it has then."""
 
@@ -46,6 +50,7 @@ def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Cal
         KeyboardInterrupt: on Ctrl-C.
     """
     clock, limit_s = hunt.clock, hunt.solving.time_limit_s
+    begun_with_a_plan = hunt.best.runs is not None
     moments = MomentSearch(index, budget_bytes, hunt.solve, hunt.best, clock, hunt.solving.gap)
     try:
         moments.run(MOVES_SHARE * limit_s)
@@ -59,7 +64,8 @@ def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Cal
         alone = index_of(_without_recomputation(index.problem))
         ends_s = clock.elapsed_s() + MOVES_ALONE_SHARE * limit_s
         MomentSearch(alone, budget_bytes, hunt.solve, hunt.best, _unheard(clock), hunt.solving.gap).run(ends_s)
-        without_moves(WITHOUT_SHARE * limit_s)
+        if not begun_with_a_plan:  # as those of the parts are, which others have searched for longer
+            without_moves(WITHOUT_SHARE * limit_s)
     hunt.status = "optimal" if moments.is_close() else "time_limit"
     hunt.stop_if_enough()
     return moments
@@ -74,9 +80,36 @@ def _without_recomputation(problem: Problem) -> Problem:
     return replace(problem, forward=tuple(replace(operator, recomputable=False) for operator in problem.forward))
 
 
-def improve_around_moves(hunt: Hunt, budget_bytes: int, until_s: float) -> None:
-    """Improves the best plan in the exact program in which its moves are given, and again for each better one, until
-    the clock shows ``until_s``."""
+def improve_around_moves(hunt: Hunt, moments: MomentSearch, budget_bytes: int, until_s: float) -> None:
+    """Improves plans around their moves until the clock shows ``until_s``: the best of the program of moments, the best
+    that moves nothing with moves that cost it nothing, and the best of all."""
+    for position, start in enumerate(starts := [*_starts(hunt, moments, budget_bytes)]):
+        best = replace(hunt.best, runs=None, cost=None)
+        best.offer(start)
+        now_s = hunt.clock.elapsed_s()
+        share = (until_s - now_s) / (len(starts) - position + 1)
+        _improve(replace(hunt, best=best), budget_bytes, now_s + share)
+        if best.runs is not None:
+            hunt.best.offer(best.runs)
+        if hunt.is_close():
+            return
+    _improve(hunt, budget_bytes, until_s)
+
+
+def _starts(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Iterator[Runs]:
+    """Plans that fit besides the best of all."""
+    best = hunt.best
+    if best.runs is None or best.runs.moved:
+        return
+    deadline_s = time.monotonic() + HIDDEN_SHARE * hunt.solving.time_limit_s
+    yield with_hidden_moves(moments.index, best.runs, budget_bytes, deadline_s)
+    fitting = [(cost.objective_s, n) for n, (runs, cost) in enumerate(moments.seen) if runs.moved and best.fits(cost)]
+    if fitting:
+        yield moments.seen[min(fitting)[1]][0]
+
+
+def _improve(hunt: Hunt, budget_bytes: int, until_s: float) -> None:
+    """Improves the best plan in the exact program in which its moves are given, and again for each better one."""
     best, problem = hunt.best, hunt.best.problem
     while best.runs is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
         known = best.value
