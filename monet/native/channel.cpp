@@ -116,8 +116,10 @@ void work(Channel* channel) {
     lock.lock();
     channel->queue.pop_front();
     if (channel->error == 0) channel->error = error;
-    (copy.write ? channel->written : channel->read) += copy.bytes;
-    (copy.write ? channel->write_ns : channel->read_ns) += took;
+    if (error == 0) {
+      (copy.write ? channel->written : channel->read) += copy.bytes;
+      (copy.write ? channel->write_ns : channel->read_ns) += took;
+    }
     ++channel->done;
     channel->advanced.notify_all();
   }
