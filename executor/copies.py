@@ -80,10 +80,10 @@ class Copies:
         del self._under_way[place]
 
     def settle(self) -> None:
-        """Wait for whatever a step that was cut short has left: nothing of it is needed any more."""
-        if self._under_way:
-            self.channel.drain()
-            self._under_way.clear()
+        """Wait for whatever a step that was cut short has left: nothing of it is needed any more. That may be a copy
+        which is not noted here, where Ctrl-C came right after its issue."""
+        self.channel.drain()
+        self._under_way.clear()
 
 
 def _aligned(size: int) -> tuple[torch.Tensor, int]:

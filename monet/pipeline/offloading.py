@@ -19,7 +19,8 @@ ROOM_SHARE = 0.9
 
 
 def offloaded(prepared: Prepared, offload: Offload, *, cache: bool = True) -> Prepared:
-    """``prepared`` with the second memory that was asked for; a disk is measured for some seconds, once.
+    """``prepared`` with the second memory that was asked for; a disk whose rates are not given is measured for some
+    seconds, once.
 
     Raises ``ConfigError`` and ``ExecutionError`` where the folder will not do.
     """
@@ -30,13 +31,14 @@ def offloaded(prepared: Prepared, offload: Offload, *, cache: bool = True) -> Pr
         limit = free if offload.limit_bytes is None else offload.limit_bytes
         if limit > free / ROOM_SHARE:
             raise ConfigError(f"{folder} has {int(free / ROOM_SHARE):,} bytes left on its disk, less than the limit")
-        measured = bandwidth(folder, cache=cache)
-        second = replace(offload, limit_bytes=limit).at(measured.write_rate, measured.read_rate, measured.slowdown_s)
-        described |= {
-            "folder": None if offload.folder is None else str(folder),
-            "device": device_of(folder),
-            "measured": measured.measured,
-        }
+        described |= {"folder": None if offload.folder is None else str(folder), "device": device_of(folder)}
+        limited = replace(offload, limit_bytes=limit)
+        if offload.write_rate is not None and offload.read_rate is not None:
+            second = limited.assumed()
+        else:
+            measured = bandwidth(folder, cache=cache)
+            second = limited.at(measured.write_rate, measured.read_rate, measured.slowdown_s)
+            described["measured"] = measured.measured
     else:
         second = offload.assumed()
     described |= {
