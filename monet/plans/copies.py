@@ -11,6 +11,7 @@ value used before it was back. Nothing raises then, and the loss still falls.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from monet.errors import InvalidPlan
@@ -21,9 +22,11 @@ _THERE = "there"
 
 @dataclass(slots=True)
 class _Place:
-    """``value`` at [begin, end) of the second memory; ``buffer``: which is copied from or to, while one is."""
+    """``value``, of ``bytes`` bytes, at [begin, end) of the second memory; ``buffer``: which is copied from or to,
+    while one is."""
 
     value: str
+    bytes: int
     begin: int
     end: int
     state: str
@@ -34,12 +37,15 @@ def check_copies(plan: Plan) -> None:
     """Raises ``InvalidPlan``, which names the step, where a copy does not belong or something interferes with it."""
     buffers = {buffer.id: buffer for buffer in plan.buffers}
     places: dict[int, _Place] = {}
+    taken: list[tuple[int, int]] = []  # of places, in order
+    moved: set[str] = set()
+    under_way: dict[int, _Place] = {}  # by the buffer that is copied
     for k, step in enumerate(plan.steps):
         name = f"step {k} ({step.kind} {step.node})"
         if step.kind not in (WRITE, READ, WAIT):
             if step.place is not None:
                 raise InvalidPlan(f"{name}: has a place in the second memory, and copies nothing")
-            _check_apart(step, name, places)
+            _check_apart(step, name, under_way)
             continue
         begin = _checked_place(plan, step, name)
         buffer = _buffer_of(step, name)
@@ -51,21 +57,26 @@ def check_copies(plan: Plan) -> None:
             raise InvalidPlan(f"{name}: buffer {buffer} is at no multiple of {COPY_ALIGNMENT} bytes")
         place = places.get(begin)
         if step.kind == WRITE:
-            _check_new(name, step.node, begin, end, places)
-            places[begin] = _Place(step.node, begin, end, WRITE, buffer)
+            if step.node in moved:
+                raise InvalidPlan(f"{name}: is written to the second memory already")
+            _check_new(name, begin, end, places, taken)
+            moved.add(step.node)
+            places[begin] = under_way[buffer] = _Place(step.node, size, begin, end, WRITE, buffer)
         elif place is None:
             raise InvalidPlan(f"{name}: nothing was written to its place")
-        elif place.value != step.node or place.end != end:
-            raise InvalidPlan(f"{name}: its place holds {place.value!r}, {place.end - place.begin} bytes")
+        elif place.value != step.node or place.bytes != size:
+            raise InvalidPlan(f"{name}: its place holds {place.bytes} bytes of {place.value!r}, and it copies {size}")
         elif step.kind == READ:
             if place.state == WRITE:
                 raise InvalidPlan(f"{name}: is issued before the wait for the write of {place.value!r}")
             if place.state == READ:
                 raise InvalidPlan(f"{name}: {place.value!r} is being read into buffer {place.buffer} already")
             place.state, place.buffer = READ, buffer
+            under_way[buffer] = place
         else:
             _check_wait(step, name, place, buffer)
             place.state = _THERE
+            del under_way[buffer]
     for place in places.values():
         if place.state != _THERE:
             raise InvalidPlan(f"{place.value!r}: nothing waits for its {place.state} before the step ends")
@@ -93,13 +104,14 @@ def _buffer_of(step: PlanStep, name: str) -> int:
     return buffer
 
 
-def _check_new(name: str, value: str, begin: int, end: int, places: dict[int, _Place]) -> None:
-    for place in places.values():
-        if place.value == value:
-            raise InvalidPlan(f"{name}: is written to the second memory already")
-        shared = min(end, place.end) - max(begin, place.begin)
+def _check_new(name: str, begin: int, end: int, places: dict[int, _Place], taken: list[tuple[int, int]]) -> None:
+    """The place is apart from all others; ``taken`` has it then, too."""
+    at = bisect_left(taken, (begin, end))
+    for other, stop in taken[max(at - 1, 0) : at + 1]:
+        shared = min(end, stop) - max(begin, other)
         if shared > 0:
-            raise InvalidPlan(f"{name}: its place overlaps that of {place.value!r} by {shared} bytes")
+            raise InvalidPlan(f"{name}: its place overlaps that of {places[other].value!r} by {shared} bytes")
+    taken.insert(at, (begin, end))
 
 
 def _check_wait(step: PlanStep, name: str, place: _Place, buffer: int) -> None:
@@ -110,10 +122,13 @@ def _check_wait(step: PlanStep, name: str, place: _Place, buffer: int) -> None:
         raise InvalidPlan(f"{name}: buffer {buffer} is not the one that is copied, which is {place.buffer}")
 
 
-def _check_apart(step: PlanStep, name: str, places: dict[int, _Place]) -> None:
+def _check_apart(step: PlanStep, name: str, under_way: dict[int, _Place]) -> None:
     """An operator may read what is being written to the second memory, and do nothing else to what is on its way."""
-    for place in places.values():
-        if place.state == WRITE and place.buffer in step.writes.values():
-            raise InvalidPlan(f"{name}: changes buffer {place.buffer}, whose {place.value!r} is being copied")
-        if place.state == READ and place.buffer in (*step.reads.values(), *step.writes.values()):
-            raise InvalidPlan(f"{name}: uses buffer {place.buffer}, into which {place.value!r} is still being read")
+    for buffer in (*step.reads.values(), *step.writes.values()):
+        place = under_way.get(buffer)
+        if place is None:
+            continue
+        if place.state == READ:
+            raise InvalidPlan(f"{name}: uses buffer {buffer}, into which {place.value!r} is still being read")
+        if buffer in step.writes.values():
+            raise InvalidPlan(f"{name}: changes buffer {buffer}, whose {place.value!r} is being copied")
