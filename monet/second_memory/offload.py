@@ -83,8 +83,8 @@ def parse_offload(value: str | Offload) -> Offload:
 
 
 def _with(offload: Offload, part: str, value: str) -> Offload:
-    name, _, text = part.partition("=")
-    if name == "limit":
+    name, separator, text = part.partition("=")
+    if separator and name == "limit":
         return replace(offload, limit_bytes=parse_byte_count(text))
     if name == "mode":
         if text not in MODES:
