@@ -303,11 +303,12 @@ def test_rates_are_those_of_pieces(disk: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(rates, "PIECE", 1 << 20)
     monkeypatch.setattr(rates, "PIECES", 2)
     monkeypatch.setattr(rates, "SECONDS", 10.0)
-    monkeypatch.setattr(rates.time, "perf_counter", lambda: float(next(now)))
     memory = torch.zeros((1 << 20) + 4096, dtype=torch.uint8)
     channel = Channel(disk, 2 << 20)
     for write in (True, False):
-        found = rates._rates(channel, -(-memory.data_ptr() // 4096) * 4096, write=write)
+        with monkeypatch.context() as patched:
+            patched.setattr("monet.second_memory.bandwidth.time.perf_counter", lambda: float(next(now)))
+            found = rates._rates(channel, -(-memory.data_ptr() // 4096) * 4096, write=write)
         assert len(found) >= 4 and all(rate == (1 << 20) / 2 for rate in found)  # two looks a piece
     channel.close()
 
