@@ -18,9 +18,11 @@ from copy_corruptions import (
     moved_step,
     moved_value,
     nothing_waits_for_a_read,
+    place_of,
     source_of,
     wait_after_its_reader,
     with_new_step,
+    with_place,
 )
 from module_cases import costs_by_bytes
 from moved_steps import CASES, case_inputs, case_model, unmoved_plan
@@ -108,7 +110,13 @@ def _mutated(plan: Plan, rng: random.Random) -> Plan:
     """Another value in one field of a copy or of a buffer that is copied, or a copy in another place of the order."""
     copies = [k for k, step in enumerate(plan.steps) if step.kind in (WRITE, READ, WAIT)]
     k = rng.choice(copies)
-    what = rng.choice(("step", "step", "buffer", "order", "order"))
+    what = rng.choice(("step", "step", "buffer", "order", "order", "place", "beside"))
+    if what == "place":
+        place = place_of(plan, moved_value(plan, rng.randrange(3))) + rng.choice((-COPY_ALIGNMENT, 0, COPY_ALIGNMENT))
+        return with_place(plan, moved_value(plan, rng.randrange(3)), place)
+    if what == "beside":
+        n, m = rng.randrange(len(plan.buffers)), rng.randrange(len(plan.buffers))
+        return with_buffer(plan, n, offset=-(-(plan.buffers[m].offset + plan.buffers[m].bytes) // 64) * 64)
     if what == "order":
         return moved_step(plan, k, min(len(plan.steps) - 1, max(0, k + rng.choice((-9, -4, -2, -1, 1, 2, 3, 5, 12)))))
     if what == "step":
