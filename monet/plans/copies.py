@@ -77,6 +77,9 @@ def check_copies(plan: Plan) -> None:
             _check_wait(step, name, place, buffer)
             place.state = _THERE
             del under_way[buffer]
+    top = max((place.end for place in places.values()), default=0)
+    if plan.second_bytes != top:
+        raise InvalidPlan(f"second_bytes is {plan.second_bytes}, and the places in the second memory end at {top}")
     for place in places.values():
         if place.state != _THERE:
             raise InvalidPlan(f"{place.value!r}: nothing waits for its {place.state} before the step ends")

@@ -23,7 +23,7 @@ from monet.planner.problem import (
 )
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
-from monet.planner.schedules import ABLATION, BASELINES, VARIANTS, plan_variant
+from monet.planner.schedules import ABLATION, BASELINES, MOVING, VARIANTS, plan_variant
 from monet.planner.search import Solving, plan_problem
 
 SINGLE = [name for name in ALLOWED if name not in ("none", "monet")]
@@ -99,7 +99,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 
 
 def test_the_registry_has_every_name_once() -> None:
-    assert list(VARIANTS) == [*ABLATION, *BASELINES]
+    assert list(VARIANTS) == [*ABLATION, *MOVING, *BASELINES]
     assert set(ABLATION) == set(ALLOWED)
     assert all(name == found.name and found.description for name, found in VARIANTS.items())
 

@@ -67,7 +67,7 @@ def test_the_file_is_sorted_compact_and_by_rows(saved: Path) -> None:
     assert list(document) == sorted(document)
     assert text.endswith("}\n")
     assert document["format"] == "monet-plan"
-    assert document["version"] == 3
+    assert document["version"] == 4
     assert document["peak_bytes"] == document["fixed_bytes"] + document["arena_bytes"]
     lines = text.splitlines()
     assert len([line for line in lines if line.startswith('{"begin":')]) == len(document["steps"] + document["buffers"])
@@ -175,10 +175,10 @@ def test_bytes_that_are_no_text(saved: Path) -> None:
         Plan.load(saved)
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 4, 3.0, "3", True, None])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 5, 4.0, "4", True, None])
 def test_other_versions(saved: Path, version: object) -> None:
     saved.write_text(seal({**json.loads(saved.read_text()), "version": version}))
-    with pytest.raises(InvalidPlan, match=r"version is .*reads version 3"):
+    with pytest.raises(InvalidPlan, match=r"version is .*reads version 4"):
         Plan.load(saved)
 
 
@@ -235,6 +235,7 @@ def test_every_field_is_required_and_typed(saved: Path) -> None:
         str: (1, None, [], {}),
         bool: (0, 1, None, "true", [], {}),
         dict: (1, None, "x", []),
+        type(None): (-1, 1.0, True, "1", [], {}),
         list: (1, None, "x", {}),
     }
     for place, spelt in places(document):

@@ -50,6 +50,17 @@ def plan_budget_bytes_under_peak(plan: Plan, rng: random.Random) -> Plan | None:
 
 
 @corrupts
+def plan_second_bytes_without_a_place(plan: Plan, rng: random.Random) -> Plan | None:
+    return replace(plan, second_bytes=plan.second_bytes + 4096)
+
+
+@corrupts
+def step_place_of_an_operator(plan: Plan, rng: random.Random) -> Plan | None:
+    k = a_step(plan, rng, lambda step: step.place is None)
+    return None if k is None else with_step(plan, k, place=4096)
+
+
+@corrupts
 def plan_arena_bytes_under_top(plan: Plan, rng: random.Random) -> Plan | None:
     top = max((b.offset + b.bytes for b in plan.buffers), default=0)
     return replace(plan, arena_bytes=top - 1, arena_bound_bytes=0) if top else None

@@ -13,7 +13,7 @@ from made_up_profile import write_profile
 
 from monet.amounts import ByteCount, PeakShare
 from monet.errors import ConfigError
-from monet.planner.schedules import VARIANTS
+from monet.planner.schedules import MOVING, VARIANTS
 from monet.planner.solution import Proof, Runs, Solution
 from monet.sweep.budgets import parse_budgets
 from monet.sweep.cells import Cell
@@ -52,9 +52,10 @@ def test_no_budgets(written: str) -> None:
 
 
 def test_all_is_everything_and_monet_is_the_whole_program() -> None:
-    assert parse_variants("all") == tuple(VARIANTS)
+    assert parse_variants("all") == tuple(name for name in VARIANTS if name not in MOVING)
+    assert parse_variants("moving") == MOVING
     assert parse_variants("gist, monet,none,monet") == ("none", "monet", "gist")
-    assert set(parse_variants("ablation,baselines")) == set(VARIANTS)
+    assert set(parse_variants("ablation,moving,baselines")) == set(VARIANTS)
     assert "pytorch" not in parse_variants("ablation")
     with pytest.raises(ConfigError, match="variants are none"):
         parse_variants("")

@@ -212,6 +212,7 @@ def test_interrupted_before_there_is_a_layout(monkeypatch: pytest.MonkeyPatch) -
 def test_a_plan_is_not_made_of_an_interrupted_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step's layout stops at the budget: what is interrupted does not fit."""
     from monet.pipeline import placement
+    from monet.planner.solution import Runs
 
     class Unrolled:
         buffers = ()
@@ -228,4 +229,4 @@ def test_a_plan_is_not_made_of_an_interrupted_layout(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(placement, "unroll", lambda *_: Unrolled)
     monkeypatch.setattr(placement, "layout", answer)
     with pytest.raises(KeyboardInterrupt):
-        placement.placement(None, Lowered, 10)  # type: ignore[arg-type]
+        placement.placement(Runs((), ()), Lowered, 10)  # type: ignore[arg-type]
