@@ -12,6 +12,7 @@ from copy_corruptions import (
     FREE,
     REFUSED,
     at,
+    copy_of_two_values,
     in_order,
     in_place_write_under_way,
     index_of,
@@ -78,6 +79,8 @@ def test_the_check_of_copies_counts_on_no_other(plan: Plan) -> None:
         check_copies(in_place_write_under_way(plan))
     with pytest.raises(InvalidPlan, match=r"uses buffer .*, into which .* is still being read"):
         check_copies(wait_after_its_reader(plan))
+    with pytest.raises(InvalidPlan, match="a copy is of one value and one buffer"):
+        check_copies(copy_of_two_values(plan))
     value = moved_value(plan)
     size = next(b.bytes for b in plan.buffers if b.id == source_of(plan, value))
     other = next(b.id for b in plan.buffers if b.id != source_of(plan, value) and b.bytes == size)
