@@ -89,7 +89,7 @@ def trace_config(config: Config, plan: Plan, *, runs: int, progress: bool) -> St
     where = _described(module._step.graph)
     steps = []
     for number, of in enumerate(plan.steps):
-        family, line = where(of.node)
+        family, line = where(of.node) if of.place is None else ("copy", "")
         in_place_s = median(seconds[number])
         named = of.kind, of.node, of.implementation, family
         steps.append(TracedStep(number, *named, predicted[number], in_place_s, line))
@@ -117,6 +117,9 @@ def _predicted(plan: Plan, catalogue: Catalogue) -> list[float]:
     found = []
     try:
         for step in plan.steps:
+            if step.place is not None:  # a copy runs beside others, and is waited for where it does not
+                found.append(0.0)
+                continue
             implementation = implementation_of(step, catalogue)
             key = signature(implementation, catalogue.values)
             if key not in known:

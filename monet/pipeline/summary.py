@@ -134,6 +134,8 @@ def _choices(plan: Plan, lowered: Lowered) -> dict[str, dict[str, int]]:
     operators = {op.name: op for op in (*graph.forward, *graph.backward)}
     counts: dict[str, Counter[str]] = {}
     for step in plan.steps:
+        if step.place is not None:
+            continue  # a copy
         op = operators.get(step.node)
         family = "saved intermediate" if op is None else str(op.target).split(".")[1]
         counts.setdefault(family, Counter())[step.implementation] += 1
