@@ -164,6 +164,7 @@ class BackwardOperator:
 SYNCHRONOUS, ASYNCHRONOUS, STATIC = "synchronous", "asynchronous", "static"
 """How a second memory is used (AutoTM, Hildebrand et al., ASPLOS 2020): copies that the step waits for, copies beside
 operators, and operators that read and write it in place."""
+MODES = (ASYNCHRONOUS, SYNCHRONOUS, STATIC)
 SMALLEST_MOVED = 1 << 20
 """Bytes: what is smaller is not worth a copy of its own."""
 

@@ -14,7 +14,7 @@ from monet.planner.baselines.checkpoint import block, selective, sqrt_n_blocks
 from monet.planner.baselines.gist import gist
 from monet.planner.baselines.pytorch import keep_all
 from monet.planner.baselines.segments import sqrt_n
-from monet.planner.problem import ASYNCHRONOUS, STATIC, SYNCHRONOUS, Problem
+from monet.planner.problem import ASYNCHRONOUS, MODES, STATIC, SYNCHRONOUS, Problem
 from monet.planner.progress import Progress
 from monet.planner.search import Solving, plan_problem
 from monet.planner.solution import Runs, Solution
@@ -40,7 +40,7 @@ class Variant:
 def _plan_part(
     problem: Problem, budget_bytes: int, solving: Solving | None, *, variant: str, **options: Any
 ) -> Solution:
-    return plan_problem(replace(restrict(problem, variant), second=None), budget_bytes, solving, **options)
+    return plan_problem(restrict(problem, variant), budget_bytes, solving, **options)
 
 
 MOVE, MOVE_ONLY = "monet+move", "move-only"
@@ -48,18 +48,11 @@ MOVE, MOVE_ONLY = "monet+move", "move-only"
 
 
 def _plan_moving(
-    problem: Problem,
-    budget_bytes: int,
-    solving: Solving | None,
-    *,
-    recompute: bool = False,
-    mode: str | None = None,
-    **options: Any,
+    problem: Problem, budget_bytes: int, solving: Solving | None, *, recompute: bool = False, **options: Any
 ) -> Solution:
     if problem.second is None:
         raise ConfigError("this variant moves tensors to a second memory, and there is none: give one with --offload")
-    second = problem.second if mode is None else replace(problem.second, mode=mode)
-    problem = replace(restrict(problem, MONET), second=second)
+    problem = restrict(problem, MONET)
     if not recompute:
         problem = replace(problem, forward=tuple(replace(o, recomputable=False) for o in problem.forward))
     return plan_problem(problem, budget_bytes, solving, **options)
@@ -102,15 +95,15 @@ _MOVING = (
     Variant(MOVE_ONLY, "tensors moved, nothing recomputed", _plan_moving, True),
     Variant(
         ASYNCHRONOUS, "the same: copies beside operators (AutoTM, Hildebrand et al. 2020)",
-        partial(_plan_moving, mode=ASYNCHRONOUS), True,
+        _plan_moving, True,
     ),
     Variant(
         SYNCHRONOUS, "tensors moved by copies that the step waits for (AutoTM)",
-        partial(_plan_moving, mode=SYNCHRONOUS), True,
+        _plan_moving, True,
     ),
     Variant(
         STATIC, "tensors that live in the second memory, where operators use them (AutoTM)",
-        partial(_plan_moving, mode=STATIC), True,
+        _plan_moving, True,
     ),
 )  # fmt: skip
 
@@ -125,6 +118,15 @@ VARIANTS: Mapping[str, Variant] = {
     **{variant.name: variant for variant in _MOVING},
     **{baseline.name: baseline for baseline in _BASELINES},
 }
+
+
+def as_planned(problem: Problem, variant: str) -> Problem:
+    """The problem that a variant's plans are replayed on: without a second memory, or with one that is used as the
+    variant does."""
+    second = problem.second
+    if second is None or variant not in MOVING:
+        return problem if second is None else replace(problem, second=None)
+    return replace(problem, second=replace(second, mode=variant)) if variant in MODES else problem
 
 
 def moving_variant(name: str) -> str:
@@ -152,7 +154,7 @@ def plan_variant(
     """
     if variant not in VARIANTS:
         raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(VARIANTS)}")
-    planner = VARIANTS[variant]
+    planner, problem = VARIANTS[variant], as_planned(problem, variant)
     if not planner.solves:
-        return planner.plan(replace(problem, second=None), budget_bytes)
+        return planner.plan(problem, budget_bytes)
     return planner.plan(problem, budget_bytes, solving, start=start, progress=progress)

@@ -18,7 +18,7 @@ from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.published.solution import published_stages
-from monet.planner.schedules import moving_variant, plan_variant
+from monet.planner.schedules import as_planned, moving_variant, plan_variant
 from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
 from monet.progress_line import ProgressLine
@@ -64,7 +64,7 @@ def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> S
     with ProgressLine(not request.quiet, request.planning.time_limit) as bar:
         variant = request.variant if problem.second is None else moving_variant(request.variant)
         solution = plan_variant(variant, problem, budget_bytes, solving, progress=bar)
-    return _summary(problem, eager, solution, budget_bytes, variant)
+    return _summary(as_planned(problem, variant), eager, solution, budget_bytes, variant)
 
 
 def _summary(problem: Problem, eager: Solution, solution: Solution, budget_bytes: int, variant: str) -> Summary:

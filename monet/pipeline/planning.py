@@ -14,6 +14,7 @@ from monet.pipeline.preparation import Prepared
 from monet.pipeline.summary import Summary, plan_summary
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.schedules import as_planned
 from monet.planner.search import Solving, smallest_plan
 from monet.planner.solution import Solution
 from monet.plans.plan import Plan
@@ -46,8 +47,20 @@ def plan_prepared(
     plan that fits.
     """
     budget_bytes = parse_budget(budget).resolve(prepared.full_bytes)
+    prepared = _for_variant(prepared, variant)
     fit = Fit(prepared.lowered, budget_bytes, variant, solving or Solving())
     return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
+
+
+def _for_variant(prepared: Prepared, variant: str) -> Prepared:
+    """With the second memory used as the variant does, or without one."""
+    problem = as_planned(prepared.problem, variant)
+    environment = dict(prepared.environment)
+    if problem.second is None:
+        environment.pop("second_memory", None)
+    else:
+        environment["second_memory"] = {**environment["second_memory"], "mode": problem.second.mode}
+    return replace(prepared, lowered=replace(prepared.lowered, problem=problem), environment=environment)
 
 
 def plan_smallest(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from monet.amounts import parse_byte_count
 from monet.errors import ConfigError
-from monet.planner.problem import ASYNCHRONOUS, STATIC, SYNCHRONOUS, SecondMemory
+from monet.planner.problem import ASYNCHRONOUS, MODES, STATIC, SecondMemory
 
-MODES = (ASYNCHRONOUS, SYNCHRONOUS, STATIC)
 _ACCEPTED = (
     "disk (a folder that monet chooses), disk:FOLDER, or bandwidth=RATE for a memory that is not there, such as "
     "12GB/s; then, after commas: limit=BYTES, write=RATE, read=RATE, mode=" + "|".join(MODES)

@@ -15,7 +15,7 @@ from monet.experiments.provenance import machine, versions
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.replay import Replay, replay
-from monet.planner.schedules import MOVING, plan_variant
+from monet.planner.schedules import MOVING, as_planned, plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Solution
 from monet.second_memory.offload import parse_offload
@@ -67,7 +67,7 @@ def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
             solution, arena_bytes = planner.solve(cell, plan_path, trace)
         if solution.status == "interrupted":
             raise SolverError("the solve was interrupted")
-        played = replay(planner.problem, solution.runs)
+        played = replay(as_planned(planner.problem, cell.variant), solution.runs)
     except InfeasibleBudget as error:
         return Outcome("infeasible", problem, str(error), error.smallest_bytes, made_on=made_on)
     except MonetError as error:

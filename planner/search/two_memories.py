@@ -60,12 +60,13 @@ def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Cal
     if moments.infeasible:
         hunt.status, hunt.scope = "infeasible", "full"
         return moments
-    if not moments.is_close():
+    hunt.stop_if_enough()
+    if index.movable:
         alone = index_of(_without_recomputation(index.problem))
         ends_s = clock.elapsed_s() + MOVES_ALONE_SHARE * limit_s
         MomentSearch(alone, budget_bytes, hunt.solve, hunt.best, _unheard(clock), hunt.solving.gap).run(ends_s)
-        if not begun_with_a_plan:  # as those of the parts are, which others have searched for longer
-            without_moves(WITHOUT_SHARE * limit_s)
+    if not moments.is_close() and not begun_with_a_plan:  # which is one of its parts', where others have searched
+        without_moves(WITHOUT_SHARE * limit_s)
     hunt.status = "optimal" if moments.is_close() else "time_limit"
     hunt.stop_if_enough()
     return moments

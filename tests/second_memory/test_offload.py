@@ -18,12 +18,13 @@ from monet.errors import ConfigError, ExecutionError
 from monet.files.cache import open_table
 from monet.native.channel import Channel
 from monet.pipeline.offloading import variant_with
+from monet.planner.problem import MODES
 from monet.planner.schedules import MOVING
 from monet.second_memory import bandwidth as rates
 from monet.second_memory import folder as folders
 from monet.second_memory.bandwidth import Bandwidth, bandwidth
 from monet.second_memory.folder import check_room, device_of, find_folder
-from monet.second_memory.offload import MODES, Offload, parse_offload
+from monet.second_memory.offload import Offload, parse_offload
 
 GB = 10**9
 IN_MEMORY = Path("/dev/shm")
