@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from monet.commands.compare import compare
 from monet.commands.layout import layout
 from monet.commands.operators import operators
 from monet.commands.order import order
 from monet.commands.plan import plan
 from monet.commands.run import run
+from monet.commands.show import show
 from monet.commands.sweep import sweep
 from monet.commands.trace import trace
 
@@ -26,6 +28,8 @@ program.add_command(plan)
 program.add_command(sweep)
 program.add_command(order)
 program.add_command(layout)
+program.add_command(show)
+program.add_command(compare)
 program.add_command(trace)
 program.add_command(run)
 program.add_command(operators)

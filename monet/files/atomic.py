@@ -10,18 +10,23 @@ from pathlib import Path
 from typing import Any
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` in one step; whatever goes wrong, no half-written file is left there."""
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` in one step; whatever goes wrong, no half-written file is left there."""
     temporary = path.with_name(f"{path.name}.tmp{secrets.token_hex(4)}")
     try:
-        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with open(temporary, "xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """``text`` in UTF-8, with its own line ends, written whole or not at all."""
+    write_bytes_atomically(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,0 +1,48 @@
+"""The steps of a plan as a Chrome trace, which Perfetto opens: steps by kind, memory as counters."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from typing import Any
+
+from monet.plans.plan import Plan
+from monet.views.contents import FIXED, KINDS, last_tick, loads_by_step
+from monet.views.origins import UNKNOWN, Origins
+
+_PROCESS = 1
+
+
+def time_unit(origins: Origins) -> str:
+    """What lengths in the timeline are: seconds where the steps' are known, ticks otherwise."""
+    return "predicted seconds" if origins.predicted_s else "ticks"
+
+
+def timeline_text(plan: Plan, origins: Origins = UNKNOWN) -> str:
+    """The trace as JSON; a tick is a microsecond where the seconds of the steps are not known."""
+    unit = time_unit(origins)
+    if origins.predicted_s:
+        times = [0.0, *accumulate(seconds * 1e6 for seconds in origins.predicted_s)]
+    else:
+        times = [float(step.begin) for step in plan.steps] + [float(last_tick(plan))]
+    rows = list(dict.fromkeys(step.kind for step in plan.steps))
+    name = f"one step, in {unit}" if origins.predicted_s else "one step, in ticks (1 µs is one tick)"
+    events: list[dict[str, Any]] = [_metadata("process_name", 0, name)]
+    events += [_metadata("thread_name", row + 1, kind) for row, kind in enumerate(rows)]
+    for k, step in enumerate(plan.steps):
+        told = {"step": k, "implementation": step.implementation, "requested_bytes": sum(step.request_bytes)}
+        line = origins.line(k)
+        events.append({
+            "ph": "X", "name": step.node, "cat": step.kind, "pid": _PROCESS, "tid": rows.index(step.kind) + 1,
+            "ts": round(times[k], 3), "dur": round(times[k + 1] - times[k], 3),
+            "args": {**told, "line": line} if line else told,
+        })  # fmt: skip
+    for k, counts in enumerate(loads_by_step(plan)):
+        memory = {FIXED: plan.fixed_bytes, **dict(zip(KINDS, counts, strict=True))}
+        events.append({"ph": "C", "name": "memory", "pid": _PROCESS, "ts": round(times[k], 3), "args": memory})
+    document = {"displayTimeUnit": "ms", "otherData": {"time": unit}, "traceEvents": events}
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def _metadata(what: str, row: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": _PROCESS, "tid": row, "args": {"name": name}}
