@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ _file = click.Path(path_type=Path)
     help="What `monet trace --json FILE` wrote of the plan: seconds and lines of the model for the files above.",
 )
 @click.option(
-    "--config", metavar="CONFIG", help="The plan's configuration: its model is captured for the lines of its steps."
+    "--config", metavar="CONFIG", help="The plan's configuration: its model is captured for lines and modules of steps."
 )
 @reports_errors
 def show(
@@ -53,8 +54,8 @@ def show(
 ) -> None:
     """Show what the plan PLAN.json keeps, recomputes and moves, and what is in memory at its peak.
 
-    Needs the plan alone. A plan file has neither the seconds of each step nor the lines of the model that they come
-    from: --trace adds both, --config the lines.
+    Needs the plan alone. A plan file has neither the seconds of each step nor the lines and modules that they come
+    from: --trace adds seconds and lines, --config lines and modules.
     """
     from monet.commands.options import check_target
     from monet.files.atomic import write_bytes_atomically
@@ -67,8 +68,6 @@ def show(
         if path is not None and path.absolute() in named:
             raise click.BadParameter(f"{path} is the plan, or another option's file", param_hint=option)
         named += [] if path is None else [path.absolute()]
-    if trace is not None and config is not None:
-        raise click.UsageError("--trace has the lines already: leave --config out")
     loaded = Plan.load(plan)
     origins = _origins(loaded, trace, config)
     click.echo("\n".join(summary_lines(loaded)))
@@ -80,16 +79,16 @@ def show(
 
 
 def _origins(plan: Plan, trace: Path | None, config: str | None) -> Origins:
-    from monet.views.origins import UNKNOWN, Origins, read_trace
+    from monet.views.origins import UNKNOWN, read_trace
 
-    if trace is not None:
-        return read_trace(trace, plan)
-    if config is not None:
-        from monet.configuration.config import load_config
-        from monet.experiments.model_lines import model_lines
+    origins = UNKNOWN if trace is None else read_trace(trace, plan)
+    if config is None:
+        return origins
+    from monet.configuration.config import load_config
+    from monet.experiments.model_origins import model_origins
 
-        return Origins(model_lines(load_config(config), plan))
-    return UNKNOWN
+    found = model_origins(load_config(config), plan)
+    return replace(origins, lines=found.lines, modules=found.modules)
 
 
 def _content(option: str, plan: Plan, origins: Origins) -> tuple[bytes, str]:

@@ -13,15 +13,20 @@ from monet.plans.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """By step: ``lines``, the line of the model each comes from (empty: unknown); ``predicted_s`` and ``measured_s``,
-    its seconds. Each of them is empty where nothing is known of any step."""
+    """By step: ``lines``, the line of the model each comes from, and ``modules``, whose parameters it reads or which it
+    comes after (empty: unknown); ``predicted_s`` and ``measured_s``, its seconds. Each of them is empty where nothing
+    is known of any step."""
 
     lines: tuple[str, ...] = ()
     predicted_s: tuple[float, ...] = ()
     measured_s: tuple[float, ...] = ()
+    modules: tuple[str, ...] = ()
 
     def line(self, step: int) -> str:
         return self.lines[step] if self.lines else ""
+
+    def module(self, step: int) -> str:
+        return self.modules[step] if self.modules else ""
 
 
 UNKNOWN = Origins()

@@ -63,6 +63,8 @@ def _frames(plan: Plan, buffer: Buffer, origins: Origins) -> list[dict[str, Any]
     step = plan.steps[buffer.first]
     found = [_frame("buffer", buffer.id, buffer.value),
              _frame(f"{step.kind} step", buffer.first, f"{step.node} by {step.implementation}")]  # fmt: skip
+    if origins.module(buffer.first):
+        found.append(_frame("module", 0, origins.module(buffer.first)))
     line = origins.line(buffer.first)
     if line:
         match = re.match(r'File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<name>\S+))?', line)

@@ -12,9 +12,9 @@ from monet.views.plain_text import plain
 def step_graph(plan: Plan, origins: Origins = UNKNOWN) -> nx.MultiDiGraph:
     """A node a step, by its number, and an edge for each value from the step that wrote it to one that reads it.
 
-    Nodes have ``kind``, ``node``, ``implementation``, ``tick``, ``requested_bytes``, and ``line``, ``predicted_s`` and
-    ``measured_s`` where they are known; edges ``value``, ``bytes``, ``buffer`` and ``through``: ``arena`` or, from a
-    copy to the next of the same place, ``second memory``.
+    Nodes have ``kind``, ``node``, ``implementation``, ``tick``, ``requested_bytes``, and ``line``, ``module``,
+    ``predicted_s`` and ``measured_s`` where they are known; edges ``value``, ``bytes``, ``buffer`` and ``through``:
+    ``arena`` or, from a copy to the next of the same place, ``second memory``.
     """
     graph = nx.MultiDiGraph(name=plain(str(plan.model.get("name", ""))))
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
@@ -23,8 +23,9 @@ def step_graph(plan: Plan, origins: Origins = UNKNOWN) -> nx.MultiDiGraph:
     for k, step in enumerate(plan.steps):
         told = {"kind": step.kind, "node": plain(step.node), "implementation": plain(step.implementation)}
         graph.add_node(k, **told, tick=step.begin, requested_bytes=sum(step.request_bytes))
-        if origins.line(k):
-            graph.nodes[k]["line"] = plain(origins.line(k))
+        for name, text in (("line", origins.line(k)), ("module", origins.module(k))):
+            if text:
+                graph.nodes[k][name] = plain(text)
         for name, seconds in (("predicted_s", origins.predicted_s), ("measured_s", origins.measured_s)):
             if seconds:
                 graph.nodes[k][name] = seconds[k]

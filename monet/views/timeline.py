@@ -30,12 +30,16 @@ def timeline_text(plan: Plan, origins: Origins = UNKNOWN) -> str:
     events: list[dict[str, Any]] = [_metadata("process_name", 0, name)]
     events += [_metadata("thread_name", row + 1, kind) for row, kind in enumerate(rows)]
     for k, step in enumerate(plan.steps):
-        told = {"step": k, "implementation": step.implementation, "requested_bytes": sum(step.request_bytes)}
-        line = origins.line(k)
+        told: dict[str, Any] = {
+            "step": k,
+            "implementation": step.implementation,
+            "requested_bytes": sum(step.request_bytes),
+        }
+        told |= {name: text for name, text in (("line", origins.line(k)), ("module", origins.module(k))) if text}
         events.append({
             "ph": "X", "name": step.node, "cat": step.kind, "pid": _PROCESS, "tid": rows.index(step.kind) + 1,
             "ts": round(times[k], 3), "dur": round(times[k + 1] - times[k], 3),
-            "args": {**told, "line": line} if line else told,
+            "args": told,
         })  # fmt: skip
     for k, counts in enumerate(loads_by_step(plan)):
         memory = {FIXED: plan.fixed_bytes, **dict(zip(KINDS, counts, strict=True))}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from large_plan import large_plan
 from random_plans import random_plan
@@ -16,6 +17,7 @@ from random_plans import random_plan
 from monet.amounts import format_bytes
 from monet.cli import program
 from monet.commands.show import summary_lines
+from monet.models.examples import tiny_resnet
 from monet.plans.plan import Buffer, Plan, PlanStep
 
 
@@ -131,18 +133,35 @@ def test_files_that_cannot_be_written(saved: Path, tmp_path: Path, option: str) 
 def test_options_that_contradict_each_other(saved: Path, tmp_path: Path) -> None:
     same = tmp_path / "same"
     assert show(saved, "--html", same, "--graph", same).exit_code == 2 and not same.exists()
-    assert show(saved, "--trace", same, "--config", "tiny.yaml").exit_code == 2
 
 
-def test_lines_of_a_model(tmp_path: Path) -> None:
-    """From the configuration: those of the operators, and none for what has no operator."""
+def test_lines_and_modules_of_a_model(tmp_path: Path) -> None:
+    """From the configuration; an operator without parameters comes after one that has some."""
     path, page = tmp_path / "tiny.plan.json", tmp_path / "tiny.html"
     made = CliRunner().invoke(
         program, ["plan", "tiny.yaml", "--budget", "95%", "--time-limit", "5", "--quiet", "--output", str(path)]
     )
     assert made.exit_code == 0, made.output
-    done = show(path, "--config", "tiny.yaml", "--html", page, "--quiet")
+    done = show(path, "--config", "tiny.yaml", "--html", page, "--graph", tmp_path / "tiny.graphml", "--quiet")
     assert done.exit_code == 0, done.output
+    names = dict(tiny_resnet().named_modules())
+    nodes = [data for _, data in nx.read_graphml(tmp_path / "tiny.graphml").nodes(data=True)]
+    # Of a bias the gradient is a sum of the output's gradient, and reads nothing else.
+    assert [data["node"] for data in nodes if "module" not in data] == ["sum_1"]
+    nodes = [data for data in nodes if "module" in data]
+    for data in nodes:
+        module = names[data["module"].removeprefix("after ")]
+        if data["node"].startswith("convolution"):
+            assert isinstance(module, torch.nn.Conv2d) and "after" not in data["module"]
+            assert data["kind"] != "forward" or "conv.py" in data["line"]
+        if data["node"].startswith(("relu", "threshold_backward")):
+            assert data["module"].startswith("after ")
+    assert {data["module"] for data in nodes} >= {
+        name for name, module in names.items() if list(module.parameters(False))
+    }
     assert "conv.py" in page.read_text()
-    other = show(path, "--config", "tiny.yaml", "--batch", 2, "--html", page, "--quiet")
-    assert other.exit_code == 1 and "plan" in other.output
+    (tmp_path / "wide.yaml").write_text(
+        "model: monet.models.examples:tiny_resnet\nkwargs: {width: 8}\ninputs: [{shape: [8, 3, 32, 32]}]\n"
+    )
+    other = show(path, "--config", tmp_path / "wide.yaml", "--html", tmp_path / "wide.html", "--quiet")
+    assert other.exit_code == 1 and "plan" in other.output and not (tmp_path / "wide.html").exists()

@@ -81,7 +81,8 @@ class ArenaChart {
       pen.fillStyle = styles[plan.kind[buffer]];
       pen.globalAlpha = isFound ? 1 - 0.13 * (buffer % SHADES) : 0.13;
       pen.fillRect(x + gap, y + gap, Math.max(0.7, w - 2 * gap), Math.max(0.7, h - 2 * gap));
-      if (isFound && w > 60 && h > 15) labels.push([buffer, x, y, w, h]);
+      const seen = Math.min(y + h, bottom) - Math.max(y, area.top);
+      if (isFound && w > 60 && seen > 15) labels.push([buffer, x, y, w, h]);
     });
     pen.globalAlpha = 1;
     pen.fillStyle = "#fff";

@@ -41,6 +41,7 @@ def columns(plan: Plan, origins: Origins = UNKNOWN) -> dict[str, Any]:
         "implementation": [words(step.implementation) for step in plan.steps],
         "begin": [step.begin for step in plan.steps],
         "line": [words(line) for line in origins.lines],
+        "module": [words(module) for module in origins.modules],
         "predicted_s": [float(f"{seconds:.4g}") for seconds in origins.predicted_s],
         "measured_s": [float(f"{seconds:.4g}") for seconds in origins.measured_s],
     }

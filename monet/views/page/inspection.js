@@ -29,6 +29,7 @@ function aboutBuffer(plan, buffer, most) {
       ["bytes", `${showBytes(columns.bytes[buffer])} (${showCount(columns.bytes[buffer])})`],
       ["what", plan.kinds[plan.kind[buffer]] + (columns.leaves[buffer] ? ", outlives the step" : "")],
       ["made in step", stepText(plan, first)],
+      ["module", maker.module],
       ["line", maker.line],
       ["takes", maker.predicted_s === undefined ? "" : `${showSeconds(maker.predicted_s)} predicted, ${showSeconds(maker.measured_s)} measured`],
       ["life", `steps ${showCount(first)} to ${showCount(last)}, ticks ${showCount(columns.begin[buffer])} to ${showCount(columns.end[buffer])}`],
@@ -40,11 +41,12 @@ function aboutBuffer(plan, buffer, most) {
 
 /** The step at a tick, and what is in memory then. */
 function aboutMoment(plan, tick) {
-  const k = stepAt(plan, tick), { line } = plan.step(k), held = plan.fixed_bytes + plan.loads.total[tick];
+  const k = stepAt(plan, tick), { module, line } = plan.step(k), held = plan.fixed_bytes + plan.loads.total[tick];
   const parts = plan.kinds.map((kind, row) => [kind, plan.loads.kinds[row][tick]]).filter(([, bytes]) => bytes > 0);
   return [
     element("b", `step ${stepText(plan, k)}`),
     rowsOf([
+      ["module", module],
       ["line", line],
       ["in memory", showBytes(held)],
       ...parts.reverse().map(([kind, bytes]) => [kind, showBytes(bytes)]),

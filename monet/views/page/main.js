@@ -75,7 +75,7 @@ at("in").addEventListener("click", () => viewport.zoom("time", 0.6));
 at("out").addEventListener("click", () => viewport.zoom("time", 1 / 0.6));
 at("all").addEventListener("click", () => viewport.reset());
 
-at("subtitle").textContent = [plan.environment.device, plan.environment.torch && `torch ${plan.environment.torch}`, plan.overview.status]
+at("subtitle").textContent = [plan.environment.device, plan.environment.torch && `torch ${plan.environment.torch}`, plan.overview.status?.replaceAll("_", " ")]
   .filter(Boolean).join(" · ");
 showFigures(plan, at("figures"));
 showLegend(plan, at("legend"));

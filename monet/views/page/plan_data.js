@@ -32,6 +32,7 @@ function readPlan(text) {
       node: words[plan.steps.node[k]],
       implementation: words[plan.steps.implementation[k]],
       line: plan.steps.line.length ? words[plan.steps.line[k]] : "",
+      module: plan.steps.module.length ? words[plan.steps.module[k]] : "",
       predicted_s: plan.steps.predicted_s[k],
       measured_s: plan.steps.measured_s[k],
     }),
@@ -106,7 +107,7 @@ function bufferAt(plan, time, address, dt = 0, da = 0) {
   return found;
 }
 
-/** One for each buffer whose value, step, implementation or line has every word of `query` in it; null: no query. */
+/** One for each buffer whose value, step, implementation, module or line has every word of `query` in it; null: no query. */
 function matching(plan, query) {
   const wanted = query.toLowerCase().split(/\s+/).filter(Boolean);
   if (!wanted.length) return null;
@@ -114,7 +115,8 @@ function matching(plan, query) {
   for (let buffer = 0; buffer < plan.count; buffer++) {
     const maker = plan.step(plan.buffers.first[buffer]);
     const kind = plan.kinds[plan.kind[buffer]];
-    const text = `${plan.value(buffer)} ${kind} ${maker.node} ${maker.implementation} ${maker.line}`.toLowerCase();
+    const origin = `${maker.module} ${maker.line}`;
+    const text = `${plan.value(buffer)} ${kind} ${maker.node} ${maker.implementation} ${origin}`.toLowerCase();
     found[buffer] = wanted.every((word) => text.includes(word)) ? 1 : 0;
   }
   return found;

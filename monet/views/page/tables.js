@@ -3,9 +3,9 @@
 const MOST_ROWS = 400;
 
 function showFigures(plan, box) {
-  const of = plan.overview, share = (part, whole) => `${((100 * part) / whole).toFixed(1)} %`;
+  const of = plan.overview, share = (part, whole) => `${((100 * part) / whole).toFixed(1)}\u00a0%`;
   const eager = of.eager_peak_bytes, count = (kind) => of.steps[kind] ?? 0;
-  const signed = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(100 * value).toFixed(1)} %`;
+  const signed = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(100 * value).toFixed(1)}\u00a0%`;
   const above = plan.arena_bytes - plan.arena_bound_bytes;
   const figures = [
     ["Peak", showBytes(plan.peak_bytes), `${share(plan.peak_bytes, plan.budget_bytes)} of the budget of ${showBytes(plan.budget_bytes)}`],
@@ -52,20 +52,21 @@ function showTables(plan, box, choose) {
     plan.value(buffer), swatch(plan.kinds[plan.kind[buffer]]), showBytes(plan.bytes[buffer]),
     `${showCount(plan.buffers.first[buffer])} to ${showCount(plan.buffers.last[buffer])}`, () => choose(buffer),
   ]);
-  const seconds = new Map(), again = new Map(), lines = new Map();
+  const seconds = new Map(), again = new Map(), origins = new Map();
   for (let k = 0; k < plan.stepCount; k++) {
-    const { kind, node, line, predicted_s } = plan.step(k);
+    const { kind, node, line, module, predicted_s } = plan.step(k);
     if (predicted_s !== undefined) seconds.set(kind, (seconds.get(kind) ?? 0) + predicted_s);
     if (kind !== "recompute") continue;
-    again.set(node, { line, seconds: (again.get(node)?.seconds ?? 0) + (predicted_s ?? 0) });
-    if (line) lines.set(line, { runs: (lines.get(line)?.runs ?? 0) + 1, seconds: (lines.get(line)?.seconds ?? 0) + (predicted_s ?? 0) });
+    again.set(node, { origin: module || line, seconds: (again.get(node)?.seconds ?? 0) + (predicted_s ?? 0) });
+    const name = module.replace(/^after /, "") || line, sum = origins.get(name) ?? { runs: 0, seconds: 0 };
+    if (name) origins.set(name, { runs: sum.runs + 1, seconds: sum.seconds + (predicted_s ?? 0) });
   }
-  const timed = seconds.size > 0, lined = lines.size > 0;
+  const timed = seconds.size > 0, known = origins.size > 0, origin = plan.steps.module.length ? "module" : "line";
   const only = (condition, ...cells) => (condition ? cells : []);
   box.replaceChildren(
     ...tableSection(`Largest of ${showCount(there.length)} buffers at the peak`, ["value", "what", "bytes", "steps"], largest, { numbers: [2, 3], note: `Step ${stepText(plan, stepAt(plan, peak))}, tick ${showCount(peak)}: ${showBytes(plan.loads.total[peak])} of the arena are in use.` }),
-    ...tableSection("Run again", ["operator", "times", ...only(timed, "seconds"), ...only(lined, "line")], descending(Object.entries(of.recomputed)).map(([node, times]) => [node, showCount(times), ...only(timed, showSeconds(again.get(node).seconds)), ...only(lined, again.get(node).line)]), { numbers: timed ? [1, 2] : [1] }),
-    ...tableSection("Run again, by line of the model", ["line", "runs", ...only(timed, "seconds")], [...lines].sort((a, b) => b[1].seconds - a[1].seconds || b[1].runs - a[1].runs).map(([line, sum]) => [line, showCount(sum.runs), ...only(timed, showSeconds(sum.seconds))]), { numbers: [1, 2], wide: true }),
+    ...tableSection("Run again", ["operator", "times", ...only(timed, "seconds"), ...only(known, origin)], descending(Object.entries(of.recomputed)).map(([node, times]) => [node, showCount(times), ...only(timed, showSeconds(again.get(node).seconds)), ...only(known, again.get(node).origin)]), { numbers: timed ? [1, 2] : [1] }),
+    ...tableSection(`Run again, by ${origin} of the model`, [origin, "runs", ...only(timed, "seconds")], [...origins].sort((a, b) => b[1].seconds - a[1].seconds || b[1].runs - a[1].runs).map(([name, sum]) => [name, showCount(sum.runs), ...only(timed, showSeconds(sum.seconds))]), { numbers: [1, 2], wide: true }),
     ...tableSection("Moved to the second memory", ["value", "bytes"], descending(Object.entries(of.moved)).map(([value, bytes]) => [value, showBytes(bytes)]), { numbers: [1] }),
     ...tableSection("Implementations", ["operator", "runs by"], Object.entries(of.implementations).map(([operator, used]) => [operator, Object.entries(used).map(([name, times]) => `${name} ${showCount(times)}`).join(", ")])),
     ...tableSection("Steps", ["kind", "number", ...only(timed, "predicted")], Object.entries(of.steps).map(([kind, number]) => [kind, showCount(number), ...only(timed, showSeconds(seconds.get(kind) ?? 0))]), { numbers: [1, 2] }),
