@@ -1,5 +1,5 @@
-"""The commands of ``monet``, one a module: ``plan.py``, ``sweep.py``, ``order.py``, ``layout.py`` and
-``operators.py``.
+"""The commands of ``monet``, one a module: ``plan.py``, ``sweep.py``, ``order.py``, ``layout.py``, ``show.py``,
+``compare.py``, ``trace.py``, ``run.py`` and ``operators.py``.
 
 ``plan.py`` reads a request (``plan_request.py``), which ``plan_model.py`` or ``plan_profile.py`` answers and
 ``rendering.py`` prints. ``options.py`` has the options that ``plan`` and ``sweep`` share, ``sectioned_help.py``

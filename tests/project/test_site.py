@@ -125,7 +125,9 @@ def test_command_and_its_options_exist(page: str, line: str) -> None:
 def test_every_command_is_described() -> None:
     page = (DOCS / "command-line.md").read_text()
     assert re.findall(r"^```\{command-help\} (\w+)", page, re.MULTILINE) == [
-        name for name in ("plan", "sweep", "order", "layout", "trace", "run", "operators") if name in program.commands
+        name
+        for name in ("plan", "sweep", "order", "layout", "show", "compare", "trace", "run", "operators")
+        if name in program.commands
     ]
     assert len(re.findall(r"^## monet ", page, re.MULTILINE)) == len(program.commands)
     assert all(isinstance(command, click.Command) and command.help for command in program.commands.values())

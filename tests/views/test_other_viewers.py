@@ -24,6 +24,12 @@ from monet.views.snapshot import ARENA, snapshot, snapshot_bytes
 from monet.views.step_graph import graphml_text, step_graph
 from monet.views.timeline import timeline_text
 
+KNOWN_OPCODES = {
+    *("PROTO", "APPEND", "APPENDS", "LIST", "TUPLE", "NEWFALSE", "NEWTRUE", "NONE", "BINGET", "BININT", "BININT1"),
+    *("BININT2", "EMPTY_DICT", "EMPTY_LIST", "FRAME", "LONG1", "LONG_BINGET", "MARK", "MEMOIZE", "SETITEMS", "SETITEM"),
+    *("DICT", "SHORT_BINUNICODE", "BINUNICODE", "STOP", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "BINFLOAT"),
+}
+"""Of the viewer's reader of pickles."""
 LINE = 'File "/home/me/net.py", line 12, in forward'
 
 
@@ -91,6 +97,7 @@ def test_the_viewer_can_read_the_pickle() -> None:
     plan = random_plan(6)
     data = snapshot_bytes(plan, Origins((LINE,) * len(plan.steps)))
     assert next(pickletools.genops(data))[1] == 4
+    assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= KNOWN_OPCODES
     found = pickle.loads(data)
     events = found["device_traces"][0]
     assert "unknown" in {event["category"] for event in events} <= {"unknown", *KINDS}
