@@ -222,3 +222,69 @@ def test_the_picture_is_not_blank(tmp_path: Path) -> None:
     assert pixels.size == (1200, 1400)
     # The ground, and buffers and memory in colours of their own.
     assert len([count for count in counts if count > 2000]) >= 5 and counts[0] < 0.9 * sum(counts)
+
+
+def test_wheel_and_drag(tmp_path: Path) -> None:
+    """A wheel leaves what is under the pointer there; with Shift it zooms in addresses; nothing leaves the limits."""
+    browser()
+    plan = random_plan(4, steps=40)
+    answer = asked(
+        page(plan),
+        """
+        const { arena, viewport, plan } = window.monet, box = arena.canvas.getBoundingClientRect(), seen = [];
+        const area = arena.area(), at = { clientX: box.left + area.left + area.width / 4, clientY: box.top + 100 };
+        const turn = (deltaY, shiftKey = false) => {
+          arena.canvas.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY, shiftKey, cancelable: true }));
+          seen.push({ time: [...viewport.time], address: [...viewport.address] });
+        };
+        turn(-100);
+        turn(-100, true);
+        const send = (name, x) => arena.canvas.dispatchEvent(
+          new PointerEvent(name, { clientX: x, clientY: at.clientY, button: 0, bubbles: true }));
+        send("pointerdown", at.clientX);
+        send("pointermove", at.clientX - area.width / 10);
+        send("pointerup", at.clientX - area.width / 10);
+        seen.push({ time: [...viewport.time], address: [...viewport.address] });
+        for (let n = 0; n < 30; n++) turn(100);
+        turn(100, true);
+        turn(100, true);
+        return { seen, ticks: plan.ticks, top: plan.arena_bytes };
+        """,
+        tmp_path,
+    )
+    first, second, dragged, *_, last = answer["seen"]
+    width, pixel = first["time"][1] - first["time"][0], answer["ticks"] / 1000
+    assert width < answer["ticks"] and first["address"] == [0, answer["top"]]
+    assert first["time"][0] + width / 4 == pytest.approx(answer["ticks"] / 4, abs=pixel)
+    assert second["time"] == first["time"] and second["address"][1] - second["address"][0] < answer["top"]
+    assert dragged["time"][0] - second["time"][0] == pytest.approx(width / 10, abs=pixel)
+    assert last == {"time": [0, answer["ticks"]], "address": [0, answer["top"]]}
+
+
+def test_tables_have_modules_and_seconds(tmp_path: Path) -> None:
+    """What running again costs, by module; a row of a buffer shows it."""
+    browser()
+    plan = next(p for p in map(random_plan, range(50)) if sum(s.kind == "recompute" for s in p.steps) > 2)
+    count = len(plan.steps)
+    modules = tuple(f"{'after ' if k % 2 else ''}layer{k % 3}" for k in range(count))
+    origins = Origins(("File",) * count, (0.5,) * count, (0.25,) * count, modules)
+    answer = asked(
+        page(plan, origins),
+        """
+        const sections = [...document.querySelectorAll("#tables section")].map((section) => [
+          section.querySelector("h2").textContent,
+          [...section.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent)),
+        ]);
+        document.querySelector("#tables tr[tabindex]").click();
+        return { sections, chosen: window.monet.arena.chosen };
+        """,
+        tmp_path,
+    )
+    tables = dict(answer["sections"])
+    again = [k for k, step in enumerate(plan.steps) if step.kind == "recompute"]
+    counted = {name: str(sum(k % 3 == n for k in again)) for n, name in enumerate(("layer0", "layer1", "layer2"))}
+    found = {row[0]: row[1:] for row in tables["Run again, by module of the model"]}
+    assert {name: row[0] for name, row in found.items()} == {name: n for name, n in counted.items() if n != "0"}
+    assert all(row[1] in (f"{int(row[0]) * 0.5:.3f} s", f"{int(row[0]) * 500:.3f} ms") for row in found.values())
+    most = peak(plan)
+    assert most is not None and plan.buffers[answer["chosen"]].bytes == most.buffers[0].bytes

@@ -71,18 +71,28 @@ class ArenaChart {
     pen.beginPath();
     pen.rect(area.left, area.top, area.width, area.height);
     pen.clip();
-    const styles = plan.kinds.map((kind) => paint[kind]), labels = [];
-    const bottom = area.top + area.height;
+    const labels = [], bottom = area.top + area.height, [a0, a1] = this.viewport.address;
+    const across = area.width / (t1 - t0), up = area.height / (a1 - a0);
+    // By colour and shade, as to change these takes longer than to draw a rectangle.
+    const groups = plan.kinds.map(() => Array.from({ length: SHADES + 1 }, () => []));
     eachInUse(plan, t0, t1, (buffer) => {
-      const [x, y, w, h] = this.place(buffer);
-      if (y > bottom || y + h < area.top) return;
       const isFound = !this.found || this.found[buffer];
-      const gap = w > 4 && h > 4 ? 0.5 : 0;
-      pen.fillStyle = styles[plan.kind[buffer]];
-      pen.globalAlpha = isFound ? 1 - 0.13 * (buffer % SHADES) : 0.13;
-      pen.fillRect(x + gap, y + gap, Math.max(0.7, w - 2 * gap), Math.max(0.7, h - 2 * gap));
-      const seen = Math.min(y + h, bottom) - Math.max(y, area.top);
-      if (isFound && w > 60 && seen > 15) labels.push([buffer, x, y, w, h]);
+      groups[plan.kind[buffer]][isFound ? buffer % SHADES : SHADES].push(buffer);
+    });
+    groups.forEach((shades, kind) => {
+      pen.fillStyle = paint[plan.kinds[kind]];
+      shades.forEach((buffers, shade) => {
+        pen.globalAlpha = shade === SHADES ? 0.13 : 1 - 0.13 * shade;
+        for (const buffer of buffers) {
+          const x = area.left + (plan.begin[buffer] - t0) * across, w = (plan.end[buffer] - plan.begin[buffer]) * across;
+          const h = plan.bytes[buffer] * up, y = bottom - (plan.offset[buffer] - a0) * up - h;
+          if (y > bottom || y + h < area.top) continue;
+          const gap = w > 4 && h > 4 ? 0.5 : 0;
+          pen.fillRect(x + gap, y + gap, Math.max(0.7, w - 2 * gap), Math.max(0.7, h - 2 * gap));
+          const seen = Math.min(y + h, bottom) - Math.max(y, area.top);
+          if (shade < SHADES && w > 60 && seen > 15) labels.push([buffer, x, y, w, h]);
+        }
+      });
     });
     pen.globalAlpha = 1;
     pen.fillStyle = "#fff";

@@ -68,15 +68,15 @@ class MemoryChart {
   steps(pen, paint, area) {
     const plan = this.plan, [low, high] = this.viewport.time, top = area.top + area.height + 3;
     const x = (tick) => area.left + clamp((tick - low) / (high - low), 0, 1) * area.width;
-    const first = stepAt(plan, low), last = stepAt(plan, high);
+    const first = stepAt(plan, low), last = stepAt(plan, high), kinds = plan.steps.kind;
     const isRare = (kind) => kind !== "forward" && kind !== "backward";
     for (const rare of [false, true]) {
-      for (let k = first; k <= last && k < plan.stepCount; k++) {
-        const { kind } = plan.step(k);
+      for (let k = first; k <= last; ) {
+        const number = kinds[k], kind = plan.words[number], from = x(plan.stepBegin[k]);
+        while (k <= last && kinds[k] === number) k++;
         if (isRare(kind) !== rare) continue;
-        const from = x(plan.stepBegin[k]), to = x(k + 1 < plan.stepCount ? plan.stepBegin[k + 1] : plan.ticks);
         pen.fillStyle = paint[STEP_COLOURS[kind]];
-        pen.fillRect(from, top, Math.max(rare ? 1 : 0.5, to - from), STRIP);
+        pen.fillRect(from, top, Math.max(rare ? 1 : 0.5, x(k < plan.stepCount ? plan.stepBegin[k] : plan.ticks) - from), STRIP);
       }
     }
     pen.fillStyle = paint.soft;
