@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import torch
-
 from monet.configuration.config import Config
 from monet.configuration.model_loading import build_model, precision
-from monet.executor.module import MonetModule
+from monet.errors import PlanMismatch
+from monet.executor.module import _capture_as_planned
 from monet.graph import BUFFER, PARAMETER, Graph, operator_inputs
 from monet.plans.plan import Plan
+from monet.training_step.accumulation import with_accumulation
 from monet.views.origins import Origins
 
 _AFTER = "after "
 
 
 def model_origins(config: Config, plan: Plan) -> Origins:
-    """Empty where nothing is known of a step; a saved intermediate has those of its operator.
+    """Empty where nothing is known of a step; a saved intermediate has those of its operator, a copy those of its
+    value.
 
     Raises what ``build_model`` raises, and ``PlanMismatch`` where the plan is of another model.
     """
-    torch.set_num_threads(int(plan.environment["threads"]))
+    if not {"training", "inputs", "fingerprint"} <= plan.model.keys():
+        raise PlanMismatch("the plan does not say which model, modes and inputs it is of")
     model = build_model(config)
     with precision(config):
-        graph = MonetModule(model, plan)._step.graph
+        captured = _capture_as_planned(model, plan)
+    # The plan is not run, so it may be of another machine, or of a second memory that is not there.
+    graph = (with_accumulation(captured).captured if plan.model.get("accumulate") else captured).graph
+    if graph.fingerprint() != plan.model.get("fingerprint"):
+        raise PlanMismatch(f"the plan is of another model or step than {config.model}, or of another torch")
     lines = {op.name: op.where.strip().removeprefix("at ") for op in (*graph.forward, *graph.backward)}
     modules = modules_of(graph)
-    nodes = [step.node.partition(".")[0] for step in plan.steps]
+    # A copy is called after its value.
+    makers = {name: op.name for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None}
+    named = [step.node.partition(".")[0] for step in plan.steps]
+    nodes = [node if node in lines else makers.get(node, node) for node in named]
     return Origins(tuple(lines.get(n, "") for n in nodes), modules=tuple(modules.get(n, "") for n in nodes))
 
 

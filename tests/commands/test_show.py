@@ -130,6 +130,11 @@ def test_files_that_cannot_be_written(saved: Path, tmp_path: Path, option: str) 
     assert saved.read_bytes() == before
 
 
+def test_a_plan_that_does_not_say_of_which_model(saved: Path) -> None:
+    done = show(saved, "--config", "tiny.yaml", "--quiet")
+    assert done.exit_code == 1 and "which model" in done.output and "Traceback" not in done.output
+
+
 def test_options_that_contradict_each_other(saved: Path, tmp_path: Path) -> None:
     same = tmp_path / "same"
     assert show(saved, "--html", same, "--graph", same).exit_code == 2 and not same.exists()
