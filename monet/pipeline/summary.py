@@ -75,8 +75,8 @@ class Summary:
     columns: int | None = None
     rows: int | None = None
     stages: Sequence[Mapping[str, Any]] | None = None
-    measured: Mapping[str, Mapping[str, float | int | None]] | None = None
     second_memory: SecondMemorySummary | None = None
+    measured: Mapping[str, Mapping[str, float | int | None]] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As ``monet plan --json`` writes it: a field that is None is left out, unless every plan has it."""
