@@ -33,7 +33,9 @@ class MonetModule(torch.nn.Module):
     or torch version, and ``ExecutionError`` where a step is used out of order.
     """
 
-    def __init__(self, model: torch.nn.Module, plan: Plan) -> None:
+    def __init__(self, model: torch.nn.Module, plan: Plan, captured: Captured | None = None) -> None:
+        """``captured``: the step as ``monet.capture`` has it, of this model in the modes and the autocast of the plan;
+        None captures it."""
         super().__init__()
         if isinstance(model, MonetModule):
             model = model._model
@@ -41,7 +43,7 @@ class MonetModule(torch.nn.Module):
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = model.__dict__[shared]
         self.training = model.training
-        captured = _capture_as_planned(model, plan)
+        captured = captured or _capture_as_planned(model, plan)
         self._accumulator: Accumulator | None = None
         if plan.model.get("accumulate"):
             accumulated = with_accumulation(captured)
@@ -61,6 +63,11 @@ class MonetModule(torch.nn.Module):
     def plan(self) -> Plan:
         """The plan that this module runs."""
         return self._step.plan
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the plan."""
+        return self._step.runner
 
     def train(self, mode: bool = True) -> MonetModule:
         """Set the mode of the model and of this module; returns this module."""
@@ -86,6 +93,10 @@ class MonetModule(torch.nn.Module):
             outputs = _PlannedFunction.apply(step.runner, None, self._held, *sources)  # type: ignore[no-untyped-call]
             self._held.tell_after_forward(beside_bytes)
         return step.results(outputs)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises ``PlanMismatch`` where such a call is not as planned."""
+        self._step.sources(args, kwargs)
 
     def __reduce__(self) -> tuple[type[MonetModule], tuple[torch.nn.Module, Plan]]:
         """Copies and pickles are the model and the plan; each copy captures anew and has its own arena."""
@@ -124,6 +135,7 @@ class _PlannedFunction(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         outputs, activations, generation = runner.forward(sources)
         ctx.runner, ctx.activations, ctx.generation = runner, activations, generation
+        ctx.begun = runner.begun(generation)
         ctx.accumulator, ctx.held = accumulator, held
         named = {
             **dict(zip(runner.code.forward_sources, sources, strict=True)),

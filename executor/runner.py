@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,13 @@ logger = logging.getLogger(__name__)
 
 def _no_arena(handle: int, step: int) -> None:
     """Stands in for ``monet_enter`` where there is no arena."""
+
+
+class Pass:
+    """A forward pass. Alive as long as its backward pass may still come: autograd's node holds it."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
 
 
 class Runner:
@@ -72,9 +80,23 @@ class Runner:
         self._maker = {saved.value.name: op for op, made in catalogue.intermediates.items() for saved in made}
         self._busy = threading.Lock()
         self._reported = False
+        self._pass: Callable[[], Pass | None] = lambda: None
 
     def _is_inside(self, pointer: int) -> bool:
         return self.arena is not None and self.arena.contains(pointer)
+
+    def begun(self, generation: int) -> Pass:
+        """The forward pass of this number, for whoever may call its backward pass to hold."""
+        begun = Pass(generation)
+        self._pass = weakref.ref(begun)
+        return begun
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a forward pass still waits for its backward pass, or another thread is inside of a pass: another
+        forward pass now would overwrite it, or be refused."""
+        last = self._pass()
+        return self._busy.locked() or (last is not None and last.generation == self.generation)
 
     def forward(self, sources: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], int]:
         """Outputs, activations for the backward pass, and the number of this forward pass.

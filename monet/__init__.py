@@ -6,8 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from monet.api import applied as applied
+    from monet.api import apply as apply
     from monet.api import optimize as optimize
     from monet.api import plan as plan
+    from monet.api import remove as remove
     from monet.errors import InfeasibleBudget as InfeasibleBudget
     from monet.errors import MonetError as MonetError
     from monet.executor.module import MonetModule as MonetModule
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "plan": "monet.api",
     "optimize": "monet.api",
+    "apply": "monet.api",
+    "applied": "monet.api",
+    "remove": "monet.api",
     "MonetModule": "monet.executor.module",
     "Trainer": "monet.executor.trainer",
     "profile_guided": "monet.guided",

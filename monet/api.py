@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -16,6 +16,10 @@ from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.errors import PlanMismatch
 from monet.executor.trainer import Trainer
+from monet.in_place import slot
+from monet.in_place.plan_source import PlanSource, options_of
+from monet.in_place.slot import Applied
+from monet.in_place.training_calls import MOST_PLANS, OnMismatch
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import on_stderr, silent
 from monet.pipeline.offloading import offloaded, variant_with
@@ -33,16 +37,20 @@ _Result = TypeVar("_Result")
 _SOLVING = Solving()
 
 
+def _require_known(function: str, given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            close = "".join(f"; did you mean {guess!r}?" for guess in difflib.get_close_matches(name, known, n=1))
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{close}")
+
+
 def _guessing(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """``function``, which names the keyword that was meant where an unknown one is given."""
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def guessing(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        for name in kwargs:
-            if name not in known:
-                close = "".join(f"; did you mean {guess!r}?" for guess in difflib.get_close_matches(name, known, n=1))
-                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{close}")
+        _require_known(function.__name__, kwargs, known)
         return function(*args, **kwargs)
 
     return guessing
@@ -95,6 +103,9 @@ def plan(
     solving, meter = Solving(time_limit_s, gap, window, solver, prove), on_stderr if progress else silent
     with refusals_in(parse_budget(budget).unit):
         return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
+
+
+_make_plan = plan
 
 
 @_guessing
@@ -167,3 +178,58 @@ def optimize(
             "call optimize under the same torch.autocast"
         )
     return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs)
+
+
+def apply(
+    model: torch.nn.Module,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    *,
+    budget: str | int | None = None,
+    on_mismatch: OnMismatch = "eager",
+    max_plans: int = MOST_PLANS,
+    **options: Any,
+) -> None:
+    """Run the training calls of ``model`` by a plan, in place, in any training loop: ``model`` stays what it is.
+
+    With a ``budget``, as ``"6GB"``, the plan is made at the first training call, for inputs like that call's, with
+    progress on stderr; ``options`` are those of ``monet.plan`` (``progress`` is on unless it is given). Such plans are
+    kept on disk: the second start of the same training finds them. Or with a ``plan`` of ``monet.plan``, or its file.
+    A training call is one in training mode with gradients enabled; in any other the model itself runs.
+
+    ``on_mismatch``: what is done with a training call that is not as planned (another shape, mode, autocast, number of
+    threads; or one before the backward pass of the last): ``"eager"`` runs the model itself, outside of the budget,
+    with one warning a kind; ``"replan"`` plans for it, up to ``max_plans`` plans in all, then as ``"eager"``;
+    ``"error"`` raises ``PlanMismatch``. Plans of one model share one arena of the largest size.
+
+    Class, signature, ``state_dict`` and hooks of the model stay; copies and pickles of it are plain models.
+    ``monet.applied(model)`` tells what was planned, ``monet.remove(model)`` undoes it.
+
+    Raises ``ConfigError``, or ``PlanMismatch`` for a ``plan`` of another model; at the first training call as
+    ``monet.plan``.
+    """
+    slot.require_plain(model)
+    if (plan is None) == (budget is None):
+        raise TypeError("apply takes a budget or a plan, and exactly one of them")
+    known = [p.name for p in inspect.signature(_make_plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    _require_known("apply", options, known)
+    if plan is not None:
+        plan = plan if isinstance(plan, Plan) else Plan.load(plan)
+        budget, options = plan.budget_bytes, {**options_of(plan), **options}
+    assert budget is not None
+    placed = slot.Applied(model, PlanSource(_make_plan, budget, options), on_mismatch, max_plans)
+    if plan is not None:
+        placed.add(plan)
+    slot.put(placed)
+
+
+def applied(model: torch.nn.Module) -> Applied:
+    """What ``monet.apply`` has put into ``model``. Raises ``ConfigError`` where there is nothing."""
+    return slot.applied(model)
+
+
+def remove(model: torch.nn.Module) -> None:
+    """Undo ``monet.apply``: ``model`` is the plain one again. A step that is under way can still be finished.
+
+    Raises ``ConfigError`` where nothing was applied.
+    """
+    slot.remove(model)

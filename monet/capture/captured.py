@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,5 +34,5 @@ class Captured:
 
 def device_type(model: torch.nn.Module, inputs: Any) -> str:
     """The kind of device of the first parameter, buffer or input (``"cpu"``, ``"cuda"``), whose autocast matters."""
-    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs))
+    tensors = itertools.chain(model.parameters(), model.buffers(), pytree.tree_leaves(inputs))
     return next((t.device.type for t in tensors if isinstance(t, torch.Tensor)), "cpu")

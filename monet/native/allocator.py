@@ -163,6 +163,7 @@ class Arena:
     """
 
     _open = False  # Ctrl-C may come before the constructor ends
+    _lender: Arena | None = None  # whose memory it is; kept alive
 
     def __init__(
         self,
@@ -220,10 +221,16 @@ class Arena:
         if other.bytes < self.bytes:
             raise ExecutionError(f"an arena of {self.bytes} bytes cannot share one of {other.bytes}")
         self._lib.monet_arena_share(self._program, other._program)
+        self._lender = other
+
+    def unmap(self) -> None:
+        """Give the memory back, once no tensor lies in it, and stay usable: ``map`` and ``share`` give it other memory.
+        Those that share it need other memory, too, before their next step."""
+        self._lib.monet_arena_unmap(self._program)
 
     def contains(self, pointer: int) -> bool:
         base = int(self._lib.monet_arena_base(self._program))
-        return base != 0 and base <= pointer < base + self.bytes
+        return base != 0 and base <= pointer < base + (self._lender or self).bytes
 
     def enter(self, step: int) -> None:
         self._lib.monet_enter(self._program, step)

@@ -1,0 +1,123 @@
+"""Where the plan of a training call comes from: a captured step, planned anew or found on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from monet.amounts import parse_budget
+from monet.capture import Captured, autocast, capture_once
+from monet.capture.captured import device_type
+from monet.capture.input_geometry import describe_inputs
+from monet.executor.module import MonetModule
+from monet.in_place import kept_plans
+from monet.ops.measuring.signature import environment
+from monet.plans.plan import FREED, Plan
+
+MakePlan = Callable[..., Plan]
+"""``monet.plan``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A module that runs a plan for one geometry of calls. ``recalled``: its plan is from disk."""
+
+    module: MonetModule
+    recalled: bool = False
+
+
+class PlanSource:
+    """Plans for one budget with one set of options of ``monet.plan``. Raises ``ConfigError`` for what is no budget."""
+
+    def __init__(self, make_plan: MakePlan, budget: str | int, options: Mapping[str, Any]) -> None:
+        parse_budget(budget)
+        self._make_plan = make_plan
+        self._budget = budget
+        self._options = dict(options)
+        self._on_disk = bool(options.get("cache", True))
+
+    def planned(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, anew: bool = False
+    ) -> Planned:
+        """``model`` with a plan for such a call. ``anew``: not one from disk.
+
+        Raises as ``monet.plan``, and ``KeyboardInterrupt`` where planning is interrupted: nothing is trained by a plan
+        that nobody asked for.
+        """
+        args, kwargs = pytree.tree_map(_detached, (args, kwargs))
+        captured = capture_once(
+            model, args, kwargs, gradients_leave=not self._options.get("accumulate"), on_disk=self._on_disk
+        )
+        key = self._key(model, captured, args, kwargs)
+        plan = kept_plans.recall(key) if self._on_disk and not anew else None
+        if plan is not None:
+            return Planned(MonetModule(model, plan, captured), recalled=True)
+        plan = self._make_plan(model, args, kwargs, budget=self._budget, **{"progress": True, **self._options})
+        if plan.solver["status"] == "interrupted":
+            raise KeyboardInterrupt
+        if self._on_disk:
+            kept_plans.keep(key, plan)
+        return Planned(MonetModule(model, plan, captured))
+
+    def _key(self, model: torch.nn.Module, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        said = {name: value for name, value in self._options.items() if name not in ("progress", "cache")}
+        cast = autocast.state(device_type(model, (args, kwargs)))
+        return kept_plans.key_of(
+            captured.graph.fingerprint(),
+            parse_budget(self._budget),
+            sorted(said.items()),
+            environment(captured.graph.device),
+            None if cast is None else sorted(cast.items()),
+            [module.training for module in model.modules()],
+            describe_inputs(args, kwargs),
+        )
+
+
+def options_of(plan: Plan) -> dict[str, Any]:
+    """The options of ``monet.plan`` that ``plan`` was made with, as far as they are part of it."""
+    made = plan.model
+    return {
+        "exact": made.get("exact", False),
+        "accumulate": made.get("accumulate", False),
+        "gradients": made.get("gradients", FREED),
+    }
+
+
+def _detached(leaf: Any) -> Any:
+    """A tensor without the graph that it comes from, with the same memory."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().requires_grad_(leaf.requires_grad)
+
+
+def without_cache_of_keys(model: torch.nn.Module) -> AbstractContextManager[Any]:
+    """A context in which models of transformers make no cache of keys and values, an object that no plan can hold and
+    that training does not need."""
+    configs = {id(config): config for module in model.modules() if _has_cache(config := _config(module))}
+    return _Without(list(configs.values())) if configs else nullcontext()
+
+
+def _config(module: torch.nn.Module) -> Any:
+    return module.__dict__.get("config")
+
+
+def _has_cache(config: Any) -> bool:
+    return getattr(config, "use_cache", False) is True
+
+
+class _Without:
+    def __init__(self, configs: list[Any]) -> None:
+        self._configs = configs
+
+    def __enter__(self) -> None:
+        for config in self._configs:
+            config.use_cache = False
+
+    def __exit__(self, *_: object) -> None:
+        for config in self._configs:
+            config.use_cache = True

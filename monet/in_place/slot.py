@@ -1,0 +1,195 @@
+"""A model whose training calls run by plans, in place: what stands in the slot that ``nn.Module.compile`` fills.
+
+The model stays what it is: its class, its signature, its state and its hooks are looked at by trainers. Copies and
+pickles leave the slot out, as they do for a compiled model, and are the plain model.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from monet.errors import ConfigError
+from monet.executor.module import MonetModule
+from monet.in_place.call_geometry import planned_geometry
+from monet.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
+from monet.in_place.training_calls import RULES, OnMismatch, TrainingCalls
+from monet.plans.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+class Applied:
+    """Stands in a model's slot and is called in its place. Hooks of the model are called as ever; in training mode with
+    gradients enabled its ``forward`` is run by a plan, else the model itself is called."""
+
+    def __init__(
+        self, model: torch.nn.Module, source: PlanSource | None, on_mismatch: OnMismatch, max_plans: int
+    ) -> None:
+        if on_mismatch not in RULES:
+            raise ConfigError(f"on_mismatch must be one of {', '.join(map(repr, RULES))}, not {on_mismatch!r}")
+        if max_plans < 1:
+            raise ConfigError(f"max_plans must be at least 1, not {max_plans}")
+        self.model = model
+        self.calls = TrainingCalls(model, source, on_mismatch, max_plans, lambda: apart(model))
+        self._hooked = threading.RLock()
+        self._told = False
+
+    def add(self, plan: Plan) -> None:
+        """Run calls as ``plan`` has them by it. Raises ``PlanMismatch`` where it was made for another model."""
+        with apart(self.model):
+            module = MonetModule(self.model, plan)
+        self.calls.add(planned_geometry(self.model, plan), Planned(module))
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that were made or given so far."""
+        return tuple(planned.module.plan for planned in self.calls.modules)
+
+    @property
+    def planned_calls(self) -> int:
+        """Training calls so far that ran by a plan."""
+        return self.calls.planned_calls
+
+    @property
+    def eager_calls(self) -> int:
+        """Training calls so far that were not as planned and ran without a plan."""
+        return self.calls.eager_calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self.model
+        if not model.training or not torch.is_grad_enabled() or _is_watched():
+            return model._call_impl(*args, **kwargs)
+        if not (any(model.__dict__[name] for name in _HOOKS) or torch.nn.modules.module._has_any_global_hook()):
+            return self._forward(*args, **kwargs)
+        return self._with_hooks(args, kwargs)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._told:
+            self._told = True
+            _tell_what_is_replaced(self.model)
+        return self.calls.call(self.model.forward, args, kwargs)
+
+    def _with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``nn.Module`` calls hooks around ``self.forward``, which stands for the plan just until it is called."""
+        own = self.model.__dict__
+        with self._hooked:
+            before = own.get("forward")
+
+            def restore() -> None:
+                if before is None:
+                    own.pop("forward", None)
+                else:
+                    own["forward"] = before
+
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                restore()
+                return self._forward(*args, **kwargs)
+
+            own["forward"] = forward
+            try:
+                return self.model._call_impl(*args, **kwargs)
+            finally:
+                if own.get("forward") is forward:
+                    restore()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Nothing: a copy of the model is a plain one, where its class copies all that it holds."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    """What a pickle has in the slot."""
+
+
+def put(applied: Applied) -> None:
+    """Put it into its model's slot."""
+    applied.model._compiled_call_impl = applied
+
+
+def applied(model: torch.nn.Module) -> Applied:
+    """What was put into ``model``. Raises ``ConfigError`` where there is nothing."""
+    found = model._compiled_call_impl
+    if not isinstance(found, Applied):
+        raise ConfigError(f"monet.apply was not called on this {type(model).__name__}")
+    return found
+
+
+def remove(model: torch.nn.Module) -> None:
+    """Undo ``monet.apply``: ``model`` is the plain one again. A step that is under way can still be finished.
+
+    Raises ``ConfigError`` where nothing was applied.
+    """
+    applied(model)
+    model._compiled_call_impl = None
+
+
+def require_plain(model: torch.nn.Module) -> None:
+    """Raises ``ConfigError`` for a module that stands around another one: the inner one is planned."""
+    if isinstance(model, MonetModule):
+        raise ConfigError("this is a MonetModule, which runs its plan already; apply to the model that it was made of")
+    inner = "_orig_mod" if isinstance(model, torch._dynamo.OptimizedModule) else None
+    parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    inner = "module" if isinstance(model, parallel) else inner
+    if inner is not None:
+        raise ConfigError(f"{type(model).__name__} stands around the model; call monet.apply on its .{inner}")
+    if model._compiled_call_impl is not None and not isinstance(model._compiled_call_impl, Applied):
+        raise ConfigError("the model was compiled by model.compile(), whose place a plan would take")
+
+
+@contextmanager
+def apart(model: torch.nn.Module) -> Iterator[None]:
+    """A context in which ``model`` is called without its slot and its own hooks, which stay outside of a plan, and
+    makes no cache of keys and values."""
+    slot, hooks = model.__dict__.get("_compiled_call_impl"), {name: model.__dict__[name] for name in _HOOKS}
+    is_full = model._is_full_backward_hook
+    model._compiled_call_impl = None
+    model.__dict__.update({name: OrderedDict() for name in _HOOKS})
+    model._is_full_backward_hook = None
+    try:
+        with without_cache_of_keys(model):
+            yield
+    finally:
+        model.__dict__.update(hooks)
+        model._is_full_backward_hook = is_full
+        model._compiled_call_impl = slot
+
+
+def _is_watched() -> bool:
+    """Whether somebody looks at the operators themselves, and not at their results: a tracer, a transform of
+    ``torch.func``, a mode that counts or fakes them, a checkpoint or another who packs what backward needs."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _tell_what_is_replaced(model: torch.nn.Module) -> None:
+    """Say once what a plan takes the place of."""
+    name = type(model).__name__
+    below = [module for module in model.modules() if module is not model]
+    if any(getattr(module, "gradient_checkpointing", False) is True for module in below):
+        logger.warning(
+            "%s has gradient checkpointing enabled: the plan takes its place and decides itself what is computed again",
+            name,
+        )
+    hooked = sum(bool(module._forward_hooks or module._forward_pre_hooks) for module in below)
+    if hooked:
+        logger.warning("%d submodules of %s have hooks, which are not called while a plan runs", hooked, name)

@@ -1,0 +1,173 @@
+"""Decides how each training call of a model is run: by a plan for its geometry, or as eager PyTorch runs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from monet.errors import MonetError, PlanMismatch
+from monet.executor.arena_group import ArenaGroup
+from monet.in_place.call_geometry import CallGeometry, call_geometry, difference
+from monet.in_place.plan_source import Planned, PlanSource
+
+logger = logging.getLogger(__name__)
+
+OnMismatch: TypeAlias = Literal["eager", "replan", "error"]
+RULES = ("eager", "replan", "error")
+MOST_PLANS = 8
+
+# What differs, where the plan itself does not say it.
+_SENTENCES = {
+    "forward": "forward of the model was replaced after planning",
+    "parameters": "other parameters require a gradient than when planning",
+    "structure": "the arguments have another structure than when planning",
+    "shapes": "an input differs from the planned one",
+    "modes": "submodules are in other modes than when planning",
+}
+_PENDING = (
+    "it is called again before the backward pass of the call before, and there is one arena for both (call backward "
+    "first, or put both batches into one call)"
+)
+_OBJECT = "an argument is an object that is neither tensor, number nor text, for which no plan can be made"
+
+
+class TrainingCalls:
+    """Plans by the geometry of calls, over one arena of the largest size, and what is done about any other call.
+
+    ``source``: makes plans; None: there is the one that ``add`` gives. ``rule``: for calls that are not as planned.
+    ``planned_calls``, ``eager_calls``: training calls so far that ran by a plan, and without.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        source: PlanSource | None,
+        rule: OnMismatch,
+        max_plans: int,
+        apart: Callable[[], Any],
+    ) -> None:
+        """``apart``: a context in which ``model`` can be captured."""
+        self.model = model
+        self.planned_calls = self.eager_calls = 0
+        self._source, self._rule, self._max_plans, self._apart = source, rule, max_plans, apart
+        self._planned: dict[CallGeometry, Planned | None] = {}  # None: no plan could be made for it
+        self._group = ArenaGroup()
+        self._made = 0
+        self._told: set[str] = set()
+        self._forward: list[Any] = []  # kept, for geometries to name them by identity
+
+    @property
+    def modules(self) -> tuple[Planned, ...]:
+        """What was planned, in that order."""
+        return tuple(planned for planned in self._planned.values() if planned is not None)
+
+    def add(self, geometry: CallGeometry, planned: Planned) -> None:
+        """Run calls of this geometry by ``planned``. While no step is under way."""
+        self._planned[geometry] = planned
+        self._group.add(planned.module.runner)
+        self._forward.append(self.model.__dict__.get("forward"))
+        self._made += 1
+
+    def call(self, eager: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of one training call. ``eager``: the model's own forward.
+
+        Raises ``PlanMismatch`` by the rule, and what ``monet.plan`` raises where the first plan cannot be made.
+        """
+        geometry = call_geometry(self.model, args, kwargs)
+        if geometry is not None and not geometry.is_trained:
+            return eager(*args, **kwargs)
+        for again in (False, True):
+            planned = self._planned_for(geometry, args, kwargs)
+            if planned is None:
+                break
+            refusal = None
+            try:
+                result = planned.module.forward(*args, **kwargs)
+            except PlanMismatch as error:  # raised before anything has run
+                refusal = str(error)
+            if refusal is None:
+                self.planned_calls += 1
+                return result
+            assert geometry is not None
+            may_replan = self._source is not None and (planned.recalled or self._rule == "replan")
+            if again or not may_replan or not self._may_plan("model", refusal, recalled=planned.recalled):
+                self._refuse("model", refusal)
+                break
+            self._group.remove(planned.module.runner)
+            del self._planned[geometry]
+            self._plan(geometry, args, kwargs, anew=True)
+        self.eager_calls += 1
+        return eager(*args, **kwargs)
+
+    def _planned_for(
+        self, geometry: CallGeometry | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Planned | None:
+        """What runs the call; None: the model itself."""
+        if geometry is None:
+            self._refuse("object", _OBJECT)
+            return None
+        if self._group.is_pending:
+            self._refuse("pending", _PENDING)
+            return None
+        if geometry in self._planned:
+            return self._planned[geometry]
+        if not self._planned:
+            self._plan(geometry, args, kwargs)
+        else:
+            kind, sentence = self._difference(geometry, args, kwargs)
+            if self._rule != "replan" or self._source is None:
+                self._refuse(kind, sentence)
+                return None
+            if not self._may_plan(kind, sentence):
+                return None
+            try:
+                self._plan(geometry, args, kwargs)
+            except MonetError as error:
+                self._planned[geometry] = None
+                self._tell("unplanned", f"no plan can be made for another call: {error}")
+        return self._planned[geometry]
+
+    def _may_plan(self, kind: str, sentence: str, *, recalled: bool = False) -> bool:
+        if self._made < self._max_plans or recalled:
+            return True
+        self._tell("max_plans", f"{sentence}; there are max_plans={self._max_plans} plans already")
+        return False
+
+    def _plan(
+        self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any], *, anew: bool = False
+    ) -> None:
+        assert self._source is not None
+        with self._apart():
+            planned = self._source.planned(self.model, args, kwargs, anew=anew)
+        self.add(geometry, planned)
+
+    def _difference(self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
+        """The kind and the sentence of what is not as in the plan that is closest: the last that differs latest."""
+        differences = {other: difference(other, geometry) or "" for other in self._planned}
+        order = list(CallGeometry.__dataclass_fields__)
+        closest = max(differences, key=lambda other: order.index(differences[other]))
+        kind, planned = differences[closest], self._planned[closest]
+        sentence = _SENTENCES.get(kind, f"{kind} differ")
+        if planned is not None:
+            try:
+                planned.module.check(args, kwargs)
+            except PlanMismatch as error:
+                sentence = str(error)
+        return kind, sentence
+
+    def _refuse(self, kind: str, sentence: str) -> None:
+        """Raise or tell, by the rule."""
+        if self._rule == "error":
+            raise PlanMismatch(f"{type(self.model).__name__}: {sentence}")
+        self._tell(kind, sentence)
+
+    def _tell(self, kind: str, sentence: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.warning(
+                "%s is called not as planned, and such calls run without a plan, outside of the budget: %s (told "
+                "once)", type(self.model).__name__, sentence,
+            )  # fmt: skip
