@@ -25,7 +25,8 @@ MakePlan = Callable[..., Plan]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A module that runs a plan for one geometry of calls. ``recalled``: its plan is from disk."""
+    """A module that runs a plan for one geometry of calls. ``recalled``: its plan is from disk and has
+    not run yet: weights may have changed so that it must not be used, see ``monet.executor.runner``."""
 
     module: MonetModule
     recalled: bool = False

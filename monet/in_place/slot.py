@@ -152,17 +152,27 @@ def require_plain(model: torch.nn.Module) -> None:
 
 @contextmanager
 def apart(model: torch.nn.Module) -> Iterator[None]:
-    """A context in which ``model`` is called without its slot and its own hooks, which stay outside of a plan, and
-    makes no cache of keys and values."""
+    """A context in which ``model`` is called without its slot and its own hooks, which stay outside of a plan, makes no
+    cache of keys and values, and has parameters where ``torch.func.functional_call`` has put tensors."""
+    given: list[tuple[dict[str, Any], str, torch.Tensor]] = [
+        (module._parameters, name, tensor)
+        for module in model.modules()
+        for name, tensor in module._parameters.items()
+        if tensor is not None and not isinstance(tensor, torch.nn.Parameter)
+    ]
     slot, hooks = model.__dict__.get("_compiled_call_impl"), {name: model.__dict__[name] for name in _HOOKS}
     is_full = model._is_full_backward_hook
     model._compiled_call_impl = None
     model.__dict__.update({name: OrderedDict() for name in _HOOKS})
     model._is_full_backward_hook = None
+    for parameters, name, tensor in given:
+        parameters[name] = torch.nn.Parameter(tensor.detach(), tensor.requires_grad)
     try:
         with without_cache_of_keys(model):
             yield
     finally:
+        for parameters, name, tensor in given:
+            parameters[name] = tensor
         model.__dict__.update(hooks)
         model._is_full_backward_hook = is_full
         model._compiled_call_impl = slot

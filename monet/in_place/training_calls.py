@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -88,10 +89,12 @@ class TrainingCalls:
                 result = planned.module.forward(*args, **kwargs)
             except PlanMismatch as error:  # raised before anything has run
                 refusal = str(error)
+            assert geometry is not None
             if refusal is None:
                 self.planned_calls += 1
+                if planned.recalled:
+                    self._planned[geometry] = replace(planned, recalled=False)
                 return result
-            assert geometry is not None
             may_replan = self._source is not None and (planned.recalled or self._rule == "replan")
             if again or not may_replan or not self._may_plan("model", refusal, recalled=planned.recalled):
                 self._refuse("model", refusal)

@@ -1,0 +1,280 @@
+"""Calls that are not as planned: run without a plan, planned too, or refused; never wrong."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from loop_cases import BUDGET, HASTE, batches, equal, pair, told, train
+from torch import Tensor, nn
+
+import monet
+from monet.errors import PlanMismatch
+from monet.in_place import plan_source
+from monet.native import allocator
+
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
+EXACT: dict[str, Any] = {"budget": BUDGET, "exact": True, **HASTE}
+
+
+def counts(model: nn.Module) -> tuple[int, int, int]:
+    found = monet.applied(model)
+    return found.planned_calls, found.eager_calls, len(found.plans)
+
+
+def test_every_shape_is_planned(caplog: pytest.LogCaptureFixture) -> None:
+    planned, eager = pair()
+    monet.apply(planned, on_mismatch="replan", max_plans=3, **EXACT)
+    data = batches(4, 8, 2, 8, 4, 5, 6, 2)
+    assert equal(train(planned, data), train(eager, data))
+    assert counts(planned) == (6, 2, 3)
+    (sentence,) = told(caplog)
+    assert "max_plans=3" in sentence
+
+
+@pytest.mark.skipif(not allocator.available(), reason="there is no C++ compiler")
+def test_plans_share_an_arena_of_the_largest_size() -> None:
+    model, _ = pair()
+    monet.apply(model, on_mismatch="replan", **EXACT)
+    train(model, batches(4))
+    gc.collect()
+    before, first = allocator.live_bytes(), monet.applied(model).plans[0].arena_bytes
+    train(model, batches(2, 8, 4))
+    gc.collect()
+    largest = max(plan.arena_bytes for plan in monet.applied(model).plans)
+    gradients = 2 * sum(p.nbytes for p in model.parameters())  # of the last step, held beside the arena in whole pages
+    assert largest > first and allocator.live_bytes() - before <= largest - first + gradients + 64 * 4096
+    monet.remove(model)
+    model.zero_grad()
+    gc.collect()
+    assert allocator.live_bytes() < before
+
+
+def _autocast(model: nn.Module) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(batches(8)[0])
+
+
+def _threads(model: nn.Module) -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        return model(batches(8)[0])
+    finally:
+        torch.set_num_threads(before)
+
+
+def _mode(model: nn.Module) -> Any:
+    model.get_submodule("body.1").eval()
+    return model(batches(8)[0])
+
+
+def _frozen(model: nn.Module) -> Any:
+    model.get_submodule("body").requires_grad_(False)
+    return model(batches(8)[0])
+
+
+def _replaced(model: nn.Module) -> Any:
+    model.head = nn.Linear(8, 5)
+    return model(batches(8)[0])
+
+
+def _forward(model: nn.Module) -> Any:
+    forward = model.forward
+    model.forward = lambda x: forward(x) * 2
+    return model(batches(8)[0])
+
+
+def _structure(model: nn.Module) -> Any:
+    return model(x=batches(8)[0])
+
+
+OTHERS = {
+    "autocast": (_autocast, "autocast is on with bfloat16"),
+    "threads": (_threads, "threads"),
+    "mode": (_mode, "submodule 'body.1' is in evaluation mode"),
+    "frozen": (_frozen, "requires_grad=False"),
+    "replaced": (_replaced, "submodule 'head' was replaced"),
+    "forward": (_forward, "forward of the model was replaced"),
+    "structure": (_structure, "is called with"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("rule", ["eager", "replan", "error"])
+def test_what_is_not_as_planned(other: str, rule: Any, caplog: pytest.LogCaptureFixture) -> None:
+    call, sentence = OTHERS[other]
+    planned, eager = pair()
+    monet.apply(planned, on_mismatch=rule, **EXACT)
+    train(planned, batches(8))
+    train(eager, batches(8))
+    if rule == "error":
+        with pytest.raises(PlanMismatch, match="Residual") as refused:
+            call(planned)
+        assert sentence in str(refused.value)
+        return
+    results: list[list[Tensor]] = []
+    for model in (planned, eager):
+        model.zero_grad()
+        torch.manual_seed(2)
+        out = call(model)
+        out.float().square().sum().backward()
+        results.append([out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert equal(*results)
+    if rule == "eager":
+        assert counts(planned) == (1, 1, 1)
+        (said,) = told(caplog)
+        assert sentence in said
+    else:
+        assert counts(planned)[:2] == (2, 0) and not told(caplog)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(8, 8), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, factor: float = 1.0, extra: Any = None) -> Tensor:
+        out: Tensor = self.linear(self.drop(torch.relu(self.linear(x)))) * factor
+        return out
+
+
+def test_numbers_are_part_of_a_plan_and_objects_are_of_none(caplog: pytest.LogCaptureFixture) -> None:
+    model = Two()
+    monet.apply(model, **EXACT)
+    x = torch.randn(4, 8)
+    for factor in (1.0, 2.0, 1.0, 3.0):
+        model(x, factor=factor).sum().backward()
+        model.zero_grad()
+    assert counts(model) == (2, 2, 1)
+    model(x, factor=1.0, extra=object()).sum().backward()
+    assert counts(model) == (2, 3, 1)
+    assert ["an object" in sentence for sentence in told(caplog)] == [False, True]
+
+
+def test_a_second_forward_before_the_backward(caplog: pytest.LogCaptureFixture) -> None:
+    """A contrastive loss: both calls' gradients are eager's, whichever comes first backward."""
+    planned, eager = pair()
+    monet.apply(planned, **EXACT)
+    first, second = batches(8, 8)
+    train(planned, [first])
+    train(eager, [first])
+    for model in (planned, eager):
+        model.zero_grad()
+        one, other = model(first), model(second)
+        other.square().sum().backward()
+        (one * 3).sum().backward()
+    assert equal([p.grad for p in planned.parameters()], [p.grad for p in eager.parameters()])  # type: ignore[misc]
+    assert counts(planned) == (2, 1, 1)
+    assert "before the backward pass" in caplog.text
+    del one, other
+    train(planned, [first])
+    assert counts(planned) == (3, 1, 1)
+
+
+def test_a_step_that_is_given_up_is_not_waited_for() -> None:
+    planned, _ = pair()
+    monet.apply(planned, **EXACT)
+    for _ in range(3):
+        planned(batches(8)[0])  # its graph dies at once
+    assert counts(planned) == (3, 0, 1)
+
+
+def test_two_networks_against_each_other() -> None:
+    """The discriminator is called on real and on made data before its backward pass, and trains the generator."""
+    torch.manual_seed(0)
+    results = []
+    for applied in (True, False):
+        torch.manual_seed(0)
+        maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
+        judge = nn.Sequential(nn.Linear(6, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+        if applied:
+            monet.apply(maker, **EXACT)
+            monet.apply(judge, on_mismatch="replan", **EXACT)
+        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (maker, judge)]
+        for _ in range(3):
+            real, noise = torch.randn(8, 6), torch.randn(8, 4)
+            made = maker(noise)
+            judge.zero_grad()
+            (judge(made.detach()).mean() - judge(real).mean()).backward()
+            optimizers[1].step()
+            maker.zero_grad()
+            (-judge(made).mean()).backward()
+            optimizers[0].step()
+        results.append([*maker.state_dict().values(), *judge.state_dict().values()])
+        if applied:
+            assert counts(maker) == (3, 0, 1)
+            assert counts(judge) == (6, 3, 2)
+    assert equal(*results)
+
+
+def test_two_backward_passes_are_an_error() -> None:
+    planned, _ = pair()
+    monet.apply(planned, **EXACT)
+    out = planned(batches(8)[0]).sum()
+    out.backward(retain_graph=True)
+    with pytest.raises(monet.MonetError, match="retain_graph"):
+        out.backward()
+
+
+def test_micro_batches_add_up(caplog: pytest.LogCaptureFixture) -> None:
+    planned, eager = pair()
+    monet.apply(planned, accumulate=True, **EXACT)
+    for model in (planned, eager):
+        for images in batches(8, 8, 8):
+            (model(images).square().mean() / 3).backward()
+    assert equal([p.grad for p in planned.parameters()], [p.grad for p in eager.parameters()])  # type: ignore[misc]
+    assert counts(planned) == (3, 0, 1) and not told(caplog)
+
+
+def test_a_larger_batch_that_does_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    planned, _ = pair()
+    monet.apply(planned, budget="1MB", on_mismatch="replan", **HASTE)
+    train(planned, batches(4, 64, 64, 4))
+    assert counts(planned) == (2, 2, 1)
+    (said,) = [sentence for sentence in told(caplog) if "no plan can be made" in sentence]
+    assert "The smallest budget known to work" in said
+
+
+def test_the_second_start_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**EXACT, "gap": 0.0123}  # of no other test
+    made: list[str] = []
+    before = plan_source.PlanSource.__init__
+
+    def counting(self: Any, make_plan: Any, budget: Any, options: Any) -> None:
+        def make(*args: Any, **kwargs: Any) -> monet.Plan:
+            made.append(budget)
+            plan: monet.Plan = make_plan(*args, **kwargs)
+            return plan
+
+        before(self, make, budget, options)
+
+    monkeypatch.setattr(plan_source.PlanSource, "__init__", counting)
+    results = []
+    for budget in (BUDGET, BUDGET, "11MB"):
+        model, _ = pair()
+        monet.apply(model, **{**options, "budget": budget})
+        results.append(train(model, batches(8, 8)))
+    assert made == [BUDGET, "11MB"]
+    assert equal(results[0], results[1])
+    model, _ = pair()
+    monet.apply(model, cache=False, **options)
+    train(model, batches(8))
+    assert made == [BUDGET, "11MB", BUDGET]
+
+
+def test_a_damaged_plan_on_disk_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    from monet.files.cache import cache_folder
+
+    model, eager = pair()
+    monet.apply(model, **EXACT)
+    train(model, batches(8))
+    for path in (cache_folder() / "plans").glob("*.plan.json"):
+        path.write_text(path.read_text()[:-30])
+    again, _ = pair()
+    monet.apply(again, **EXACT)
+    assert equal(train(again, batches(8)), train(eager, batches(8)))
+    assert "made again" in caplog.text
