@@ -64,11 +64,6 @@ class MonetModule(torch.nn.Module):
         """The plan that this module runs."""
         return self._step.plan
 
-    @property
-    def runner(self) -> Runner:
-        """What runs the plan."""
-        return self._step.runner
-
     def train(self, mode: bool = True) -> MonetModule:
         """Set the mode of the model and of this module; returns this module."""
         self._model.train(mode)

@@ -154,10 +154,11 @@ def require_plain(model: torch.nn.Module) -> None:
 def apart(model: torch.nn.Module) -> Iterator[None]:
     """A context in which ``model`` is called without its slot and its own hooks, which stay outside of a plan, makes no
     cache of keys and values, and has parameters where ``torch.func.functional_call`` has put tensors."""
-    given: list[tuple[dict[str, Any], str, torch.Tensor]] = [
-        (module._parameters, name, tensor)
-        for module in model.modules()
-        for name, tensor in module._parameters.items()
+    everywhere: list[dict[str, Any]] = [module._parameters for module in model.modules()]
+    given = [
+        (parameters, name, tensor)
+        for parameters in everywhere
+        for name, tensor in parameters.items()
         if tensor is not None and not isinstance(tensor, torch.nn.Parameter)
     ]
     slot, hooks = model.__dict__.get("_compiled_call_impl"), {name: model.__dict__[name] for name in _HOOKS}

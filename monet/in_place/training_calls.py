@@ -68,7 +68,7 @@ class TrainingCalls:
     def add(self, geometry: CallGeometry, planned: Planned) -> None:
         """Run calls of this geometry by ``planned``. While no step is under way."""
         self._planned[geometry] = planned
-        self._group.add(planned.module.runner)
+        self._group.add(planned.module)
         self._forward.append(self.model.__dict__.get("forward"))
         self._made += 1
 
@@ -99,7 +99,7 @@ class TrainingCalls:
             if again or not may_replan or not self._may_plan("model", refusal, recalled=planned.recalled):
                 self._refuse("model", refusal)
                 break
-            self._group.remove(planned.module.runner)
+            self._group.remove(planned.module)
             del self._planned[geometry]
             self._plan(geometry, args, kwargs, anew=True)
         self.eager_calls += 1

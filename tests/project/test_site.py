@@ -16,8 +16,10 @@ from named_things import documents, is_file, is_named_thing
 from pydantic_core import PydanticUndefined
 from repository import ROOT
 
+import monet
 from monet.cli import program
 from monet.configuration.config import Config, InputSpec, load_config, shipped_configs
+from monet.configuration.torchvision_schemas import with_torchvision_schemas
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -57,6 +59,15 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "tiny.plan.json").is_file()
     assert space["plan"].peak_bytes <= space["plan"].budget_bytes
     assert space["refused_bytes"] > 1_000_000 and torch.isfinite(space["loss"])
+
+
+def test_training_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    space = with_torchvision_schemas(lambda: run_all("training-loops.md"))
+    found = space["found"]
+    assert (len(found.plans), found.planned_calls, found.eager_calls) == (1, 2, 1)
+    assert monet.applied(space["model"]).planned_calls == 4
 
 
 def test_the_training_step() -> None:
