@@ -4,5 +4,6 @@
 and ``runner.py`` runs the two over the arena, which is in ``monet/native``. ``planned_step.py`` joins a captured model
 with its runner and finds the tensors of a call; ``input_check.py`` refuses a call that is not as planned. On top:
 ``module.py`` has ``MonetModule``, which autograd sees as one function, with ``accumulator.py`` for gradients that add
-up in the step, and ``arena_group.py`` for several plans of one model; ``trainer.py`` has ``Trainer``, for whole steps with their weight updates.
+up in the step, and ``arena_group.py`` for several plans of one model; ``trainer.py`` has ``Trainer``, for whole steps
+with their weight updates.
 """
