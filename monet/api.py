@@ -37,7 +37,8 @@ _Result = TypeVar("_Result")
 _SOLVING = Solving()
 
 
-def _require_known(function: str, given: Iterable[str], known: Collection[str]) -> None:
+def require_known(function: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises ``TypeError`` for a name that is not ``known``, with the one that was meant."""
     for name in given:
         if name not in known:
             close = "".join(f"; did you mean {guess!r}?" for guess in difflib.get_close_matches(name, known, n=1))
@@ -50,7 +51,7 @@ def _guessing(function: Callable[_Parameters, _Result]) -> Callable[_Parameters,
 
     @functools.wraps(function)
     def guessing(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        _require_known(function.__name__, kwargs, known)
+        require_known(function.__name__, kwargs, known)
         return function(*args, **kwargs)
 
     return guessing
@@ -211,7 +212,7 @@ def apply(
     if (plan is None) == (budget is None):
         raise TypeError("apply takes a budget or a plan, and exactly one of them")
     known = [p.name for p in inspect.signature(_make_plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    _require_known("apply", options, known)
+    require_known("apply", options, known)
     if plan is not None:
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         budget, options = plan.budget_bytes, {**options_of(plan), **options}

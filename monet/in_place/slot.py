@@ -19,7 +19,7 @@ from monet.errors import ConfigError
 from monet.executor.module import MonetModule
 from monet.in_place.call_geometry import planned_geometry
 from monet.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
-from monet.in_place.training_calls import RULES, OnMismatch, TrainingCalls
+from monet.in_place.training_calls import REPLACED, OnMismatch, PlanFamily, TrainingCalls
 from monet.plans.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -34,15 +34,11 @@ class Applied:
     """Stands in a model's slot and is called in its place. Hooks of the model are called as ever; in training mode with
     gradients enabled its ``forward`` is run by a plan, else the model itself is called."""
 
-    def __init__(
-        self, model: torch.nn.Module, source: PlanSource | None, on_mismatch: OnMismatch, max_plans: int
-    ) -> None:
-        if on_mismatch not in RULES:
-            raise ConfigError(f"on_mismatch must be one of {', '.join(map(repr, RULES))}, not {on_mismatch!r}")
-        if max_plans < 1:
-            raise ConfigError(f"max_plans must be at least 1, not {max_plans}")
+    def __init__(self, model: torch.nn.Module, source: PlanSource, on_mismatch: OnMismatch, max_plans: int) -> None:
+        """Raises ``ConfigError`` for a rule that there is not, or no plans."""
         self.model = model
-        self.calls = TrainingCalls(model, source, on_mismatch, max_plans, lambda: apart(model))
+        family = PlanFamily(type(model).__name__, on_mismatch, max_plans)
+        self.calls = TrainingCalls(model, source, family, lambda: apart(model))
         self._hooked = threading.RLock()
         self._told = False
 
@@ -69,7 +65,7 @@ class Applied:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self.model
-        if not model.training or not torch.is_grad_enabled() or _is_watched():
+        if not model.training or not torch.is_grad_enabled() or is_watched():
             return model._call_impl(*args, **kwargs)
         if not (any(model.__dict__[name] for name in _HOOKS) or torch.nn.modules.module._has_any_global_hook()):
             return self._forward(*args, **kwargs)
@@ -78,8 +74,19 @@ class Applied:
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self._told:
             self._told = True
-            _tell_what_is_replaced(self.model)
+            self._tell_what_is_replaced()
         return self.calls.call(self.model.forward, args, kwargs)
+
+    def _tell_what_is_replaced(self) -> None:
+        below = [module for module in self.model.modules() if module is not self.model]
+        if any(getattr(module, "gradient_checkpointing", False) is True for module in below):
+            self.calls.family.note("checkpoints", REPLACED)
+        hooked = sum(bool(module._forward_hooks or module._forward_pre_hooks) for module in below)
+        if hooked:
+            logger.warning(
+                "%d submodules of %s have hooks, which are not called while a plan runs",
+                hooked, type(self.model).__name__,
+            )  # fmt: skip
 
     def _with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``nn.Module`` calls hooks around ``self.forward``, which stands for the plan just until it is called."""
@@ -179,7 +186,7 @@ def apart(model: torch.nn.Module) -> Iterator[None]:
         model._compiled_call_impl = slot
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether somebody looks at the operators themselves, and not at their results: a tracer, a transform of
     ``torch.func``, a mode that counts or fakes them, a checkpoint or another who packs what backward needs."""
     return (
@@ -190,17 +197,3 @@ def _is_watched() -> bool:
         or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         or torch.autograd.forward_ad._current_level >= 0
     )
-
-
-def _tell_what_is_replaced(model: torch.nn.Module) -> None:
-    """Say once what a plan takes the place of."""
-    name = type(model).__name__
-    below = [module for module in model.modules() if module is not model]
-    if any(getattr(module, "gradient_checkpointing", False) is True for module in below):
-        logger.warning(
-            "%s has gradient checkpointing enabled: the plan takes its place and decides itself what is computed again",
-            name,
-        )
-    hooked = sum(bool(module._forward_hooks or module._forward_pre_hooks) for module in below)
-    if hooked:
-        logger.warning("%d submodules of %s have hooks, which are not called while a plan runs", hooked, name)

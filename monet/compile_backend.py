@@ -1,0 +1,126 @@
+"""``torch.compile(model, backend="monet", options={"budget": "6GB"})``: an entry point of ``torch_dynamo_backends``.
+
+Dynamo hands over a graph; at its first real call it becomes a module (``monet.in_place.lifted_graph``), which is
+planned and run as ``monet.apply`` plans and runs a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from monet.api import plan, require_known
+from monet.errors import CaptureError, ConfigError
+from monet.in_place.lifted_graph import LiftedGraph
+from monet.in_place.plan_source import PlanSource
+from monet.in_place.slot import is_watched
+from monet.in_place.training_calls import MOST_PLANS, REPLACED, PlanFamily, TrainingCalls
+
+logger = logging.getLogger(__name__)
+
+_OWN = ("budget", "on_mismatch", "max_plans", "on_break")
+_DYNAMIC = (
+    "%s has a graph for several shapes now, and its plans are each for one: shapes that came before are planned once "
+    "more. Compile it with dynamic=False, which keeps a graph a shape"
+)
+_RESUMED = "torch_dynamo_resume_in_"
+# By a parameter, and the dictionary of options, of which torch.compile gives each model's graphs the same.
+_families: Any = WeakTensorKeyDictionary()
+
+
+def monet(
+    graph: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """A function that runs ``graph`` by plans, one a geometry of its inputs, each made at its first training call.
+
+    ``options``: ``budget``, and what ``monet.apply`` takes, with ``on_mismatch="replan"`` unless it is given.
+    ``on_break``: what is done where Dynamo cuts the model into several graphs, of which none can keep the budget of
+    all: ``"error"``, or ``"eager"``, which runs them without a plan. Raises ``CaptureError`` for a cut, ``ConfigError``
+    and ``TypeError`` for options that there are not.
+    """
+    given = dict(options or {})
+    known = [p.name for p in inspect.signature(plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    require_known('torch.compile(backend="monet")', given, [*known, *_OWN])
+    if mode is not None or "budget" not in given:
+        raise ConfigError('backend="monet" needs options={"budget": "6GB"} or the like, and takes no mode')
+    if given.get("on_break", "error") not in ("error", "eager"):
+        raise ConfigError(f"on_break must be 'error' or 'eager', not {given['on_break']!r}")
+    place = _cut(graph)
+    if place is not None:
+        if given.get("on_break", "error") == "error":
+            raise CaptureError(
+                f"torch.compile cuts the model into several graphs, which no plan can cover: {place}. Change that "
+                "place, or run without a plan by options={'on_break': 'eager', ...}"
+            )
+        logger.warning("torch.compile cuts the model, and this part of it runs without a plan: %s", place)
+        return graph.forward
+    if DistributedDataParallel._get_active_ddp_module() is not None and torch._dynamo.config.optimize_ddp:
+        raise CaptureError(
+            "torch.compile cuts a model in DistributedDataParallel at its buckets: set "
+            "torch._dynamo.config.optimize_ddp = False, or compile the model before it is put there"
+        )
+    return torch._dynamo.disable(_PlannedGraph(graph, given, _family(example_inputs, options, given)))  # type: ignore[no-any-return]
+
+
+class _PlannedGraph:
+    """Called with the arguments of a graph."""
+
+    def __init__(self, graph: torch.fx.GraphModule, options: Mapping[str, Any], family: PlanFamily) -> None:
+        made = {name: value for name, value in options.items() if name not in _OWN}
+        self._graph, self._family = graph, family
+        self._source = PlanSource(plan, options["budget"], made)
+        self._lifted: LiftedGraph | None = None
+        self._calls: TrainingCalls | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if not torch.is_grad_enabled() or is_watched():
+            return self._graph.forward(*args)
+        if self._lifted is None or self._calls is None:
+            self._lifted = LiftedGraph(self._graph, args)
+            self._calls = TrainingCalls(self._lifted, self._source, self._family, nullcontext)
+            if self._lifted.has_checkpoints:
+                self._family.note("checkpoints", REPLACED)
+            if any(isinstance(value, int) for value in args):
+                self._family.note("dynamic", _DYNAMIC)
+        return self._calls.call(lambda *_: self._graph.forward(*args), self._lifted.inputs(args), {})
+
+
+def _family(example_inputs: Sequence[Any], options: Mapping[str, Any] | None, given: Mapping[str, Any]) -> PlanFamily:
+    """Of all graphs that Dynamo makes of one model: they share a budget and an arena."""
+    family = PlanFamily(
+        "the compiled model", given.get("on_mismatch", "replan"), int(given.get("max_plans", MOST_PLANS))
+    )
+    parameter = next((value for value in example_inputs if isinstance(value, torch.nn.Parameter)), None)
+    if parameter is None:
+        return family
+    families: list[tuple[Any, PlanFamily]] = _families.setdefault(parameter, [])
+    for of, found in families:
+        if of is options:
+            return found
+    families.append((options, family))
+    return family
+
+
+def _cut(graph: torch.fx.GraphModule) -> str | None:
+    """Where and why Dynamo has cut what ``graph`` is a part of; None where it is the whole."""
+    reason: Any = getattr(graph, "compile_subgraph_reason", None)
+    if reason is None:
+        return None
+    frames = list(reason.user_stack)
+    resumed = any(frame.name.startswith(_RESUMED) for frame in frames)
+    if not reason.graph_break and not resumed:
+        return None
+    where = f' File "{frames[-1].filename}", line {frames[-1].lineno}: {frames[-1].line}' if frames else ""
+    why = "after a cut" if resumed and not reason.graph_break else " ".join(reason.reason.split())
+    return f"{why}{where}"

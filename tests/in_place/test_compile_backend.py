@@ -1,0 +1,204 @@
+"""``torch.compile(model, backend="monet")``: found by name, Dynamo's graphs run by plans, bit by bit eager's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from loop_cases import BUDGET, HASTE, batches, equal, pair, told, train
+from small_models import Awkward, Transformer
+from torch import Tensor, nn
+
+from monet import compile_backend
+from monet.in_place.training_calls import PlanFamily, TrainingCalls
+
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
+EXACT: dict[str, Any] = {"budget": BUDGET, "exact": True, **HASTE}
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrainingCalls]]:
+    """What the graphs of a test are run by."""
+    made: list[TrainingCalls] = []
+
+    def noting(*args: Any) -> TrainingCalls:
+        made.append(TrainingCalls(*args))
+        return made[-1]
+
+    monkeypatch.setattr(compile_backend, "TrainingCalls", noting)
+    torch._dynamo.reset()
+    yield made
+    torch._dynamo.reset()
+
+
+def counts(calls: list[TrainingCalls]) -> tuple[int, int, int]:
+    families: set[PlanFamily] = {one.family for one in calls}
+    planned, eager = sum(one.planned_calls for one in calls), sum(one.eager_calls for one in calls)
+    return planned, eager, sum(family.made for family in families)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_loop_with_evaluation_and_a_last_smaller_batch(in_place: bool, calls: list[TrainingCalls]) -> None:
+    planned, eager = pair()
+    compiled: Any = planned
+    if in_place:
+        planned.compile(backend="monet", dynamic=False, options=EXACT)
+    else:
+        compiled = torch.compile(planned, backend="monet", dynamic=False, options=EXACT)
+
+    def evaluate(model: Any) -> None:
+        model.eval()
+        with torch.no_grad():
+            model(batches(8)[0])
+        model.train()
+
+    data = batches(8, 8, 3, 5, 8)
+    assert equal(train(compiled, data, lambda: evaluate(compiled)), train(eager, data, lambda: evaluate(eager)))
+    assert counts(calls) == (5, 0, 3)
+    assert len({one.family for one in calls}) == 1
+
+
+def test_a_graph_for_several_shapes(calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture) -> None:
+    """Dynamo makes one by itself for the second shape."""
+    planned, eager = pair()
+    planned.compile(backend="monet", options=EXACT)
+    data = batches(8, 3, 5, 8)
+    assert equal(train(planned, data), train(eager, data))
+    assert counts(calls)[:2] == (4, 0)
+    (sentence,) = told(caplog)
+    assert "dynamic=False" in sentence
+
+
+def test_only_so_many_plans(calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture) -> None:
+    planned, eager = pair()
+    planned.compile(backend="monet", dynamic=False, options={**EXACT, "max_plans": 2})
+    data = batches(8, 3, 5, 8, 4)
+    assert equal(train(planned, data), train(eager, data))
+    assert counts(calls) == (3, 2, 2)
+    (sentence,) = told(caplog)
+    assert "max_plans=2" in sentence
+
+
+def test_other_shapes_without_a_plan(calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture) -> None:
+    planned, eager = pair()
+    planned.compile(backend="monet", dynamic=False, options={**EXACT, "on_mismatch": "eager"})
+    data = batches(8, 3, 5, 8)
+    assert equal(train(planned, data), train(eager, data))
+    assert counts(calls) == (2, 2, 1)
+    (sentence,) = told(caplog)
+    assert "another graph" in sentence
+
+
+def test_attention_with_dropout_and_a_structure(calls: list[TrainingCalls]) -> None:
+    inputs: list[tuple[nn.Module, Any]] = [
+        (Transformer(), {"tokens": torch.randint(0, 50, (3, 9))}),
+        (Awkward(), {"tokens": torch.randint(0, 11, (2, 4)), "scale": torch.randn(2, 4, 8)}),
+    ]
+    for model, kwargs in inputs:
+        results = []
+        for compiled in (model, torch.compile(model, backend="monet", options=EXACT)):
+            model.zero_grad()
+            torch.manual_seed(5)
+            out: Any = compiled(**kwargs)
+            (out["logits"] if isinstance(out, dict) else out).square().mean().backward()
+            results.append([p.grad for p in model.parameters()])
+        assert equal(*results)  # type: ignore[arg-type]
+    assert counts(calls) == (2, 0, 2)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 3)
+        self.drop = nn.Dropout(0.3)
+
+    def block(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.relu(self.first(x))
+        return self.second(self.drop(y)), y.mean()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x, mean = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)
+            x = x + mean
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_the_plan_takes_the_place_of_checkpoints(calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture) -> None:
+    model = Checkpointed()
+    x, results = torch.randn(4, 8), []
+    for compiled in (model, torch.compile(model, backend="monet", options=EXACT)):
+        model.zero_grad()
+        torch.manual_seed(5)
+        compiled(x).square().mean().backward()
+        results.append([p.grad for p in model.parameters()])
+    assert equal(*results)  # type: ignore[arg-type]
+    assert counts(calls) == (1, 0, 1)
+    assert "gradient checkpointing" in caplog.text
+
+
+def test_a_second_forward_before_the_backward(calls: list[TrainingCalls]) -> None:
+    planned, eager = pair()
+    planned.compile(backend="monet", options=EXACT)
+    first, second = batches(8, 8)
+    for model in (planned, eager):
+        one, other = model(first), model(second)
+        other.square().sum().backward()
+        (one * 3).sum().backward()
+    assert equal([p.grad for p in planned.parameters()], [p.grad for p in eager.parameters()])  # type: ignore[misc]
+    assert counts(calls) == (1, 1, 1)
+
+
+class Cut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        torch._dynamo.graph_break()
+        out: Tensor = self.second(x)
+        return out
+
+
+def test_a_cut_is_an_error_with_its_place_or_eager(
+    calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = Cut(), torch.randn(3, 4)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="graph_break") as refused:
+        torch.compile(model, backend="monet", options={"budget": BUDGET})(x)
+    assert "test_compile_backend.py" in str(refused.value) and "on_break" in str(refused.value)
+    torch._dynamo.reset()
+    results = []
+    for compiled in (model, torch.compile(model, backend="monet", options={"budget": BUDGET, "on_break": "eager"})):
+        model.zero_grad()
+        compiled(x).sum().backward()
+        results.append([p.grad for p in model.parameters()])
+    assert equal(*results)  # type: ignore[arg-type]
+    assert not calls and caplog.text.count("runs without a plan") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "needs options"),
+        ({"budget": BUDGET, "exakt": True}, "did you mean 'exact'"),
+        ({"budget": "lots"}, "not an amount"),
+        ({"budget": BUDGET, "on_break": "joint"}, "on_break"),
+        ({"budget": BUDGET, "on_mismatch": "ignore"}, "on_mismatch"),
+    ],
+)
+def test_what_is_asked_wrongly(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=sentence):
+        torch.compile(nn.Linear(2, 2), backend="monet", options=options)(torch.ones(1, 2))
+
+
+def test_it_is_found_without_importing_monet() -> None:
+    code = "import torch, sys; assert 'monet' in torch._dynamo.list_backends(); assert 'monet.api' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
