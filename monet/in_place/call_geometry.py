@@ -53,15 +53,34 @@ def call_geometry(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
         else:
             return None
     cast = autocast.state(device_type(model, leaves))
+    modes, parameters = _modes_and_parameters(model)
     return CallGeometry(
         threads=torch.get_num_threads(),
         autocast=_plain(cast),
-        modes=tuple(module.training for module in model.modules()),
-        parameters=tuple(parameter.requires_grad for parameter in model.parameters()),
+        modes=modes,
+        parameters=parameters,
         forward=id(model.__dict__.get("forward")),
         structure=structure,
         shapes=tuple(shapes),
     )
+
+
+def _modes_and_parameters(model: torch.nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """The mode of every module, in the order of ``model.modules()``, and which parameters require a gradient. At each
+    call, so in one walk that makes no names."""
+    modes: list[bool] = []
+    parameters: list[bool] = []
+    seen: set[int] = set()
+    ahead: list[torch.nn.Module | None] = [model]
+    while ahead:
+        module = ahead.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        modes.append(module.training)
+        parameters += [p.requires_grad for p in module._parameters.values() if p is not None]
+        ahead += reversed(module._modules.values())
+    return tuple(modes), tuple(parameters)
 
 
 def planned_geometry(model: torch.nn.Module, plan: Plan) -> CallGeometry:

@@ -14,6 +14,7 @@ from monet.amounts import parse_budget
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import describe_inputs
+from monet.errors import CaptureError
 from monet.executor.module import MonetModule
 from monet.in_place import kept_plans
 from monet.ops.measuring.signature import environment
@@ -47,9 +48,10 @@ class PlanSource:
     ) -> Planned:
         """``model`` with a plan for such a call. ``anew``: not one from disk.
 
-        Raises as ``monet.plan``, and ``KeyboardInterrupt`` where planning is interrupted: nothing is trained by a plan
-        that nobody asked for.
+        Raises as ``monet.plan``, ``CaptureError`` for parameters that are spread over processes, and
+        ``KeyboardInterrupt`` where planning is interrupted: nothing is trained by a plan that nobody asked for.
         """
+        _require_plain_parameters(model)
         args, kwargs = pytree.tree_map(_detached, (args, kwargs))
         captured = capture_once(
             model, args, kwargs, gradients_leave=not self._options.get("accumulate"), on_disk=self._on_disk
@@ -87,6 +89,15 @@ def options_of(plan: Plan) -> dict[str, Any]:
         "accumulate": made.get("accumulate", False),
         "gradients": made.get("gradients", FREED),
     }
+
+
+def _require_plain_parameters(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if type(parameter) not in (torch.nn.Parameter, torch.Tensor):
+            raise CaptureError(
+                f"{name} is a {type(parameter).__name__}, and plans are for plain ones: a sharded model (FSDP) can be "
+                "planned block by block inside of what shards it, a lazy one after it has run once"
+            )
 
 
 def _detached(leaf: Any) -> Any:

@@ -11,8 +11,10 @@ from loop_cases import BUDGET, HASTE, batches, equal, pair, told, train
 from torch import Tensor, nn
 
 import monet
-from monet.errors import PlanMismatch
+from monet.errors import CaptureError, PlanMismatch
+from monet.executor.runner import Runner
 from monet.in_place import plan_source
+from monet.in_place.call_geometry import call_geometry
 from monet.native import allocator
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
@@ -278,3 +280,72 @@ def test_a_damaged_plan_on_disk_is_made_again(caplog: pytest.LogCaptureFixture) 
     monet.apply(again, **EXACT)
     assert equal(train(again, batches(8)), train(eager, batches(8)))
     assert "made again" in caplog.text
+
+
+def test_a_plan_on_disk_that_weights_no_longer_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made again for these weights, whatever the rule; no later call is."""
+    first, _ = pair()
+    monet.apply(first, **EXACT)
+    train(first, batches(8))
+    refused: list[Runner] = []
+
+    def refuse_the_first(self: Runner, sources: Any) -> None:
+        if not refused or self in refused:
+            refused.append(self)
+            raise PlanMismatch("a scale is too small")
+
+    monkeypatch.setattr(Runner, "_check_guards", refuse_the_first)
+    planned, eager = pair()
+    monet.apply(planned, **EXACT)
+    assert equal(train(planned, batches(8, 8)), train(eager, batches(8, 8)))
+    assert counts(planned) == (2, 0, 1) and len(refused) == 1
+    refused[0] = monet.applied(planned).calls.modules[0].module._step.runner
+    train(planned, batches(8))
+    assert counts(planned) == (2, 1, 1)
+
+
+class Marked(Tensor):
+    """A parameter's tensor that is more than a tensor, as a sharded one is."""
+
+
+@pytest.mark.parametrize("kind", ["Marked", "UninitializedParameter"])
+def test_parameters_that_are_no_plain_ones(kind: str) -> None:
+    model: nn.Module = nn.Linear(4, 4)
+    if kind == "Marked":
+        model.weight = nn.Parameter(torch.ones(4, 4).as_subclass(Marked))
+    else:
+        model = nn.Sequential(nn.LazyLinear(4))
+    monet.apply(model, **EXACT)
+    with pytest.raises(CaptureError, match=rf"weight is a {kind}"):
+        model(torch.ones(2, 4))
+
+
+@pytest.mark.skipif(not allocator.available(), reason="there is no C++ compiler")
+def test_a_step_takes_as_much_as_that_of_the_module() -> None:
+    one, other = pair()
+    plan = monet.plan(one, batches(8)[0], **{**EXACT, "budget": "98%"})
+    monet.apply(one, plan)
+    peaks = []
+    for module in (one, monet.MonetModule(other, plan)):
+        for _ in range(2):
+            train(module, batches(8))
+            module.zero_grad()
+        (images,) = batches(8)
+        gc.collect()
+        before = allocator.live_bytes()
+        allocator.reset_peak()
+        module(images).sum().backward()
+        peaks.append(allocator.peak_bytes() - before)
+    assert peaks[0] == peaks[1]
+
+
+def test_modes_are_in_the_order_of_the_modules() -> None:
+    """A plan lists them so; a module that is there twice is one."""
+    shared = nn.Dropout()
+    model = nn.Sequential(nn.Sequential(shared, nn.ReLU()), nn.Sequential(nn.Sequential(shared), nn.Linear(2, 2)))
+    model.register_module("none", None)
+    for number, module in enumerate(model.modules()):
+        module.training = number % 3 == 0
+    geometry = call_geometry(model, (torch.ones(1),), {})
+    assert geometry is not None and geometry.modes == tuple(module.training for module in model.modules())
+    assert geometry.parameters == (True, True)
