@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from loop_cases import HASTE, told
+from loop_cases import HASTE, batches, equal, pair, told, train
 from torch import Tensor, nn
 
 import monet
 from monet.configuration.torchvision_schemas import with_torchvision_schemas
+from monet.errors import ExecutionError
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 
@@ -150,3 +151,41 @@ def test_accelerate(precision: str, accelerate: Any) -> None:
         accelerator.free_memory()
     assert results[0].keys() == results[1].keys()
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A group of processes with one in it."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("view", [False, True])
+def test_a_model_in_distributed_data_parallel(view: bool) -> None:
+    """Of one process: its hooks get all gradients, also after ``no_sync``."""
+    planned, eager = pair()
+    monet.apply(planned, budget="10MB", exact=True, **HASTE)
+    around = nn.parallel.DistributedDataParallel(planned, gradient_as_bucket_view=view)
+    data = batches(8, 8, 3, 8)
+    assert equal(train(around, data)[: -len(eager.state_dict())], train(eager, data)[: -len(eager.state_dict())])
+    found = monet.applied(planned)
+    assert (found.planned_calls, found.eager_calls, len(found.plans)) == (3, 1, 1)
+    with around.no_sync():
+        around(data[0]).sum().backward()
+    around(data[0]).sum().backward()
+    for _ in range(2):
+        eager(data[0]).sum().backward()
+    for one, other in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None and torch.allclose(one.grad, other.grad)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_gradients_that_add_up_are_refused_in_distributed_data_parallel() -> None:
+    model, _ = pair()
+    monet.apply(model, budget="10MB", accumulate=True, **HASTE)
+    around = nn.parallel.DistributedDataParallel(model)
+    with pytest.raises(ExecutionError, match="plan without accumulate"):
+        around(batches(8)[0])
+    model(batches(8)[0]).sum().backward()
