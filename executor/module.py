@@ -43,7 +43,7 @@ class MonetModule(torch.nn.Module):
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = model.__dict__[shared]
         self.training = model.training
-        captured = captured or _capture_as_planned(model, plan)
+        captured = captured or capture_as_planned(model, plan)
         self._accumulator: Accumulator | None = None
         if plan.model.get("accumulate"):
             accumulated = with_accumulation(captured)
@@ -102,7 +102,7 @@ class MonetModule(torch.nn.Module):
         return f"planned: peak {self.plan.peak_bytes} of {self.plan.budget_bytes} bytes, {len(self.plan.steps)} steps"
 
 
-def _capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
+def capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
     """The model captured on inputs of the plan's geometry, in the modes and the autocast that it was planned in."""
     args, kwargs = example_inputs(plan)
     modules = list(model.modules())

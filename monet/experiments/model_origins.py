@@ -5,7 +5,7 @@ from __future__ import annotations
 from monet.configuration.config import Config
 from monet.configuration.model_loading import build_model, precision
 from monet.errors import PlanMismatch
-from monet.executor.module import _capture_as_planned
+from monet.executor.module import capture_as_planned
 from monet.graph import BUFFER, PARAMETER, Graph, operator_inputs
 from monet.plans.plan import Plan
 from monet.training_step.accumulation import with_accumulation
@@ -24,7 +24,7 @@ def model_origins(config: Config, plan: Plan) -> Origins:
         raise PlanMismatch("the plan does not say which model, modes and inputs it is of")
     model = build_model(config)
     with precision(config):
-        captured = _capture_as_planned(model, plan)
+        captured = capture_as_planned(model, plan)
     # The plan is not run, so it may be of another machine, or of a second memory that is not there.
     graph = (with_accumulation(captured).captured if plan.model.get("accumulate") else captured).graph
     if graph.fingerprint() != plan.model.get("fingerprint"):
