@@ -89,7 +89,7 @@ def sweep(
     from monet.sweep.source import check_options
     from monet.sweep.variants import check_moving
 
-    check_moving(variants, planning.offload is not None)
+    check_moving(variants, planning.offload)
     source = _source(config, profile)
     chosen = _options(planning, variants if source.config is not None else ())
     check_options(source, chosen)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from monet.errors import ConfigError
 from monet.planner.ablation import MONET
+from monet.planner.problem import STATIC
 from monet.planner.schedules import ABLATION, BASELINES, MOVING, STORAGE, VARIANTS
+
+if TYPE_CHECKING:
+    from monet.second_memory.offload import Offload
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "all": (*ABLATION, *BASELINES),
@@ -19,10 +24,13 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 a second memory, and what they are compared with."""
 
 
-def check_moving(variants: Iterable[str], has_second: bool) -> None:
-    """Raises :class:`ConfigError` for variants that move tensors where there is no memory to move them to."""
+def check_moving(variants: Iterable[str], offload: Offload | None) -> None:
+    """Raises :class:`ConfigError` for variants that move tensors where there is no memory to move them to, or none that
+    they can use."""
     moving = [name for name in variants if name in MOVING]
-    if moving and not has_second:
+    if offload is not None and offload.disk and STATIC in moving:
+        raise ConfigError("the variant static is for a memory that operators can address, which a disk is not")
+    if moving and offload is None:
         raise ConfigError(f"{', '.join(moving)}: tensors are moved to a second memory; give one with --offload")
 
 

@@ -82,6 +82,7 @@ def test_refused(profile: Path, arguments: tuple[str, ...], message: str) -> Non
     assert message in result.output.replace("\n", " ")
 
 
-def test_a_sweep_of_moves_needs_a_memory(profile: Path) -> None:
-    result = run("sweep", "--profile", str(profile), "--budgets", "60%", "--variants", "static")
-    assert result.exit_code != 0 and "--offload" in result.output
+@pytest.mark.parametrize(("offload", "message"), [((), "--offload"), (("--offload", "disk"), "a disk is not")])
+def test_a_sweep_of_moves_needs_a_memory(profile: Path, offload: tuple[str, ...], message: str) -> None:
+    result = run("sweep", "--profile", str(profile), "--budgets", "60%", "--variants", "static", *offload)
+    assert result.exit_code != 0 and message in result.output
