@@ -57,7 +57,7 @@ def started(job: Mapping[str, Any]) -> dict[str, Any]:
         seconds[part] = time.perf_counter() - began
         began = time.perf_counter()
 
-    capture_once(model, args, kwargs)
+    capture_once(model, args, kwargs, on_disk=True)
     note("capture")
     prepared = prepare(model, args, kwargs)
     note("measure")
