@@ -222,6 +222,8 @@ class _Look:
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._bytecode(constant)
+            elif isinstance(constant, frozenset):  # in another order in each process
+                self._add("frozenset", *sorted(map(repr, constant)))
             else:
                 self._add(repr(constant))
 

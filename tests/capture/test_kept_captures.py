@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -240,3 +241,20 @@ def test_changed_code_is_traced_anew(tmp_path: Path) -> None:
     assert other[0] == 1 and other[1] != first[1]
     assert run(MODEL.replace("return act(", "return -act("), HELPER)[0] == 1
     assert run(MODEL, HELPER) == (0, first[1])
+
+
+def test_the_key_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """A class of convolutions has a set of names in its code, whose order depends on the process."""
+    code = (
+        "import torch\n"
+        "from monet.capture.model_key import model_key\n"
+        "print(model_key(torch.nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), {}, gradients_leave=True))\n"
+    )
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert len(keys) == 1 and "None" not in keys
