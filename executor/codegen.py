@@ -132,9 +132,12 @@ def _border(plan: Plan, graph: Graph) -> int:
     steps = range(len(plan.steps))
     if not any(graph.tangents):
         return len(steps)
-    of_forward = {i for i in steps if plan.steps[i].kind in ("forward", WRITE)}
-    of_forward |= {i for i in steps if plan.steps[i].kind == WAIT and plan.steps[i].reads}
-    return next((i for i in steps if i not in of_forward), len(steps))
+    return next((i for i in steps if not _is_forward(plan.steps[i])), len(steps))
+
+
+def _is_forward(step: PlanStep) -> bool:
+    """Of the forward pass: also a write to the second memory and the wait for it, which reads what is written."""
+    return step.kind in ("forward", WRITE) or (step.kind == WAIT and bool(step.reads))
 
 
 def _dying_storages(plan: Plan) -> dict[int, set[str]]:

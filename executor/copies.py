@@ -13,7 +13,7 @@ import torch
 from monet.errors import PlanMismatch
 from monet.graph import Value
 from monet.native.channel import ALIGNMENT, Channel
-from monet.plans.plan import Plan
+from monet.plans.plan import Plan, whole_blocks
 from monet.second_memory.folder import check_room, device_of, find_folder
 
 
@@ -75,8 +75,7 @@ class Copies:
         self.waits.seconds += time.perf_counter() - began
         self.waits.count += 1
         if copy.bounce is not None and copy.size:
-            source = -(-copy.bounce.data_ptr() // ALIGNMENT) * ALIGNMENT
-            ctypes.memmove(copy.pointer, source, copy.size)
+            ctypes.memmove(copy.pointer, whole_blocks(copy.bounce.data_ptr()), copy.size)
         del self._under_way[place]
 
     def settle(self) -> None:
@@ -89,7 +88,7 @@ class Copies:
 def _aligned(size: int) -> tuple[torch.Tensor, int]:
     """Memory for whole blocks, and where they begin."""
     memory = torch.empty(size + 2 * ALIGNMENT, dtype=torch.uint8)
-    return memory, -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
+    return memory, whole_blocks(memory.data_ptr())
 
 
 def copies_of(plan: Plan, inside: Callable[[int], bool]) -> Copies | None:

@@ -22,14 +22,14 @@ from monet.in_place.slot import Applied
 from monet.in_place.training_calls import MOST_PLANS, OnMismatch
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import on_stderr, silent
-from monet.pipeline.offloading import offloaded, variant_with
+from monet.pipeline.offloading import offloaded
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Preparing, prepare, prepare_whole
 from monet.planner.ablation import MONET
 from monet.planner.schedules import STORAGE
 from monet.planner.search import Solving
 from monet.plans.plan import Plan
-from monet.second_memory.offload import parse_offload
+from monet.second_memory.offload import parse_offload, variant_with
 from monet.training_step.whole_step import LossFunction, capture_whole_step, plain_inputs
 
 _Parameters = ParamSpec("_Parameters")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from monet.planner.problem import SYNCHRONOUS, SecondMemory
+from monet.planner.problem import ASYNCHRONOUS, SYNCHRONOUS, SecondMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Channel:
 
     def wait(self, name: str, now_s: float) -> float:
         """Until the newest copy of ``name`` is over."""
-        waited = max(0.0, self._done_s.pop(name) - now_s)
+        waited = max(0.0, self._done_s[name] - now_s)
         self._waited_s += waited
         return waited
 
@@ -89,9 +89,8 @@ class Channel:
 
     def traffic(self) -> Traffic:
         """Of all calls so far."""
-        slowdown_s = self.memory.slowdown_s * (self._written + self._read)
-        if self.memory.mode != "asynchronous":
-            slowdown_s = 0.0  # nothing runs beside a copy
+        beside = self._written + self._read if self.memory.mode == ASYNCHRONOUS else 0
+        slowdown_s = self.memory.slowdown_s * beside
         return Traffic(
             self._written, self._read, self._copy_s, self._waited_s, slowdown_s, self._operands, self._in_place_bytes
         )
@@ -100,14 +99,8 @@ class Channel:
         self._copy_s += seconds
         self._free_s = max(self._free_s, now_s) + seconds
         self._done_s[name] = self._free_s
-        # A copy that the step does not go on beside is waited for at once.
-        return self.wait_at_once(name, now_s) if self.memory.mode == SYNCHRONOUS else 0.0
-
-    def wait_at_once(self, name: str, now_s: float) -> float:
-        """As ``wait``, for a copy that is waited for again later."""
-        waited = max(0.0, self._done_s[name] - now_s)
-        self._waited_s += waited
-        return waited
+        # A copy that the step does not go on beside is waited for at once; a later wait for it takes no time.
+        return self.wait(name, now_s) if self.memory.mode == SYNCHRONOUS else 0.0
 
     def _in_place(self, seconds: float) -> float:
         self._copy_s += seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from monet.planner.problem import STATIC, Problem
+from monet.planner.problem import Problem
 
 
 def floor_bytes(problem: Problem) -> int:
@@ -14,8 +14,7 @@ def floor_bytes(problem: Problem) -> int:
     A forward operator needs its inputs and outputs, a backward operator what it reads and the gradients of that time;
     but for what operators may read and write in a second memory.
     """
-    second = problem.second
-    smallest = math.inf if second is None or second.mode != STATIC else second.smallest_bytes
+    smallest = problem.second.smallest_bytes if problem.second is not None and problem.in_place else math.inf
     size = {tensor.id: tensor.bytes if tensor.bytes < smallest else 0 for tensor in problem.tensors}
     size |= {made.id: made.bytes for made in problem.intermediates}
     forward = (

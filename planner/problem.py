@@ -213,6 +213,16 @@ class Problem:
     fixed_bytes: int
     second: SecondMemory | None = None
 
+    @property
+    def in_place(self) -> bool:
+        """Whether operators read and write the second memory themselves; False without one."""
+        return self.second is not None and self.second.mode == STATIC
+
+    @property
+    def beside(self) -> SecondMemory | None:
+        """The second memory, where copies to and from it run beside operators."""
+        return self.second if self.second is not None and self.second.mode == ASYNCHRONOUS else None
+
     def scaled(self, factor: float) -> Problem:
         """Every number of bytes and seconds ``factor`` times, bytes rounded; fixed bytes, too."""
         return replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monet.planner.problem import STATIC, Problem
+from monet.planner.problem import Problem
 from monet.planner.solution import Run, Runs, Stage
 
 
@@ -38,8 +38,7 @@ def without_useless(problem: Problem, runs: Runs) -> Runs:
         coming.difference_update(issues)
         returned.update(issues)
         stages.append(Stage(tuple(reversed(recompute)), stage.backward, stage.implementation, issues, returns))
-    in_place = problem.second is not None and problem.second.mode == STATIC
-    moved = set(runs.moved) & wanted if in_place else returned
+    moved = set(runs.moved) & wanted if problem.in_place else returned
     forward = tuple(
         Run(
             run.operator,

@@ -6,7 +6,6 @@ import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from monet.capture.captured_text import NotStorable, captured_of, captured_text
 from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
 from monet.capture.tracing import capture
 from monet.errors import CacheRefused
-from monet.files.cache import open_table
+from monet.files.cache import read_value, write_value
 
 logger = logging.getLogger(__name__)
 
@@ -114,17 +113,14 @@ def _attributes(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _read(key: str) -> str | None:
     try:
-        with closing(open_table("capture", "value TEXT")) as database:
-            row = database.execute("SELECT value FROM capture WHERE key = ?", (key,)).fetchone()
+        return read_value("capture", key)
     except (OSError, sqlite3.Error, CacheRefused) as error:
         logger.warning("captures that were kept cannot be read: %s", error)
         return None
-    return None if row is None else str(row[0])
 
 
 def _write(key: str, text: str) -> None:
     try:
-        with closing(open_table("capture", "value TEXT")) as database, database:
-            database.execute("INSERT OR REPLACE INTO capture VALUES (?, ?)", (key, text))
+        write_value("capture", key, text)
     except (OSError, sqlite3.Error, CacheRefused) as error:
         logger.warning("the capture is not kept: %s", error)

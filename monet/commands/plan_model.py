@@ -91,8 +91,9 @@ def _smallest(config: Config, request: PlanRequest) -> PlanResult:
 
 
 def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
-    from monet.pipeline.offloading import offloaded, variant_with
+    from monet.pipeline.offloading import offloaded
     from monet.pipeline.planning import plan_prepared
+    from monet.second_memory.offload import variant_with
 
     assert request.budget is not None
     offload = request.planning.offload

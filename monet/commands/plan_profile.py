@@ -18,10 +18,11 @@ from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published
 from monet.planner.published.solution import published_stages
-from monet.planner.schedules import as_planned, moving_variant, plan_variant
+from monet.planner.schedules import as_planned, plan_variant
 from monet.planner.search import smallest_plan
 from monet.planner.solution import Solution
 from monet.progress_line import ProgressLine
+from monet.second_memory.offload import variant_with
 
 
 def plan_profile(request: PlanRequest) -> None:
@@ -61,8 +62,8 @@ def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> S
     assert request.budget is not None
     budget_bytes = request.budget.resolve(eager.peak_bytes)
     solving = request.planning.solving(prove=request.prove)
+    variant = variant_with(request.planning.offload, request.variant)
     with ProgressLine(not request.quiet, request.planning.time_limit) as bar:
-        variant = request.variant if problem.second is None else moving_variant(request.variant)
         solution = plan_variant(variant, problem, budget_bytes, solving, progress=bar)
     return _summary(as_planned(problem, variant), eager, solution, budget_bytes, variant)
 

@@ -14,6 +14,7 @@ import pwd
 import shlex
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import platformdirs
@@ -66,6 +67,19 @@ def open_table(name: str, content: str, path: Path | None = None) -> sqlite3.Con
     with database:
         database.execute(f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, {content} NOT NULL)")
     return database
+
+
+def read_value(table: str, key: str) -> str | None:
+    """The text that was last written under ``key``; None if there is none. Raises as ``open_table``."""
+    with closing(open_table(table, "value TEXT")) as database:
+        row = database.execute(f"SELECT value FROM {table} WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def write_value(table: str, key: str, value: str) -> None:
+    """Keep a text under ``key``, in place of an earlier one. Raises as ``open_table``."""
+    with closing(open_table(table, "value TEXT")) as database, database:
+        database.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))
 
 
 def _require_private(path: Path, mend: str) -> None:

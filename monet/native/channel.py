@@ -10,9 +10,10 @@ from pathlib import Path
 
 from monet.errors import ExecutionError
 from monet.native.library import build, declare
+from monet.plans.plan import COPY_ALIGNMENT
 
-ALIGNMENT = 4096
-"""Bytes: of memory and places that are copied, and of the lengths that are really copied."""
+ALIGNMENT = COPY_ALIGNMENT
+"""Bytes: of memory and places that are copied, and of the lengths that are really copied; ``kAlign`` in C++."""
 _IN_MEMORY, _CLOSED, _SHORT = -1000, -1001, -1002
 _SAID = {
     _IN_MEMORY: "it lies in main memory (tmpfs), where nothing would be gained; name a folder on a disk",

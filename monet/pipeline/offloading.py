@@ -8,8 +8,6 @@ from typing import Any
 
 from monet.errors import ConfigError
 from monet.pipeline.preparation import Prepared
-from monet.planner.problem import STATIC
-from monet.planner.schedules import MOVING, moving_variant
 from monet.second_memory.bandwidth import bandwidth
 from monet.second_memory.folder import device_of, find_folder
 from monet.second_memory.offload import Offload
@@ -49,17 +47,3 @@ def offloaded(prepared: Prepared, offload: Offload, *, cache: bool = True) -> Pr
     }
     lowered = replace(prepared.lowered, problem=replace(prepared.problem, second=second))
     return replace(prepared, lowered=lowered, environment={**prepared.environment, "second_memory": described})
-
-
-def variant_with(offload: Offload | None, variant: str) -> str:
-    """The variant that is planned where a second memory is there: MONeT's program with moves, or the one that was asked
-    for.
-
-    Raises ``ConfigError`` for one that moves and no second memory, and for one that a disk cannot serve.
-    """
-    chosen = variant if offload is None else moving_variant(variant)
-    if offload is None and variant in MOVING:
-        raise ConfigError(f"the variant {variant} moves tensors to a second memory; give one with --offload")
-    if offload is not None and offload.disk and chosen == STATIC:
-        raise ConfigError("the variant static is for a memory that operators can address, which a disk is not")
-    return chosen

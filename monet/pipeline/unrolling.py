@@ -14,7 +14,7 @@ from monet.measurement import Request
 from monet.ops.catalogue import Catalogue
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, Copy, placed_storages
-from monet.plans.plan import COPY_ALIGNMENT, READ, WRITE, Buffer, PlanStep
+from monet.plans.plan import READ, WRITE, Buffer, PlanStep, whole_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class _Builder:
             reads[storage] = buffer.id
             if copy.kind == WRITE:
                 self.places[storage], self.sizes[storage] = self.second_bytes, buffer.bytes
-                self.second_bytes += -(-buffer.bytes // COPY_ALIGNMENT) * COPY_ALIGNMENT
+                self.second_bytes += whole_blocks(buffer.bytes)
             else:
                 del self.holder[storage]
         requested = (self.coming[storage].id,) if copy.kind == READ else ()

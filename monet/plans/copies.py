@@ -15,7 +15,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from monet.errors import InvalidPlan
-from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Plan, PlanStep
+from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Plan, PlanStep, whole_blocks
 
 _THERE = "there"
 
@@ -50,7 +50,7 @@ def check_copies(plan: Plan) -> None:
         begin = _checked_place(plan, step, name)
         buffer = _buffer_of(step, name)
         size = buffers[buffer].bytes
-        end = begin + -(-size // COPY_ALIGNMENT) * COPY_ALIGNMENT
+        end = begin + whole_blocks(size)
         if end > plan.second_bytes:
             raise InvalidPlan(f"{name}: its place ends {end - plan.second_bytes} bytes above the second memory's")
         if buffers[buffer].offset % COPY_ALIGNMENT:

@@ -18,6 +18,13 @@ ALIGNMENT = 64
 COPY_ALIGNMENT = 4096
 """Bytes: offsets of what is copied to a second memory and its places there are multiples of it, and so many are
 copied."""
+
+
+def whole_blocks(count: int) -> int:
+    """``count`` bytes, or an address, rounded up to a multiple of ``COPY_ALIGNMENT``."""
+    return (count + COPY_ALIGNMENT - 1) // COPY_ALIGNMENT * COPY_ALIGNMENT
+
+
 WRITE, READ, WAIT = "write", "read", "wait"
 """Kinds of steps that copy: to the second memory, back from it, and until such a copy is over."""
 FREED, KEPT = "freed", "kept"

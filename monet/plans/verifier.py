@@ -15,7 +15,7 @@ from bisect import bisect_left
 
 from monet.errors import InvalidPlan
 from monet.plans.copies import check_copies
-from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Buffer, Plan
+from monet.plans.plan import READ, WAIT, WRITE, Buffer, Plan, whole_blocks
 
 ALIGNMENT = 64  # bytes
 OPERATORS = ("forward", "recompute", "backward", "update")
@@ -220,7 +220,7 @@ def _check_overlap(plan: Plan) -> None:
 
     active: list[tuple[int, int, int]] = []  # (offset, top, id), disjoint, hence sorted by top too
     for _, begins, buffer in _events(plan, ends):
-        size = -(-buffer.bytes // COPY_ALIGNMENT) * COPY_ALIGNMENT if buffer.id in copied else buffer.bytes
+        size = whole_blocks(buffer.bytes) if buffer.id in copied else buffer.bytes
         place = (buffer.offset, buffer.offset + size, buffer.id)
         at = bisect_left(active, place)
         if not begins:

@@ -10,7 +10,6 @@ import json
 import logging
 import sqlite3
 import time
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +17,9 @@ from pathlib import Path
 import torch
 
 from monet.errors import CacheRefused
-from monet.files.cache import open_table
+from monet.files.cache import read_value, write_value
 from monet.native.channel import ALIGNMENT, Channel
+from monet.plans.plan import whole_blocks
 from monet.second_memory.folder import device_of
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ SECONDS = 3.0
 LOW = 0.1
 BESIDE = 1024
 """Rows and columns of the product beside which copies are measured."""
-_TABLE, _FORMAT = "second_memory", 1
+_TABLE, _FORMAT = "bandwidth", 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def measure(folder: Path) -> Bandwidth:
     channel = Channel(folder, PIECES * PIECE)
     try:
         memory = torch.empty(PIECE + ALIGNMENT, dtype=torch.uint8).random_()
-        pointer = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
+        pointer = whole_blocks(memory.data_ptr())
         for place in range(PIECES):  # the first write to a place also makes it
             channel.wait(channel.write(pointer, place * PIECE, PIECE))
         write = _low(_rates(channel, pointer, write=True))
@@ -127,9 +127,8 @@ def _slowdown(channel: Channel, pointer: int) -> float:
 
 def _recall(key: str) -> Bandwidth | None:
     try:
-        with closing(open_table(_TABLE, "bandwidth TEXT")) as database:
-            row = database.execute(f"SELECT bandwidth FROM {_TABLE} WHERE key = ?", (key,)).fetchone()
-        return None if row is None else Bandwidth(**json.loads(row[0]))
+        text = read_value(_TABLE, key)
+        return None if text is None else Bandwidth(**json.loads(text))
     except (CacheRefused, OSError, sqlite3.Error, ValueError, TypeError) as error:
         logger.warning("what was measured of a disk cannot be read: %s", error)
         return None
@@ -137,7 +136,6 @@ def _recall(key: str) -> Bandwidth | None:
 
 def _remember(key: str, found: Bandwidth) -> None:
     try:
-        with closing(open_table(_TABLE, "bandwidth TEXT")) as database, database:
-            database.execute(f"INSERT OR REPLACE INTO {_TABLE} VALUES (?, ?)", (key, json.dumps(asdict(found))))
+        write_value(_TABLE, key, json.dumps(asdict(found)))
     except (CacheRefused, OSError, sqlite3.Error) as error:
         logger.warning("what was measured of a disk cannot be kept: %s", error)

@@ -9,6 +9,7 @@ from pathlib import Path
 from monet.amounts import parse_byte_count
 from monet.errors import ConfigError
 from monet.planner.problem import ASYNCHRONOUS, MODES, STATIC, SecondMemory
+from monet.planner.schedules import MOVING, moving_variant
 
 _ACCEPTED = (
     "disk (a folder that monet chooses), disk:FOLDER, or bandwidth=RATE for a memory that is not there, such as "
@@ -40,6 +41,11 @@ class Offload:
         parts += [f"limit={self.limit_bytes}"] if self.limit_bytes is not None else []
         parts += [f"mode={self.mode}"] if self.mode != ASYNCHRONOUS else []
         return ",".join(parts)
+
+    def check_use(self, mode: str) -> None:
+        """Raises ``ConfigError`` where the memory cannot be used so; other names than modes are none of its."""
+        if self.disk and mode == STATIC:
+            raise ConfigError("static is for a memory that operators can address, which a disk is not")
 
     def at(self, write_rate: float, read_rate: float, slowdown_s: float = 0.0) -> SecondMemory:
         """What the planner is told, with the rates that were measured where none were given."""
@@ -76,8 +82,7 @@ def parse_offload(value: str | Offload) -> Offload:
         offload = _with(offload, part, value)
     if not offload.disk and (offload.write_rate is None or offload.read_rate is None):
         raise ConfigError(f"--offload {value!r} leaves a rate open; write {_ACCEPTED}")
-    if offload.disk and offload.mode == STATIC:
-        raise ConfigError("mode=static is for a memory that operators can address, which a disk is not")
+    offload.check_use(offload.mode)
     return offload
 
 
@@ -106,3 +111,17 @@ def _rate(text: str) -> float:
     if rate <= 0:
         raise ConfigError(f"a rate of {text!r} moves nothing")
     return float(rate)
+
+
+def variant_with(offload: Offload | None, variant: str) -> str:
+    """The variant that is planned where a second memory is there: MONeT's program with moves, or the one that was asked
+    for.
+
+    Raises ``ConfigError`` for one that moves and no second memory, and for one that a disk cannot serve.
+    """
+    if offload is None:
+        if variant in MOVING:
+            raise ConfigError(f"the variant {variant} moves tensors to a second memory; give one with --offload")
+        return variant
+    offload.check_use(variant)
+    return moving_variant(variant)

@@ -18,7 +18,7 @@ from monet.planner.replay import Replay, replay
 from monet.planner.schedules import MOVING, as_planned, plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Solution
-from monet.second_memory.offload import parse_offload
+from monet.second_memory.offload import parse_offload, variant_with
 from monet.sweep.cells import Cell, Outcome, Step
 from monet.sweep.gap_trace import GapTrace
 from monet.sweep.source import Options, Source
@@ -174,7 +174,6 @@ class _ModelPlanner:
 
     def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
         from monet.pipeline.meter import reporting_to
-        from monet.pipeline.offloading import variant_with
         from monet.pipeline.planning import plan_prepared
 
         meter = reporting_to(trace)

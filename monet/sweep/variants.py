@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from monet.errors import ConfigError
 from monet.planner.ablation import MONET
-from monet.planner.problem import STATIC
 from monet.planner.schedules import ABLATION, BASELINES, MOVING, STORAGE, VARIANTS
-
-if TYPE_CHECKING:
-    from monet.second_memory.offload import Offload
+from monet.second_memory.offload import Offload, variant_with
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "all": (*ABLATION, *BASELINES),
@@ -25,13 +21,11 @@ a second memory, and what they are compared with."""
 
 
 def check_moving(variants: Iterable[str], offload: Offload | None) -> None:
-    """Raises :class:`ConfigError` for variants that move tensors where there is no memory to move them to, or none that
-    they can use."""
-    moving = [name for name in variants if name in MOVING]
-    if offload is not None and offload.disk and STATIC in moving:
-        raise ConfigError("the variant static is for a memory that operators can address, which a disk is not")
-    if moving and offload is None:
-        raise ConfigError(f"{', '.join(moving)}: tensors are moved to a second memory; give one with --offload")
+    """Raises :class:`ConfigError` for a variant that moves tensors where there is no memory to move them to, or none
+    that it can use."""
+    for name in variants:
+        if name in MOVING:
+            variant_with(offload, name)
 
 
 def storage_of(variants: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
-from monet.planner.problem import ASYNCHRONOUS, STATIC, Problem, SecondMemory, recompute_cost
+from monet.planner.problem import Problem, SecondMemory, recompute_cost
 from monet.planner.program.index import Index
 from monet.planner.replay import replay
 from monet.planner.runs import without_useless
@@ -31,13 +31,12 @@ def moving(index: Index, forward: Iterable[Run], away: Set[str]) -> tuple[Run, .
     """A forward pass that moves ``away``: each is written once it is made, and gone after its last reader."""
     if not away:
         return tuple(forward)
-    static = index.problem.second is not None and index.problem.second.mode == STATIC
     writes: dict[int, list[str]] = {}
     releases: dict[int, list[str]] = {}
     for name in sorted(away, key=lambda n: (index.producer[n], n)):
         made = index.producer[name]
         writes.setdefault(made, []).append(name)
-        if not static:
+        if not index.problem.in_place:
             releases.setdefault((index.consumers.get(name) or (made,))[-1], []).append(name)
     return tuple(
         replace(run, writes=tuple(writes.get(i, ())), releases=tuple(releases.get(i, ())))
@@ -51,11 +50,10 @@ def with_copies(problem: Problem, runs: Runs, budget_bytes: int) -> Runs:
     Of each tensor that is moved, the write is expected where it is made, the release after its last reader of the
     forward pass, and issues with their returns (``moving``, and walks).
     """
-    second = problem.second
-    if second is None or second.mode == STATIC or not runs.moved:
+    if not runs.moved or problem.in_place:
         return runs
-    runs = without_useless(problem, runs)
-    if second.mode != ASYNCHRONOUS:
+    runs, second = without_useless(problem, runs), problem.beside
+    if second is None:
         return Runs(_writes_last(runs.forward), runs.stages)
     needs = _Needs.of(problem, runs)
     return Runs(

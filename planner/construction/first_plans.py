@@ -16,7 +16,7 @@ from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.passes import backward_pass, forward_pass
 from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk, aheads
 from monet.planner.memory_floor import floor_bytes
-from monet.planner.problem import STATIC, Problem
+from monet.planner.problem import Problem
 from monet.planner.program.index import Index, index_of
 from monet.planner.replay import replay
 from monet.planner.runs import without_useless
@@ -77,7 +77,7 @@ def smallest_budget(problem: Problem, deadline_s: float = math.inf) -> tuple[int
     # It is there whatever time the others take.
     unlimited = _unlimited(index)
     tried = [unlimited if unlimited is None else _halved(index, unlimited, deadline_s)]
-    if problem.second is not None and problem.second.mode != STATIC:
+    if index.movable and not problem.in_place:
         tried.append(_walk(index, sys.maxsize, frozenset(), deadline_s, thrifty=True, away=index.movable))
     tried += [_walk(index, sys.maxsize, chosen, deadline_s, thrifty=True) for chosen in exempt]
     best = min((found for found in tried if found is not None), key=_memory_first, default=None)

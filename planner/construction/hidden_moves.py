@@ -32,8 +32,8 @@ def with_hidden_moves(index: Index, runs: Runs, budget_bytes: int, deadline_s: f
     for name in sorted(gap, key=lambda n: (gap[n], n), reverse=True):
         if time.monotonic() > deadline_s:
             break
-        moved = _moved(index, runs, {n: first[n] for n in (*away, name)}, budget_bytes)
         try:
+            moved = _moved(index, runs, {n: first[n] for n in (*away, name)}, budget_bytes)
             tried = replay(problem, moved)
         except InvalidPlan:  # the forward pass destroys it in place
             continue
@@ -64,10 +64,7 @@ def _moved(index: Index, runs: Runs, back: dict[str, int], budget_bytes: int) ->
     stages = tuple(
         replace(stage, issues=returns.get(t, ()), returns=returns.get(t, ())) for t, stage in enumerate(runs.stages)
     )
-    try:
-        return with_copies(index.problem, Runs(moving(index, runs.forward, back.keys()), stages), budget_bytes)
-    except InvalidPlan:
-        return Runs(moving(index, runs.forward, back.keys()), stages)
+    return with_copies(index.problem, Runs(moving(index, runs.forward, back.keys()), stages), budget_bytes)
 
 
 def _waited(cost: Replay) -> float:

@@ -72,8 +72,8 @@ def _seconds(index: Index, second: SecondMemory, name: str) -> float:
 
 def add_copy_rows(program: MomentProgram) -> None:
     """The channel's rows, and the columns of waiting; only where copies run beside the step."""
-    second = program.index.problem.second
-    if second is None or second.mode != ASYNCHRONOUS or not program.gone:
+    second = program.index.problem.beside
+    if second is None or not program.gone:
         return
     sizes = [program.index.size[name] for name in program.gone]
     _write_rows(program, second, sum(map(second.write_s, sizes)))
@@ -82,8 +82,7 @@ def add_copy_rows(program: MomentProgram) -> None:
 
 def forward_moments(index: Index) -> tuple[int, ...]:
     """Forward operators at which memory is counted in any case, where copies run beside them; none elsewhere."""
-    second = index.problem.second
-    if second is None or second.mode != ASYNCHRONOUS or not index.movable:
+    if index.problem.beside is None or not index.movable:
         return ()
     seconds = list(accumulate(runs[0].time_s for runs in index.runs_forward))
     return tuple(sorted({bisect_left(seconds, share * seconds[-1]) for share in FORWARD_SHARES}))
@@ -92,7 +91,7 @@ def forward_moments(index: Index) -> tuple[int, ...]:
 def under_way(program: MomentProgram, i: int, total: Sum, final: Mapping[str, int]) -> Iterator[Sum]:
     """``total``, what forward operator i needs, with what is still being written; ``final``: of each tensor the last
     operator that reads it."""
-    index, second = program.index, program.index.problem.second
+    index, second = program.index, program.index.problem.beside
     if second is None or not program.waiting:
         return
     waiting = program.waiting[0]

@@ -16,7 +16,7 @@ from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.reruns import reads_again, reruns
 from monet.planner.moments.columns import MomentProgram
 from monet.planner.moments.in_place import in_place
-from monet.planner.problem import STATIC, BackwardImplementation, ForwardImplementation, recompute_cost
+from monet.planner.problem import BackwardImplementation, ForwardImplementation, recompute_cost
 from monet.planner.program.index import Index
 from monet.planner.runs import without_useless
 from monet.planner.solution import Run, Runs, Stage
@@ -38,8 +38,7 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
     away = frozenset(name for name, column in program.gone.items() if on[column])
     forward = moving(index, (_forward_run(index, i, kept | away) for i in range(len(problem.forward))), away)
     present = set(kept)
-    in_place_reads = problem.second is not None and problem.second.mode == STATIC
-    if in_place_reads:
+    if problem.in_place:
         present |= away
     moment_at = {stage: moment for moment, stage in enumerate(program.at)}
     ending: dict[int, list[str]] = {}
@@ -64,7 +63,7 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
             present |= {name for name in problem.forward[i].outputs if name not in run.recompute_reads} | made
         stages.append(Stage(tuple(recompute), operator.id, q.name, returns, returns))
         if here is not None:
-            present &= held[here] | index.pinned | (away if in_place_reads else frozenset())
+            present &= held[here] | index.pinned | (away if problem.in_place else frozenset())
         present.difference_update(ending.get(stage, ()))
     plain = in_place(index, without_useless(problem, Runs(forward, tuple(stages))))
     return with_copies(problem, plain, program.budget_bytes) if away else plain

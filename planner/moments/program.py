@@ -37,7 +37,7 @@ from collections.abc import Iterable
 
 from monet.planner.moments.columns import TURNAROUND, Moment, MomentProgram, Moments
 from monet.planner.moments.copies import add_copy_rows, add_gone_columns, under_way
-from monet.planner.problem import STATIC, recompute_cost
+from monet.planner.problem import recompute_cost
 from monet.planner.program.index import Index
 from monet.planner.solvers.rows import ABSENT, Presence, Sum
 
@@ -184,8 +184,7 @@ def _reads(program: MomentProgram, shared: tuple[frozenset[str], ...]) -> None:
                 continue
             readers, away = _readers(program, stage, name), program.away(name)
             if at_moment:
-                in_place = index.problem.second is not None and index.problem.second.mode == STATIC
-                _implied(program, readers, program.holds(name, segment), away if in_place else ABSENT)
+                _implied(program, readers, program.holds(name, segment), away if index.problem.in_place else ABSENT)
             else:
                 made = _made(program, name, segment, shared)
                 _implied(program, readers, program.holds(name, segment - 1), made, away)

@@ -35,11 +35,9 @@ def _walked(index: Index, runs: Runs, budget_bytes: int, deadline_s: float, ahea
         forward = runs.forward
     else:
         made = frozenset(v.id for made in index.intermediates for v in made if v.id in kept)
-        made |= {v.id for made in index.intermediates for v in made if v.id in away}
         walk = Walk(index, budget_bytes, thrifty=False, chosen=made, deadline_s=deadline_s, ahead=ahead, away=away)
         try:
             forward = moving(index, forward_pass(walk, kept | index.pinned), away)
-            walk.drop(away)
         except (DoesNotFit, OutOfTime):
             return None
     try:

@@ -177,9 +177,7 @@ def _backward_choice(program: Program) -> None:
         program.rows.exactly(total, 1.0)
         for name in sorted(program.windows.reads[stage]):
             readers = tuple(program.backward[stage, q.name] for q in implementations if name in q.reads)
-            there = program.resident[name, stage]
-            if program.given is not None and not program.given.readable(name, stage):
-                there = ABSENT
+            there = program.resident[name, stage] if program.readable(name, stage) else ABSENT
             program.rows.implies(readers, there)
 
 

@@ -77,7 +77,8 @@ class Index(Makers):
 
 def index_of(problem: Problem) -> Index:
     """Indexes ``problem``."""
-    makers = _makers(problem)
+    large = _large_enough(problem)
+    makers = _makers(problem, large)
     runs_backward = tuple(undominated_backward(operator.implementations) for operator in problem.backward)
     reads = tuple(frozenset(name for q in runs for name in q.reads) for runs in runs_backward)
     last, runs_again = _last_uses(makers, reads)
@@ -98,7 +99,7 @@ def index_of(problem: Problem) -> Index:
         runs_backward=runs_backward,
         reads=reads,
         uses=_readers(reads),
-        movable=(_large_enough(problem) & last.keys()) - makers.pinned,
+        movable=(large & last.keys()) - makers.pinned,
     )
 
 
@@ -125,7 +126,7 @@ def _large_enough(problem: Problem) -> frozenset[str]:
     )
 
 
-def _makers(problem: Problem) -> Makers:
+def _makers(problem: Problem, large: frozenset[str]) -> Makers:
     producer = {name: i for i, operator in enumerate(problem.forward) for name in operator.outputs}
     position = {operator.id: i for i, operator in enumerate(problem.forward)}
     intermediates: list[list[Intermediate]] = [[] for _ in problem.forward]
@@ -133,7 +134,7 @@ def _makers(problem: Problem) -> Makers:
         producer[v.id] = position[v.operator]
         intermediates[position[v.operator]].append(v)
     # What is large and cannot be made again may be moved, so there is a decision.
-    pinned = frozenset(tensor.id for tensor in problem.tensors if tensor.pinned) - _large_enough(problem)
+    pinned = frozenset(tensor.id for tensor in problem.tensors if tensor.pinned) - large
     return Makers(problem, producer, pinned, tuple(map(tuple, intermediates)))
 
 

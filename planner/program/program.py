@@ -85,9 +85,13 @@ class Program:
         """Survives the forward pass."""
         return self.kept(name) + self.brief.get(name, ABSENT)
 
+    def readable(self, name: str, stage: int) -> bool:
+        """Whether ``name`` can be read at ``stage``, as far as given moves are concerned."""
+        return self.given is None or self.given.readable(name, stage)
+
     def before(self, name: str, stage: int) -> Presence:
         """In memory when ``stage`` begins, to be read."""
-        if self.given is not None and not self.given.readable(name, stage):
+        if not self.readable(name, stage):
             return ABSENT
         if name in self.early and stage <= self.windows.start[name]:
             again = self.kept(name) + self.early[name]

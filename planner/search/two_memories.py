@@ -84,7 +84,8 @@ def _without_recomputation(problem: Problem) -> Problem:
 def improve_around_moves(hunt: Hunt, moments: MomentSearch, budget_bytes: int, until_s: float) -> None:
     """Improves plans around their moves until the clock shows ``until_s``: the best of the program of moments, the best
     that moves nothing with moves that cost it nothing, and the best of all."""
-    for position, start in enumerate(starts := [*_starts(hunt, moments, budget_bytes)]):
+    starts = list(_starts(hunt, moments, budget_bytes))
+    for position, start in enumerate(starts):
         best = replace(hunt.best, runs=None, cost=None)
         best.offer(start)
         now_s = hunt.clock.elapsed_s()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from interrupts import default_interrupts
+from moved_steps import disk_or_skip
 
 from monet.errors import ExecutionError
 from monet.native.channel import ALIGNMENT, Channel
@@ -43,11 +44,7 @@ class Memory:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    try:
-        Channel(tmp_path, 1).close()
-    except ExecutionError as error:
-        pytest.skip(str(error))
-    return tmp_path
+    return disk_or_skip(tmp_path)
 
 
 @pytest.fixture(params=["direct", "buffered"])

@@ -17,14 +17,13 @@ from moved_steps import disk_or_skip
 from monet.errors import ConfigError, ExecutionError
 from monet.files.cache import open_table
 from monet.native.channel import Channel
-from monet.pipeline.offloading import variant_with
 from monet.planner.problem import MODES
 from monet.planner.schedules import MOVING
 from monet.second_memory import bandwidth as rates
 from monet.second_memory import folder as folders
 from monet.second_memory.bandwidth import Bandwidth, bandwidth
 from monet.second_memory.folder import check_room, device_of, find_folder
-from monet.second_memory.offload import Offload, parse_offload
+from monet.second_memory.offload import Offload, parse_offload, variant_with
 
 GB = 10**9
 IN_MEMORY = Path("/dev/shm")
@@ -261,8 +260,8 @@ def test_what_the_cache_cannot_tell_is_measured(
     content: str, measured: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bandwidth(tmp_path)
-    with closing(open_table("second_memory", "bandwidth TEXT")) as database, database:
-        database.execute("UPDATE second_memory SET bandwidth = ?", (content,))
+    with closing(open_table("bandwidth", "value TEXT")) as database, database:
+        database.execute("UPDATE bandwidth SET value = ?", (content,))
     with caplog.at_level(logging.WARNING):
         assert bandwidth(tmp_path).write_rate == 2e9
     assert "cannot be read" in caplog.text
