@@ -77,7 +77,7 @@ def _largest_batch(config: Config, request: PlanRequest) -> tuple[Config, PlanRe
     assert request.budget is not None
     largest = largest_batch(
         config, request.budget, request.max_overhead, request.planning.solving(prove=request.prove),
-        _preparing(request), _offering(request), progress=not request.quiet,
+        _preparing(request), _offering(request), offload=request.planning.offload, progress=not request.quiet,
     )  # fmt: skip
     summary = replace(largest.result.summary, batch=largest.batch, batches_tried=dict(largest.tried))
     return largest.config, replace(largest.result, summary=summary)
@@ -85,23 +85,29 @@ def _largest_batch(config: Config, request: PlanRequest) -> tuple[Config, PlanRe
 
 def _smallest(config: Config, request: PlanRequest) -> PlanResult:
     from monet.pipeline.planning import plan_smallest
+    from monet.second_memory.offload import variant_with
 
-    prepared = _prepared(config, request)
-    return plan_smallest(prepared, request.max_overhead, request.planning.solving(), meter=_meter(request))
+    variant = variant_with(request.planning.offload, request.variant)
+    prepared, solving = _with_second_memory(_prepared(config, request), request), request.planning.solving()
+    return plan_smallest(prepared, request.max_overhead, solving, variant=variant, meter=_meter(request))
 
 
 def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
-    from monet.pipeline.offloading import offloaded
     from monet.pipeline.planning import plan_prepared
     from monet.second_memory.offload import variant_with
 
     assert request.budget is not None
-    offload = request.planning.offload
-    variant = variant_with(offload, request.variant)
-    prepared, solving = _prepared(config, request), request.planning.solving(prove=request.prove)
-    if offload is not None:
-        prepared = offloaded(prepared, offload, cache=not request.no_cache)
+    variant = variant_with(request.planning.offload, request.variant)
+    prepared = _with_second_memory(_prepared(config, request), request)
+    solving = request.planning.solving(prove=request.prove)
     return plan_prepared(prepared, request.budget, solving, variant=variant, meter=_meter(request))
+
+
+def _with_second_memory(prepared: Prepared, request: PlanRequest) -> Prepared:
+    from monet.pipeline.offloading import offloaded
+
+    offload = request.planning.offload
+    return prepared if offload is None else offloaded(prepared, offload, cache=not request.no_cache)
 
 
 def _preparing(request: PlanRequest) -> Preparing:

@@ -52,7 +52,8 @@ def _smallest(problem: Problem, eager: Solution, request: PlanRequest) -> Summar
     most_s = None if request.max_overhead is None else eager.objective_s * (1 + request.max_overhead)
     with ProgressLine(not request.quiet, request.planning.time_limit, unit="bytes") as bar:
         smallest = smallest_plan(restrict(problem, MONET), most_s, request.planning.solving(), progress=bar)
-    summary = _summary(problem, eager, smallest.solution, smallest.solution.peak_bytes, request.variant)
+    variant = variant_with(request.planning.offload, request.variant)
+    summary = _summary(problem, eager, smallest.solution, smallest.solution.peak_bytes, variant)
     return replace(
         summary, bound_s=None, gap=smallest.gap, bound_bytes=smallest.bound_bytes, bound_scope=smallest.scope
     )

@@ -13,8 +13,8 @@ from monet.commands.options import PlanningOptions
 from monet.planner.ablation import MONET
 
 _REFUSED: Mapping[str, tuple[str, ...]] = {
-    "--minimise memory": ("budget", "max_batch", "prove", "offload"),
-    "--max-batch": ("batch", "offload"),
+    "--minimise memory": ("budget", "max_batch", "prove"),
+    "--max-batch": ("batch",),
     "--profile": (
         "measure", "output", "reserve", "threads", "no_cache", "exact", "batch", "max_batch", "density",
     ),

@@ -18,11 +18,13 @@ from monet.errors import ConfigError, InfeasibleBudget, SolverError
 from monet.experiments.configured import prepare_config
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import Meter, on_stderr, silent
+from monet.pipeline.offloading import offloaded
 from monet.pipeline.planning import PlanResult, plan_prepared
 from monet.pipeline.preparation import Prepared, Preparing
 from monet.planner.ablation import MONET, restrict
 from monet.planner.problem import Problem
 from monet.planner.search import Solving, plan_problem
+from monet.second_memory.offload import Offload, variant_with
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +56,14 @@ def largest_batch(
     preparing: Preparing | None = None,
     offering: Offering | None = None,
     *,
+    offload: Offload | None = None,
     progress: bool = False,
 ) -> LargestBatch:
     """The largest batch of ``config`` that was planned and fits ``budget``.
 
     ``max_overhead``: predicted seconds beyond eager's at the same batch, relative; None: any. ``preparing`` and
-    ``offering``: as for ``prepare_config``. ``progress``: lines on stderr.
+    ``offering``: as for ``prepare_config``. ``offload``: a second memory to move tensors to. ``progress``: lines on
+    stderr.
 
     Raises:
         ConfigError: the inputs have no batch in common, or the budget is a share of eager's peak.
@@ -68,6 +72,7 @@ def largest_batch(
     if isinstance(budget, PeakShare):
         raise ConfigError("a share of eager's peak grows with the batch: give --max-batch a budget in bytes")
     solving, meter = solving or Solving(), on_stderr if progress else silent
+    variant = variant_with(offload, MONET)
     first = config.batch()
     budget_bytes = budget.resolve(0)
     tried: dict[int, bool] = {}
@@ -77,7 +82,9 @@ def largest_batch(
         sized = config.with_batch(batch)
         log.info("planning batch %d", batch)
         prepared = prepare_config(sized, preparing, offering, progress=progress)
-        result = _try(prepared, budget_bytes, max_overhead, solving, meter)
+        if offload is not None:
+            prepared = offloaded(prepared, offload, cache=preparing is None or preparing.cache)
+        result = _try(prepared, budget_bytes, max_overhead, solving, variant, meter)
         tried[batch] = result is not None
         if result is None:
             below = min(below, batch)
@@ -105,10 +112,10 @@ def largest_batch(
 
 
 def _try(
-    prepared: Prepared, budget_bytes: int, max_overhead: float | None, solving: Solving, meter: Meter
+    prepared: Prepared, budget_bytes: int, max_overhead: float | None, solving: Solving, variant: str, meter: Meter
 ) -> PlanResult | None:
     try:
-        result = plan_prepared(prepared, budget_bytes, solving, meter=meter)
+        result = plan_prepared(prepared, budget_bytes, solving, variant=variant, meter=meter)
     except InfeasibleBudget:
         return None
     return result if max_overhead is None or result.summary.overhead <= max_overhead else None

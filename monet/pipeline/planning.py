@@ -64,15 +64,22 @@ def _for_variant(prepared: Prepared, variant: str) -> Prepared:
 
 
 def plan_smallest(
-    prepared: Prepared, max_overhead: float | None = None, solving: Solving | None = None, *, meter: Meter = silent
+    prepared: Prepared,
+    max_overhead: float | None = None,
+    solving: Solving | None = None,
+    *,
+    variant: str = MONET,
+    meter: Meter = silent,
 ) -> PlanResult:
     """The fastest plan found within the gap of the least memory found; its budget is what it needs.
 
     ``max_overhead``: predicted seconds beyond eager's, relative (0.1: 10 %); None: any. The bound on memory is
     ``summary.bound_bytes``. ``solving.time_limit_s``: for each of the two searches; ``solving.prove`` is not heeded.
+    ``variant``: the whole program, with moves or without.
     """
     solving = replace(solving or Solving(), prove=False)
     most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
+    prepared = _for_variant(prepared, variant)
     problem = restrict(prepared.problem, MONET)
     with meter(solving.time_limit_s, unit="bytes") as progress:
         least = smallest_plan(problem, most_s, solving, progress=progress)
@@ -83,7 +90,7 @@ def plan_smallest(
     placed = smallest_placed([least.solution, fastest], prepared.lowered)
     if least.solution.status != "interrupted":
         # Plans of least memory run nearly everything again, most of it for nothing.
-        placed = _faster(prepared, placed, solving, meter)
+        placed = _faster(prepared, placed, variant, solving, meter)
     budget_bytes = problem.fixed_bytes + placed[1].layout.arena_bytes
     result = plan_result(prepared, budget_bytes, *placed)
     # Another order, or a step of several requests, which are laid out as they come, can need less than the program.
@@ -93,14 +100,14 @@ def plan_smallest(
     return replace(result, summary=summary)
 
 
-def _faster(prepared: Prepared, smallest: Placed, solving: Solving, meter: Meter) -> Placed:
+def _faster(prepared: Prepared, smallest: Placed, variant: str, solving: Solving, meter: Meter) -> Placed:
     """The fastest plan found within the gap of the memory of ``smallest``; its status stays that of the search for
     memory, unless this one is interrupted."""
     solution, placed = smallest
     budget_bytes = int((prepared.problem.fixed_bytes + placed.layout.arena_bytes) * (1 + solving.gap))
     start = solution.runs if solution.peak_bytes <= budget_bytes else None
     try:
-        faster, other = fit_budget(Fit(prepared.lowered, budget_bytes, solving=solving, start=start), meter)
+        faster, other = fit_budget(Fit(prepared.lowered, budget_bytes, variant, solving, start), meter)
     except InfeasibleBudget:
         return smallest
     except KeyboardInterrupt:

@@ -73,7 +73,8 @@ class _Reserve:
 class MomentSearch:
     """``bound``: no plan of the problem takes less than that, in seconds. ``infeasible``: proven that none fits.
 
-    ``seen``: every plan that was made on the way, those that do not fit included.
+    ``enough``: a value of the best plan at which ``run`` ends. ``seen``: every plan that was made on the way, those
+    that do not fit included.
     """
 
     index: Index
@@ -82,6 +83,7 @@ class MomentSearch:
     best: BestPlan
     clock: Clock
     gap: float
+    enough: float = float("-inf")
     bound: float = 0.0
     infeasible: bool = False
     seen: list[tuple[Runs, Replay]] = field(default_factory=list)
@@ -105,7 +107,7 @@ class MomentSearch:
         if first is None:
             return
         self._offer(*first, first_until_s)
-        if self.is_close():
+        if self._is_enough():
             return
         stale = 0
         while stale < STALE_ROUNDS:
@@ -120,7 +122,7 @@ class MomentSearch:
                 return
             _, cost = made
             self._offer(*made, ends_s)
-            if self.is_close():
+            if self._is_enough():
                 return
             stale = 0 if self.best.value == float("inf") or self.best.value < known * (1 - LEAST_GAIN) else stale + 1
             if cost.peak_bytes <= self.budget_bytes:
@@ -211,6 +213,9 @@ class MomentSearch:
     def is_close(self) -> bool:
         """Whether the best plan is within the gap of the bound."""
         return self.best.is_within(self.gap, self.bound)
+
+    def _is_enough(self) -> bool:
+        return self.is_close() or self.best.value <= self.enough
 
     def _plan(self, program: MomentProgram, until_s: float) -> tuple[Runs, Replay] | None:
         """A plan for the budget less what is set aside, and the bound where that is nothing."""

@@ -1,7 +1,8 @@
 """The smallest budget: the plan with the least peak, at any cost or at a bounded one.
 
 The program of ``program.py`` with the peak as a column: every memory row is at most ``peak``, which is what is
-minimised. A bound on the plan's time is one row more. The rest of the search is the same.
+minimised. A bound on the plan's time is one row more. The rest of the search is the same. Where there is a second
+memory, budgets are halved instead (``smallest_moving.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from monet.planner.search.best import BestPlan
 from monet.planner.search.fastest import CONSTRUCTION_SHARE, plan_problem
 from monet.planner.search.hunt import Hunt, hunt_for
 from monet.planner.search.scope import Scope, needed_besides, scope_of
+from monet.planner.search.smallest_moving import halve_budgets
 from monet.planner.search.solving import Solving
 from monet.planner.solution import Runs, Solution
 from monet.planner.solvers.rows import Sum
@@ -72,10 +74,10 @@ def smallest_plan(
     best = BestPlan(problem, lambda cost: cost.peak_bytes, lambda cost: cost.objective_s <= limit_s)
     hunt = hunt_for(best, solving, progress)
     with hunt:
-        hunt.bound = float(max(floor_bytes(problem), _first_plans(hunt, start, limit_s)))
-        program = _build(problem, best, scope_of(problem, solving.window), most_s)
-        hunt.built_s = hunt.clock.elapsed_s()
-        hunt.run(program, hunt.first_s(FIRST_SHARE, ALONE_SHARE))
+        if problem.second is not None:
+            halve_budgets(hunt, limit_s, start)
+        else:
+            _search(hunt, start, most_s, limit_s)
     solution = hunt.solution(None)
     if solution is None:
         if hunt.status == "infeasible":
@@ -85,6 +87,14 @@ def smallest_plan(
         )
     least = max(problem.fixed_bytes, int(np.ceil(hunt.bound - 1e-3)))
     return SmallestBudget(solution, min(least, solution.peak_bytes), hunt.scope)
+
+
+def _search(hunt: Hunt, start: Runs | None, most_s: float | None, limit_s: float) -> None:
+    best, problem, solving = hunt.best, hunt.best.problem, hunt.solving
+    hunt.bound = float(max(floor_bytes(problem), _first_plans(hunt, start, limit_s)))
+    program = _build(problem, best, scope_of(problem, solving.window), most_s)
+    hunt.built_s = hunt.clock.elapsed_s()
+    hunt.run(program, hunt.first_s(FIRST_SHARE, ALONE_SHARE))
 
 
 def _first_plans(hunt: Hunt, start: Runs | None, limit_s: float) -> int:

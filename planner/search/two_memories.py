@@ -51,7 +51,7 @@ def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Cal
     """
     clock, limit_s = hunt.clock, hunt.solving.time_limit_s
     begun_with_a_plan = hunt.best.runs is not None
-    moments = MomentSearch(index, budget_bytes, hunt.solve, hunt.best, clock, hunt.solving.gap)
+    moments = MomentSearch(index, budget_bytes, hunt.solve, hunt.best, clock, hunt.solving.gap, hunt.enough)
     try:
         moments.run(MOVES_SHARE * limit_s)
     finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -34,9 +36,9 @@ from monet.planner.program.given import given_moves, with_given
 from monet.planner.program.index import Index, index_of
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.readback import write_point
-from monet.planner.replay import replay
+from monet.planner.replay import Replay, replay
 from monet.planner.schedules import MOVING, plan_variant
-from monet.planner.search import Solving, plan_problem
+from monet.planner.search import Solving, plan_problem, smallest_plan
 from monet.planner.solution import Run, Runs, Stage
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Limits, Model
@@ -53,8 +55,16 @@ MOST = 40_000
 
 
 def least(problem: Problem, budget_bytes: int) -> float | None:
-    """Seconds of the fastest of every plan with every way to move, each tensor at most once and back once; None where
-    they are too many."""
+    """Seconds of the fastest of every plan; None where they are too many."""
+    plans = every_plan(problem)
+    if plans is None:
+        return None
+    return min((cost.objective_s for cost in plans if cost.peak_bytes <= budget_bytes), default=math.inf)
+
+
+def every_plan(problem: Problem) -> Iterator[Replay] | None:
+    """What each plan costs with every way to move, each tensor at most once and back once; None where they are too
+    many."""
     forwards = [every_run(problem, operator) for operator in problem.forward]
     stages = [list(every_stage(problem, t, True)) for t in range(len(problem.backward))]
     index = index_of(problem)
@@ -64,17 +74,15 @@ def least(problem: Problem, budget_bytes: int) -> float | None:
     )
     if math.prod(map(len, forwards)) * math.prod(map(len, stages)) * ways ** len(index.movable) > MOST:
         return None
-    best = math.inf
+    return _costs(index, forwards, stages)
+
+
+def _costs(index: Index, forwards: list[list[Run]], stages: list[list[Stage]]) -> Iterator[Replay]:
     for forward in itertools.product(*forwards):
         for chosen in itertools.product(*stages):
             for runs in _with_moves(index, Runs(forward, chosen)):
-                try:
-                    cost = replay(problem, runs)
-                except InvalidPlan:
-                    continue
-                if cost.peak_bytes <= budget_bytes:
-                    best = min(best, cost.objective_s)
-    return best
+                with suppress(InvalidPlan):
+                    yield replay(index.problem, runs)
 
 
 def _last_reader(index: Index, name: str) -> int:
@@ -167,6 +175,51 @@ class TestAgainstEveryPlan:
             return
         whole = replace(problem, second=second(500.0))
         assert plan_problem(whole, budget, QUICK).objective_s <= plain.objective_s * (1 + 1e-6)
+
+
+class TestSmallestBudget:
+    @settings(max_examples=25, deadline=None)
+    @given(problems(operators=2), st.integers(20, 2000), st.sampled_from([None, 1.0, 1.3]))
+    def test_bound_and_plan(self, problem: Problem, rate: int, slower: float | None) -> None:
+        """No plan of the class that is as fast has a smaller peak than the bound, and the plan found is one of them."""
+        whole = replace(problem, second=second(float(rate)))
+        plans = every_plan(whole)
+        assume(plans is not None)
+        assert plans is not None
+        costs = list(plans)
+        assume(costs)
+        fastest = min(cost.objective_s for cost in costs)
+        most_s = None if slower is None else fastest * slower + 1e-9
+        smallest = min(cost.peak_bytes for cost in costs if most_s is None or cost.objective_s <= most_s)
+        found = smallest_plan(whole, most_s, QUICK)
+        assert found.solution.peak_bytes == replay(whole, found.solution.runs).peak_bytes
+        assert most_s is None or found.solution.objective_s <= most_s
+        assert found.bound_bytes <= smallest
+        assert found.bound_bytes <= found.solution.peak_bytes
+        with pytest.raises(InfeasibleBudget, match="allow more overhead"):
+            smallest_plan(whole, fastest * 0.99, QUICK)
+
+    @pytest.mark.parametrize("slower", [1.0, 1.2, None])
+    def test_a_chain_needs_less_with_moves(self, slower: float | None) -> None:
+        problem = chain(8, 100)
+        problem = replace(problem, forward=tuple(replace(o, recomputable=False) for o in problem.forward))
+        most_s = None if slower is None else plan_variant("pytorch", problem, 10**9).objective_s * slower + 1e-9
+        plain = smallest_plan(problem, most_s, QUICK)
+        found = smallest_plan(replace(problem, second=second(1e6)), most_s, QUICK)
+        assert found.solution.peak_bytes < plain.solution.peak_bytes
+        assert found.solution.runs.moved
+        assert found.gap < 0.2
+
+    def test_ctrl_c_keeps_the_smallest_plan_so_far(self, default_interrupts: None) -> None:
+        problem = replace(chain(40, 100), second=second(1e4))
+        most_s = plan_variant("pytorch", problem, 10**9).objective_s * 1.05
+
+        def interrupted(best: float | None, bound: float | None, gap: float | None, elapsed_s: float) -> None:
+            _thread.interrupt_main()
+
+        found = smallest_plan(problem, most_s, Solving(time_limit_s=60.0, gap=0.0), progress=interrupted)
+        assert found.solution.status == "interrupted" and found.solution.objective_s <= most_s
+        assert found.bound_bytes <= found.solution.peak_bytes == replay(problem, found.solution.runs).peak_bytes
 
 
 class TestEndsOfTheBandwidth:
