@@ -1,6 +1,6 @@
 """Two memories: plans that recompute, that move, and that do both; on published costs, and run over a disk.
 
-python benchmarks/bench_offload.py [--part published] [--part disk] [--model bert] [--again]
+python benchmarks/bench_offload.py [--part published] [--part disk] [--part smallest] [--model bert] [--again]
 
 * ``published``: the P100 profile of ResNet-50 under budgets and bandwidths each way, by recomputation alone, by moves
   alone and by both; the two are given to the third as plans to begin with, as a sweep does. Seconds are predictions.
@@ -8,6 +8,8 @@ python benchmarks/bench_offload.py [--part published] [--part disk] [--model ber
   disk; plans with moves are run. ``pairs``: eager's and planned steps alternate in one process, the figure is the
   median of the ratios. ``memory``: another process, whose anonymous and file-backed resident memory is sampled from
   outside while it runs planned steps; copies go past the page cache, and what of their file is in it is counted, too.
+* ``smallest``: the smallest budgets of the same models, at any overhead, by recomputation alone and with moves; the
+  plans with moves are run as above.
 
 The profile (utsaslab/monet-schedules) is not part of this project; where it is missing, that part is left out.
 """
@@ -88,8 +90,8 @@ def _planned(variant: str, problem: Any, gib: float, solving: Solving) -> Soluti
         return None
 
 
-def disk_cell(model: str, share: int, folder: Path, time_limit_s: float) -> dict[str, Any]:
-    """Plans of one model under one budget, the one with moves run."""
+def disk_cell(model: str, share: int | None, folder: Path, time_limit_s: float) -> dict[str, Any]:
+    """Plans of one model under one budget (None: the smallest), the one with moves run."""
     plan = folder / f"{model}-{share}.plan.json"
     cell = _apart({"plan": str(plan), "model": model, "share": share, "time_limit_s": time_limit_s}, folder)
     if plan.is_file():
@@ -129,7 +131,7 @@ def _model(name: str) -> tuple[Any, Any]:
 def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
     from monet.configuration.sample_inputs import make_inputs
     from monet.pipeline.offloading import offloaded
-    from monet.pipeline.planning import plan_prepared
+    from monet.pipeline.planning import plan_prepared, plan_smallest
     from monet.pipeline.preparation import Preparing, prepare
     from monet.second_memory.offload import parse_offload
 
@@ -137,14 +139,22 @@ def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
     args, kwargs = make_inputs(config, 0)
     model.train()
     prepared = prepare(model, args, kwargs, Preparing())
-    budget, solving = f"{job['share']}%", Solving(time_limit_s=job["time_limit_s"])
+    solving = Solving(time_limit_s=job["time_limit_s"])
+    both = offloaded(prepared, parse_offload("disk"))
+    if job["share"] is None:
+        alone, moving = plan_smallest(prepared, None, solving), plan_smallest(both, None, solving, variant="monet+move")
+        moving.plan.save(job["plan"])
+        return {
+            "eager_peak_bytes": prepared.eager_peak_bytes,
+            **{name: _smallest_row(made.summary) for name, made in (("recompute", alone), ("both", moving))},
+        }
+    budget = f"{job['share']}%"
     cell: dict[str, Any] = {"eager_peak_bytes": prepared.eager_peak_bytes}
     try:
-        alone = plan_prepared(prepared, budget, solving).summary
-        cell["recompute"] = {"overhead": alone.overhead, "gap": alone.gap}
+        plain = plan_prepared(prepared, budget, solving).summary
+        cell["recompute"] = {"overhead": plain.overhead, "gap": plain.gap}
     except InfeasibleBudget as error:
         cell["recompute"] = {"refused": str(error), "smallest_bytes": error.smallest_bytes}
-    both = offloaded(prepared, parse_offload("disk"))
     try:
         result = plan_prepared(both, budget, solving, variant="monet+move")
     except InfeasibleBudget as error:
@@ -163,6 +173,18 @@ def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
         "second_memory": asdict(summary.second_memory),
     }
     return cell
+
+
+def _smallest_row(summary: Any) -> dict[str, Any]:
+    return {
+        "peak_bytes": summary.peak_bytes,
+        "bound_bytes": summary.bound_bytes,
+        "bound_scope": summary.bound_scope,
+        "overhead": summary.overhead,
+        "recomputed": summary.recomputed,
+        "objective_s": summary.objective_s,
+        "second_memory": None if summary.second_memory is None else asdict(summary.second_memory),
+    }
 
 
 def _steps(job: Mapping[str, Any], path: str) -> tuple[Any, Any, Any]:
@@ -236,7 +258,9 @@ def job_memory(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--part", "parts", multiple=True, type=click.Choice(["published", "disk"]), help="Only these.")
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(["published", "disk", "smallest"]), help="Only these."
+)
 @click.option("--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
 @click.option("--share", "shares", multiple=True, type=int, help="Of eager's peak, in percent; only these.")
 @click.option("--time-limit", default=30.0, show_default=True, help="Seconds to plan a cell.")
@@ -275,6 +299,11 @@ def main(
                     continue
                 cells[f"{share}%"] = cell = disk_cell(name, share, Path(folder), time_limit)
                 click.echo(f"{name} {share}%: {json.dumps(cell)}")
+                record.write("offload", result)
+        for name in (models or MODELS) if "smallest" in (parts or ("smallest",)) else ():
+            if name not in result.setdefault("smallest", {}) or again:
+                result["smallest"][name] = cell = disk_cell(name, None, Path(folder), time_limit)
+                click.echo(f"{name} smallest: {json.dumps(cell)}")
                 record.write("offload", result)
 
 

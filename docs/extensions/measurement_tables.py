@@ -121,6 +121,30 @@ def offload(result: Any) -> Iterable[Row]:
             )  # fmt: skip
 
 
+def offload_smallest(result: Any) -> Iterable[Row]:
+    """The smallest budgets of models by recomputation alone and with moves to a disk, of eager's peak."""
+    yield (
+        "model", "recomputed only", "proven", "overhead", "with moves", "proven", "overhead", "moved", "time, of eager's"
+    )  # fmt: skip
+    for model, cell in result.get("smallest", {}).items():
+        if "both" not in cell:
+            continue
+        alone, both, eager_bytes = cell["recompute"], cell["both"], cell["eager_peak_bytes"]
+        sides = [
+            (
+                _share(side["peak_bytes"] / eager_bytes),
+                _share(side["bound_bytes"] / eager_bytes),
+                f"{side['overhead']:+.0%}",
+            )
+            for side in (alone, both)
+        ]
+        pairs = cell.get("pairs", {})
+        yield (
+            model, *sides[0], *sides[1], _megabytes(both["second_memory"]["moved_bytes"]),
+            f"{pairs['time_ratio']:.2f}" if "time_ratio" in pairs else "–",
+        )  # fmt: skip
+
+
 def offload_published(result: Any) -> Iterable[Row]:
     """One profile under budgets and bandwidths, by each part of the program and by all of it."""
     yield "budget", "bandwidth each way", "recomputation", "moves", "both", "bound", "moved", "recomputed"
@@ -144,6 +168,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "curves": ("curve.json", curves),
     "guided": ("guided.json", guided),
     "offload": ("offload.json", offload),
+    "offload-smallest": ("offload.json", offload_smallest),
     "offload-published": ("offload.json", offload_published),
 }
 

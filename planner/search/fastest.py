@@ -94,32 +94,14 @@ def plan_problem(
     if budget_bytes < least:
         scope = "every plan in the captured order"
         raise refusal(problem, budget_bytes, "infeasible", scope, solving.time_limit_s, least)
-    hunt = hunted(problem, budget_bytes, solving, start=start, enough_s=enough_s, progress=progress)
-    solution = hunt.solution(hunt.proof())
-    if solution is None:
-        raise refusal(problem, budget_bytes, hunt.status, hunt.scope, solving.time_limit_s, known=hunt.smallest)
-    return solution
-
-
-def hunted(
-    problem: Problem,
-    budget_bytes: int,
-    solving: Solving,
-    *,
-    start: Runs | None = None,
-    enough_s: float | None = None,
-    progress: Progress | None = None,
-) -> Hunt:
-    """The hunt of ``plan_problem``, with or without a plan; for a budget of ``floor_bytes`` or more.
-
-    Raises:
-        SolverError: the solver is missing or fails.
-    """
     best = BestPlan(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
     hunt = hunt_for(best, solving, progress, enough=float("-inf") if enough_s is None else enough_s)
     with hunt:
         _hunt(hunt, budget_bytes, start)
-    return hunt
+    solution = hunt.solution(hunt.proof())
+    if solution is None:
+        raise refusal(problem, budget_bytes, hunt.status, hunt.scope, solving.time_limit_s, known=hunt.smallest)
+    return solution
 
 
 def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:

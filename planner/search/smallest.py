@@ -75,7 +75,12 @@ def smallest_plan(
     hunt = hunt_for(best, solving, progress)
     with hunt:
         if problem.second is not None:
-            halve_budgets(hunt, limit_s, start)
+
+            def without_moves(time_limit_s: float) -> Runs:
+                plain, less = replace(problem, second=None), replace(solving, time_limit_s=time_limit_s)
+                return smallest_plan(plain, most_s, less).solution.runs
+
+            halve_budgets(hunt, limit_s, start, without_moves)
         else:
             _search(hunt, start, most_s, limit_s)
     solution = hunt.solution(None)

@@ -7,21 +7,32 @@ program of ``smallest.py`` has no moves to minimise over.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
+from monet.errors import SolverError
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
 from monet.planner.memory_floor import floor_bytes
-from monet.planner.search.fastest import hunted
-from monet.planner.search.hunt import Hunt
+from monet.planner.problem import Problem
+from monet.planner.program.index import index_of
+from monet.planner.search.best import BestPlan
+from monet.planner.search.hunt import Hunt, hunt_for
+from monet.planner.search.moments import MomentSearch
+from monet.planner.search.solving import Solving
+from monet.planner.search.two_memories import improve_around_moves
 from monet.planner.solution import Runs
 
-CONSTRUCTION_SHARE, STEP_SHARE = 0.25, 0.06
-"""Of the time limit: for constructed plans, and for each budget of the first round, at most; twice that in the next."""
+CONSTRUCTION_SHARE, WITHOUT_SHARE, STEP_SHARE = 0.15, 0.2, 0.12
+"""Of the time limit: for constructed plans, for plans without moves, and for each budget of the first round, at most;
+twice that in the next."""
+MOMENTS_SHARE = 0.7
+"""Of a budget's time: for the program of moments; the rest is for what it found."""
 
 
-def halve_budgets(hunt: Hunt, limit_s: float, start: Runs | None) -> None:
+def halve_budgets(hunt: Hunt, limit_s: float, start: Runs | None, without_moves: Callable[[float], Runs]) -> None:
     """Offers plans of at most ``limit_s`` seconds with less and less memory; the hunt's bound, in bytes, is about every
-    plan that is as fast.
+    plan that is as fast. ``without_moves`` makes the best plan of another search, in so many seconds.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C.
@@ -37,12 +48,34 @@ def halve_budgets(hunt: Hunt, limit_s: float, start: Runs | None) -> None:
     known = smallest_budget(problem, time.monotonic() + CONSTRUCTION_SHARE * clock.time_limit_s)
     if known is not None:
         best.offer(known[1].runs)
+    if best.cost is not None and not _is_done(hunt):
+        with suppress(SolverError):
+            best.offer(without_moves(WITHOUT_SHARE * clock.time_limit_s))
     hunt.built_s = clock.elapsed_s()
     step_s = STEP_SHARE * clock.time_limit_s
     while best.cost is not None and not _is_done(hunt) and clock.left_s() > 0:
         _halve(hunt, limit_s, step_s)
         step_s *= 2
     hunt.status = "optimal" if _is_done(hunt) else "time_limit"
+
+
+def _tried(problem: Problem, budget_bytes: int, solving: Solving, limit_s: float) -> Hunt:
+    """A hunt for any plan with moves that fits and takes at most ``limit_s``."""
+    best = BestPlan(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
+    hunt = hunt_for(best, solving, None, enough=limit_s)
+    with hunt:
+        moments = MomentSearch(
+            index_of(problem), budget_bytes, hunt.solve, best, hunt.clock, solving.gap, enough=limit_s
+        )
+        try:
+            moments.run(MOMENTS_SHARE * solving.time_limit_s)
+        finally:
+            hunt.known = moments.bound
+        hunt.status = "infeasible" if moments.infeasible else "time_limit"
+        hunt.stop_if_enough()
+        if best.runs is not None:
+            improve_around_moves(hunt, moments, budget_bytes, solving.time_limit_s)
+    return hunt
 
 
 def _is_done(hunt: Hunt) -> bool:
@@ -56,7 +89,7 @@ def _halve(hunt: Hunt, limit_s: float, step_s: float) -> None:
     while clock.left_s() > 0 and best.value - low > max(1.0, gap * best.value):
         middle = int(low + best.value) // 2
         solving = replace(hunt.solving, time_limit_s=min(step_s, clock.left_s()), prove=False)
-        tried = hunted(problem, middle, solving, enough_s=limit_s)
+        tried = _tried(problem, middle, solving, limit_s)
         if tried.best.runs is None or not best.offer(tried.best.runs):
             low = middle
             if tried.status == "infeasible" or tried.known > limit_s:

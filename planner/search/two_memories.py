@@ -86,16 +86,13 @@ def improve_around_moves(hunt: Hunt, moments: MomentSearch, budget_bytes: int, u
     that moves nothing with moves that cost it nothing, and the best of all."""
     starts = list(_starts(hunt, moments, budget_bytes))
     for position, start in enumerate(starts):
-        best = replace(hunt.best, runs=None, cost=None)
-        best.offer(start)
         now_s = hunt.clock.elapsed_s()
         share = (until_s - now_s) / (len(starts) - position + 1)
-        _improve(replace(hunt, best=best), budget_bytes, now_s + share)
-        if best.runs is not None:
-            hunt.best.offer(best.runs)
+        _improve(hunt, start, moments.index, budget_bytes, now_s + share)
         if hunt.is_close():
             return
-    _improve(hunt, budget_bytes, until_s)
+    assert hunt.best.runs is not None
+    _improve(hunt, hunt.best.runs, moments.index, budget_bytes, until_s)
 
 
 def _starts(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Iterator[Runs]:
@@ -103,26 +100,54 @@ def _starts(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Iterator[Ru
     best = hunt.best
     if best.runs is None or best.runs.moved:
         return
-    deadline_s = time.monotonic() + HIDDEN_SHARE * hunt.solving.time_limit_s
+    deadline_s = time.monotonic() + _hidden_s(hunt)
     yield with_hidden_moves(moments.index, best.runs, budget_bytes, deadline_s)
     fitting = [(cost.objective_s, n) for n, (runs, cost) in enumerate(moments.seen) if runs.moved and best.fits(cost)]
     if fitting:
         yield moments.seen[min(fitting)[1]][0]
 
 
-def _improve(hunt: Hunt, budget_bytes: int, until_s: float) -> None:
-    """Improves the best plan in the exact program in which its moves are given, and again for each better one."""
-    best, problem = hunt.best, hunt.best.problem
-    while best.runs is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
-        known = best.value
-        program = _program_around(problem, best.runs, budget_bytes, hunt.solving.window)
+def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: float) -> None:
+    """Improves a plan in the exact program in which its moves are given, and again for each better one; one that gets
+    no better with more moves, as far as they cost nothing. Offers what it finds."""
+    problem, around = hunt.best.problem, _from(hunt, start)
+    while (runs := around.best.runs) is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
+        known = around.best.value
+        program = _program_around(problem, runs, budget_bytes, hunt.solving.window)
         if program is None:
             return
         now_s = hunt.clock.elapsed_s()
-        hunt.improve(program, now_s + (until_s - now_s) / 2)
-        best.offer(with_copies(problem, best.runs, budget_bytes))
-        if best.value >= known * (1 - LEAST_GAIN):
-            return
+        try:
+            around.improve(program, now_s + (until_s - now_s) / 2)
+        finally:
+            runs = _taken_over(hunt, around)
+        around.best.offer(with_copies(problem, runs, budget_bytes))
+        runs = _taken_over(hunt, around)
+        if around.best.value >= known * (1 - LEAST_GAIN):
+            deadline_s = time.monotonic() + min(until_s - hunt.clock.elapsed_s(), _hidden_s(hunt))
+            more = with_hidden_moves(index, runs, budget_bytes, deadline_s)
+            if len(more.moved) == len(runs.moved):
+                return
+            around = _from(hunt, more)
+
+
+def _taken_over(hunt: Hunt, around: Hunt) -> Runs:
+    """The best plan of the other hunt, which this one is offered."""
+    runs = around.best.runs
+    assert runs is not None
+    hunt.best.offer(runs)
+    return runs
+
+
+def _from(hunt: Hunt, start: Runs) -> Hunt:
+    """The same hunt from another plan, of which the best of all knows nothing."""
+    best = replace(hunt.best, runs=None, cost=None)
+    best.offer(start)
+    return replace(hunt, best=best)
+
+
+def _hidden_s(hunt: Hunt) -> float:
+    return HIDDEN_SHARE * hunt.solving.time_limit_s
 
 
 def _program_around(problem: Problem, runs: Runs, budget_bytes: int, window: int | None) -> Program | None:
