@@ -124,7 +124,8 @@ def offload(result: Any) -> Iterable[Row]:
 def offload_smallest(result: Any) -> Iterable[Row]:
     """The smallest budgets of models by recomputation alone and with moves to a disk, of eager's peak."""
     yield (
-        "model", "recomputed only", "proven", "overhead", "with moves", "proven", "overhead", "moved", "time, of eager's"
+        "model", "recomputed only", "bound", "overhead", "with moves", "bound", "overhead", "moved",
+        "time, of eager's",
     )  # fmt: skip
     for model, cell in result.get("smallest", {}).items():
         if "both" not in cell:

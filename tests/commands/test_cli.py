@@ -93,9 +93,11 @@ class FakeApi(types.ModuleType):
         assert prepared is self
         return self._answer(budget=budget, variant=variant, meter=meter, **asdict(solving))
 
-    def plan_smallest(self, prepared: object, max_overhead: float | None, solving: Solving, *, meter: Meter) -> object:
+    def plan_smallest(
+        self, prepared: object, max_overhead: float | None, solving: Solving, *, variant: str, meter: Meter
+    ) -> object:
         assert prepared is self
-        return self._answer(max_overhead=max_overhead, meter=meter, **asdict(solving))
+        return self._answer(max_overhead=max_overhead, variant=variant, meter=meter, **asdict(solving))
 
     def _answer(self, **options: Any) -> object:
         self.call |= options

@@ -35,7 +35,14 @@ import monet
 from monet.errors import ConfigError, ExecutionError, PlanMismatch
 from monet.executor.copies import Copies
 from monet.native.channel import Channel
+from monet.ops.offers.offering import Offering
+from monet.pipeline.offloading import offloaded
+from monet.pipeline.planning import plan_smallest
+from monet.pipeline.preparation import prepare
+from monet.planner.schedules import MOVE
+from monet.planner.search import Solving
 from monet.plans.plan import COPY_ALIGNMENT, READ, WRITE, Plan
+from monet.second_memory.offload import parse_offload
 
 SHORT = -1002
 
@@ -73,6 +80,21 @@ def assert_right(module: monet.MonetModule, seeds: range = range(2), case: str =
 
 
 # Results
+
+
+def test_the_smallest_plan_moves_and_equals_eager(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+    model = case_model("layers")
+    prepared = prepare(model, (case_inputs("layers", 0),), {}, offering=Offering(exact=True))
+    whole = offloaded(prepared, parse_offload(f"disk:{disk},{RATES}"))
+    solving = Solving(time_limit_s=5)
+    fast = plan_smallest(prepared, 0.0, solving)
+    both = plan_smallest(whole, 0.0, solving, variant=MOVE)
+    assert both.plan.peak_bytes < fast.plan.peak_bytes
+    assert both.summary.overhead <= 0
+    assert both.summary.bound_bytes is not None and both.summary.bound_bytes <= both.plan.peak_bytes
+    assert count(both.plan, READ) > 1
+    assert_right(monet.MonetModule(model, both.plan))
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
