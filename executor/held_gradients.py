@@ -21,7 +21,7 @@ class HeldGradients:
     """
 
     def __init__(self, model: torch.nn.Module, runner: Runner) -> None:
-        self._model = model
+        self._owners = [module._parameters for module in model.modules()]
         self._runner = runner
         self._kept = runner.plan.model.get("gradients") == KEPT
         self._told = False
@@ -58,7 +58,8 @@ class HeldGradients:
             )  # fmt: skip
 
     def _all(self) -> list[torch.Tensor]:
-        return [p.grad for p in self._model.parameters() if p.grad is not None]
+        parameters = (p for owner in self._owners for p in owner.values() if p is not None)
+        return [gradient for p in parameters if (gradient := p.grad) is not None]
 
     def _bytes(self, gradients: list[torch.Tensor]) -> int:
         storages = {g.untyped_storage().data_ptr(): g.untyped_storage().nbytes() for g in gradients}

@@ -36,7 +36,11 @@ class InputCheck:
 
     def __init__(self, captured: Captured) -> None:
         self._captured = captured
-        self._graph = captured.graph
+        self._sources = [
+            (position, source, captured.graph.values[source.value])
+            for position, source in enumerate(captured.graph.sources)
+            if source.kind != TOTAL
+        ]
         self._warned = False
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -61,10 +65,17 @@ class InputCheck:
 
     def check_sources(self, sources: list[torch.Tensor]) -> None:
         """Shapes, dtypes, devices, ``requires_grad``; an input with other strides is replaced by a copy."""
-        for position, source in enumerate(self._graph.sources):
-            if source.kind == TOTAL:
-                continue
-            tensor, value = sources[position], self._graph.values[source.value]
+        for position, source, value in self._sources:
+            tensor = sources[position]
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.shape == value.shape
+                and tensor.dtype is value.dtype
+                and tensor.requires_grad == source.requires_grad
+                and tensor.stride() == value.stride
+                and tensor.device == value.device
+            ):
+                continue  # as nearly always: a model has hundreds
             name = f"{source.kind} {source.target}"
             if not isinstance(tensor, torch.Tensor):
                 raise PlanMismatch(f"{name} is {tensor!r}, and the plan was made for a tensor of shape {value.shape}")
