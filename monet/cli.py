@@ -9,6 +9,7 @@ from monet.commands.layout import layout
 from monet.commands.operators import operators
 from monet.commands.order import order
 from monet.commands.plan import plan
+from monet.commands.profile import profile
 from monet.commands.run import run
 from monet.commands.show import show
 from monet.commands.sweep import sweep
@@ -25,6 +26,7 @@ def program() -> None:
 
 
 program.add_command(plan)
+program.add_command(profile)
 program.add_command(sweep)
 program.add_command(order)
 program.add_command(layout)

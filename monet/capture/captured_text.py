@@ -33,7 +33,7 @@ def captured_text(captured: Captured) -> str:
     """
     try:
         document = {
-            "graph": _graph(captured.graph),
+            "graph": graph_data(captured.graph),
             "constants": list(captured.constants),
             "in_spec": pytree.treespec_dumps(captured.in_spec),
             "out_spec": pytree.treespec_dumps(captured.out_spec),
@@ -54,7 +54,7 @@ def captured_of(text: str, constants: Mapping[str, torch.Tensor]) -> Captured:
     try:
         document = json.loads(text)
         return Captured(
-            graph=_graph_of(document["graph"]),
+            graph=graph_of(document["graph"]),
             constants={name: constants[name] for name in document["constants"]},
             in_spec=pytree.treespec_loads(document["in_spec"]),
             out_spec=pytree.treespec_loads(document["out_spec"]),
@@ -65,7 +65,8 @@ def captured_of(text: str, constants: Mapping[str, torch.Tensor]) -> Captured:
         raise NotStorable(f"{type(error).__name__}: {error}") from error
 
 
-def _graph(graph: Graph) -> dict[str, Any]:
+def graph_data(graph: Graph) -> dict[str, Any]:
+    """The graph as what JSON has. Raises ``NotStorable``."""
     return {
         "values": [[_plain(getattr(value, field.name)) for field in fields(Value)] for value in graph.values.values()],
         "sources": [[getattr(source, field.name) for field in fields(Source)] for source in graph.sources],
@@ -78,7 +79,9 @@ def _graph(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _graph_of(document: Mapping[str, Any]) -> Graph:
+def graph_of(document: Mapping[str, Any]) -> Graph:
+    """The graph of ``graph_data``. Raises ``NotStorable``, ``KeyError``, ``TypeError``, ``ValueError``,
+    ``AttributeError`` and ``ImportError`` for other data."""
     values = [Value(*(_value_of(part) for part in row)) for row in document["values"]]
     return Graph(
         values={value.name: value for value in values},

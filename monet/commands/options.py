@@ -57,9 +57,11 @@ profile = option(
     "--profile",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Plan this profile instead of a model: a JSON document in the format monet-profile-1, the operators of a step "
-    "with seconds and bytes that were measured elsewhere. There is no plan file then: a schedule comes out, which says "
-    "what is run again and when.",
+    help="Plan a step that was measured elsewhere: a file of monet profile. Or published costs, in the format "
+    "monet-profile-1; there is no plan file then: a schedule comes out, which says what is run again and when.",
+)
+device = option(
+    WHAT, "--device", type=click.Choice(["cpu", "cuda"]), help="Where the model is, instead of where CONFIG says."
 )
 reserve = option(
     BUDGET,

@@ -12,7 +12,7 @@ from monet.amounts import parse_budget, parse_percentage
 from monet.commands import options
 from monet.commands.exit_status import reports_errors
 from monet.commands.options import BUDGET, CHOICES, RESULT, SOLVING, WHAT, amount, option
-from monet.commands.plan_request import PlanRequest
+from monet.commands.plan_request import PlanRequest, refuse_for_published
 from monet.commands.sectioned_help import Rows, SectionedCommand
 from monet.planner.ablation import MONET
 
@@ -30,6 +30,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
 @click.command(cls=SectionedCommand, lists=_lists, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("config", required=False)
 @options.profile
+@options.device
 @option(WHAT, "--batch", type=click.IntRange(min=1), help="Another batch than CONFIG's: its inputs' first dimension.")
 @option(
     BUDGET,
@@ -87,9 +88,17 @@ def plan(**given: Any) -> None:
     request = PlanRequest(**given)
     request.check(click.get_current_context())
     if request.profile is not None:
-        from monet.commands.plan_profile import plan_profile
+        from monet.files.step_file import is_step_file
 
-        plan_profile(request)
+        if is_step_file(request.profile):
+            from monet.commands.plan_step import plan_step
+
+            plan_step(request)
+        else:
+            from monet.commands.plan_profile import plan_profile
+
+            refuse_for_published(click.get_current_context())
+            plan_profile(request)
     else:
         from monet.commands.plan_model import plan_model
 

@@ -25,6 +25,7 @@ def plan_model(request: PlanRequest) -> None:
     """Prints the summary and writes the plan file, and what else was asked for."""
     assert request.config is not None
     loaded = load_config(request.config)
+    loaded = loaded.on(request.device)
     if request.batch is not None:
         loaded = loaded.with_batch(request.batch)
     output = request.output or Path(f"{Path(request.config).stem}.plan.json")

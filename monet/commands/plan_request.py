@@ -15,10 +15,8 @@ from monet.planner.ablation import MONET
 _REFUSED: Mapping[str, tuple[str, ...]] = {
     "--minimise memory": ("budget", "max_batch", "prove"),
     "--max-batch": ("batch",),
-    "--profile": (
-        "measure", "output", "reserve", "threads", "no_cache", "exact", "batch", "max_batch", "density",
-    ),
-}  # fmt: skip
+    "--profile": ("measure", "threads", "no_cache", "exact", "batch", "device", "max_batch", "density"),
+}
 """Mode → parameters of the command that contradict it, or that it would ignore."""
 
 
@@ -31,6 +29,7 @@ class PlanRequest:
     budget: ByteBudget | None
     minimise: str | None
     batch: int | None
+    device: str | None
     max_batch: bool
     max_overhead: float | None
     measure: bool
@@ -75,6 +74,13 @@ class PlanRequest:
         for is_wrong, message in wrong:
             if is_wrong:
                 raise click.UsageError(message)
+
+
+def refuse_for_published(context: click.Context) -> None:
+    """Published costs are of no step that could be run: no plan file, and nothing to reserve for an optimiser."""
+    for name in ("output", "reserve"):
+        if _given(context, name):
+            raise click.UsageError(f"{_spelling(context, name)} does not go with --profile")
 
 
 def _given(context: click.Context, name: str) -> bool:

@@ -84,7 +84,7 @@ class Config(BaseModel):
     ``inputs`` is a tuple for positional inputs or a mapping for keyword inputs. ``seed`` is set
     before the model is built. ``dtype``: parameters and buffers are converted to it (None: as the model is made).
     ``autocast``: the step is planned and run under ``torch.autocast`` with this dtype. ``accumulate``: gradients add up
-    over several batches.
+    over several batches. ``device``: where the model and its inputs are.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,6 +101,7 @@ class Config(BaseModel):
     accumulate: StrictBool = False
     gradients: Literal["freed", "kept"] = "freed"
     training: StrictBool = True
+    device: Literal["cpu", "cuda"] = "cpu"
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
 
     def dtype_of(self, spec: InputSpec) -> DtypeName:
@@ -116,6 +117,10 @@ class Config(BaseModel):
                 f"another batch needs inputs with one first dimension in common; these have {sorted(sizes)}"
             )
         return sizes.pop()
+
+    def on(self, device: str | None) -> Config:
+        """The same on another device; None: as it is."""
+        return self if device is None else self.model_copy(update={"device": device})
 
     def with_batch(self, batch: int) -> Config:
         """The same with another first dimension of all inputs."""

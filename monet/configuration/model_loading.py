@@ -21,11 +21,13 @@ _EXTRA_PACKAGES = ("torchvision", "monai", "transformers")
 
 
 def build_model(config: Config) -> nn.Module:
-    """The configuration's model in its dtype and its training or evaluation mode, initialised from its seed.
+    """The configuration's model in its dtype, on its device and in its training or evaluation mode, initialised from
+    its seed.
 
     The global random state is left as it was. The working directory can be imported from, as it
     can by ``python train.py``. Raises :class:`ConfigError`.
     """
+    _check_device(config.device)
     with _importable_working_directory(), torch.random.fork_rng(devices=[]):
         factory = _load_factory(config.model)
         torch.manual_seed(config.seed)
@@ -37,14 +39,28 @@ def build_model(config: Config) -> nn.Module:
         )
     if config.dtype is not None:
         model = model.to(getattr(torch, config.dtype))
+    if config.device != "cpu":
+        model = model.to(config.device)
     return model.train(config.training)
+
+
+def _check_device(device: str) -> None:
+    """Refuses CUDA where there is none before anything asks for it: on a PyTorch without CUDA a capture of tensors on
+    such a device would end the process."""
+    if device == "cpu" or torch.cuda.is_available():
+        return
+    lacks = "finds no GPU" if torch.version.cuda else "is built without CUDA"
+    raise ConfigError(
+        f"device {device}: this PyTorch ({torch.__version__}) {lacks}. Measure the step where there is one (monet "
+        "profile), and plan it here from that file (monet plan --profile FILE)"
+    )
 
 
 def precision(config: Config) -> contextlib.AbstractContextManager[Any]:
     """Where the configuration's model is planned and called: ``torch.autocast``, if it asks for that."""
     if config.autocast is None:
         return contextlib.nullcontext()
-    return torch.autocast("cpu", dtype=getattr(torch, config.autocast))
+    return torch.autocast(config.device, dtype=getattr(torch, config.autocast))
 
 
 def _load_factory(reference: str) -> Callable[..., Any]:

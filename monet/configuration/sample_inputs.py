@@ -16,9 +16,13 @@ Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 
 
 def make_inputs(config: Config, seed: int) -> Inputs:
-    """Random inputs, the same for the same seed; the global random state is not touched."""
+    """Random inputs, the same for the same seed on every device; the global random state is not touched."""
     generator = torch.Generator().manual_seed(seed)
-    return _map_inputs(config, lambda spec: _random(spec, _dtype(config, spec), generator))
+
+    def made(spec: InputSpec) -> Tensor:
+        return _random(spec, _dtype(config, spec), generator).to(config.device).requires_grad_(spec.requires_grad)
+
+    return _map_inputs(config, made)
 
 
 def empty_inputs(config: Config, model: nn.Module) -> Inputs:
@@ -27,7 +31,10 @@ def empty_inputs(config: Config, model: nn.Module) -> Inputs:
     Raises :class:`ConfigError` if ``model`` takes no such arguments.
     """
     args, kwargs = _map_inputs(
-        config, lambda spec: torch.empty(spec.shape, dtype=_dtype(config, spec), requires_grad=spec.requires_grad)
+        config,
+        lambda spec: torch.empty(
+            spec.shape, dtype=_dtype(config, spec), device=config.device, requires_grad=spec.requires_grad
+        ),
     )
     signature = inspect.signature(model.forward)
     try:
@@ -50,7 +57,7 @@ def _random(spec: InputSpec, dtype: torch.dtype, generator: torch.Generator) -> 
         return torch.randint(low, high, spec.shape, dtype=dtype, generator=generator)
     if spec.dtype == "bool":
         return torch.randint(0, 2, spec.shape, generator=generator).bool()
-    return torch.randn(spec.shape, dtype=dtype, generator=generator).requires_grad_(spec.requires_grad)
+    return torch.randn(spec.shape, dtype=dtype, generator=generator)
 
 
 def _dtype(config: Config, spec: InputSpec) -> torch.dtype:

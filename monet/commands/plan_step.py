@@ -1,0 +1,61 @@
+"""``monet plan --profile``: a plan of a step that ``monet profile`` has measured, here or elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from monet.amounts import refusals_in
+from monet.commands.exit_status import INTERRUPTED
+from monet.commands.options import check_target
+from monet.commands.plan_request import PlanRequest
+from monet.commands.rendering import render_summary
+from monet.errors import ConfigError
+from monet.files.atomic import write_json
+from monet.pipeline.measured_step import read_step
+from monet.pipeline.meter import on_stderr, silent
+from monet.pipeline.offloading import offloaded
+from monet.pipeline.planning import PlanResult, plan_prepared, plan_smallest
+from monet.planner.schedules import STORAGE
+from monet.second_memory.offload import variant_with
+
+
+def plan_step(request: PlanRequest) -> None:
+    """Prints the summary and writes the plan file."""
+    assert request.profile is not None
+    stem = request.profile.name.removesuffix(".json").removesuffix(".step")
+    output = request.output or Path(f"{stem}.plan.json")
+    check_target(output, "--output")
+    check_target(request.json_path, "--json")
+    with refusals_in(request.unit):
+        result = _planned(request)
+    result.plan.save(output)
+    click.echo(render_summary(result.summary, request.unit))
+    click.echo(f"saved {output}; it runs on {result.plan.environment['profile']}")
+    if request.json_path is not None:
+        write_json(request.json_path, result.summary.as_json())
+    if result.summary.status == "interrupted":
+        click.echo("monet: interrupted; the plan is the best so far", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _planned(request: PlanRequest) -> PlanResult:
+    assert request.profile is not None
+    planning, meter = request.planning, silent if request.quiet else on_stderr
+    if request.variant in STORAGE:
+        raise ConfigError(f"{request.variant} has storages of its own, which monet profile does not measure")
+    prepared = read_step(request.profile, planning.reserve)
+    variant = variant_with(planning.offload, request.variant)
+    if planning.offload is not None:
+        if planning.offload.disk:
+            raise ConfigError(
+                "the disk is that of the machine where the step runs; give rates: --offload bandwidth=2GB/s"
+            )
+        prepared = offloaded(prepared, planning.offload)
+    if request.minimise is not None:
+        return plan_smallest(prepared, request.max_overhead, planning.solving(), variant=variant, meter=meter)
+    assert request.budget is not None
+    solving = replace(planning.solving(), prove=request.prove)
+    return plan_prepared(prepared, request.budget, solving, variant=variant, meter=meter)

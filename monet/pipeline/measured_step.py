@@ -1,0 +1,111 @@
+"""A prepared step as a file, to be planned on another machine: its operators with all that was measured of them.
+
+What plans are made of is in the file; neither the model nor a device like the one that it was measured on is needed to
+plan. The plan runs where it was measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from monet.capture.captured_text import NotStorable, graph_data, graph_of
+from monet.errors import CaptureError, ConfigError
+from monet.files.frozen_json import Unreadable, decode, encode
+from monet.files.step_file import read_step_file, write_step_file
+from monet.measurement import Measurement
+from monet.ops.catalogue import Catalogue, catalogue
+from monet.ops.measuring.profiling import Profile, implementations
+from monet.ops.measuring.signature import signature
+from monet.ops.offers.implementation import Guard
+from monet.ops.offers.offering import Offering
+from monet.pipeline.lowering import Lowered, lower
+from monet.pipeline.preparation import Prepared
+from monet.planner.baselines.pytorch import keep_all
+from monet.plans.plan import FREED
+
+
+def write_step(prepared: Prepared, offering: Offering, path: Path) -> None:
+    """Write a step that was prepared for ``offering``; ``Preparing.reserve_bytes`` is left to whoever plans.
+
+    Raises ``CaptureError`` where an operator of the model has no form as text, and ``OSError``.
+    """
+    lowered, offers = prepared.lowered, prepared.lowered.catalogue
+    guards = {run.guard for run in implementations(offers) if run.guard is not None}
+    measured = {key: lowered.profile.measurements[key] for key in sorted(_signatures(offers))}
+    try:
+        graph = graph_data(offers.graph)
+    except NotStorable as error:
+        raise CaptureError(f"the step cannot be written: {error}") from error
+    write_step_file(
+        path,
+        {
+            "name": lowered.problem.name,
+            "model": dict(prepared.model),
+            "environment": dict(prepared.environment),
+            "eager_peak_bytes": prepared.eager_peak_bytes,
+            "offering": {**asdict(offering), "storage": sorted(offering.storage)},
+            "guards": sorted(([g.scale, g.shift, g.least] for g in guards), key=str),
+            "graph": graph,
+            "measurements": {key: encode(value, Measurement) for key, value in measured.items()},
+        },
+    )
+
+
+def read_step(path: Path, reserve_bytes: int = 0) -> Prepared:
+    """The step that was written there. Raises ``ConfigError``, also where this monet knows other kernels."""
+    document = read_step_file(path)
+    try:
+        return _prepared(document, reserve_bytes)
+    except _Unknown as error:
+        raise ConfigError(
+            f"{path} was measured by a monet or a PyTorch that offers other implementations: it has no measurement of "
+            f"{error}; write it again with this monet (monet profile)"
+        ) from None
+    except (NotStorable, Unreadable, KeyError, TypeError, ValueError, AttributeError, ImportError) as error:
+        raise ConfigError(f"{path} is no step that can be planned here: {type(error).__name__}: {error}") from error
+
+
+class _Unknown(Exception):
+    """An implementation that was not measured."""
+
+
+def _prepared(document: Mapping[str, Any], reserve_bytes: int) -> Prepared:
+    graph, offering = graph_of(document["graph"]), _offering(document["offering"])
+    offers = catalogue(graph, offering, scales=_scales(document["guards"]))
+    measurements = {key: decode(text, Measurement) for key, text in document["measurements"].items()}
+    missing = sorted(_signatures(offers) - measurements.keys())
+    if missing:
+        raise _Unknown(missing[0])
+    environment, model = document["environment"], document["model"]
+    profile = Profile(environment["profile"], measurements, 0)
+
+    def lowered(*, eager: bool) -> Lowered:
+        return lower(
+            offers,
+            profile,
+            name=document["name"],
+            reserve_bytes=reserve_bytes,
+            gradients=model.get("gradients", FREED),
+            eager=eager,
+        )
+
+    eager = keep_all(lowered(eager=True).problem, sys.maxsize)
+    return Prepared(lowered(eager=False), eager, document["eager_peak_bytes"] + reserve_bytes, model, environment)
+
+
+def _signatures(offers: Catalogue) -> set[str]:
+    return {signature(run, offers.values) for run in implementations(offers)}
+
+
+def _offering(data: Mapping[str, Any]) -> Offering:
+    return replace(Offering(**{**data, "storage": frozenset(data["storage"])}))
+
+
+def _scales(guards: list[list[Any]]) -> Callable[[Guard], float]:
+    """What was large enough to divide by where it was measured still is: each step checks it anyway."""
+    known = {tuple(guard) for guard in guards}
+    return lambda guard: float("inf") if (guard.scale, guard.shift, guard.least) in known else 0.0
