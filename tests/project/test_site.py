@@ -137,7 +137,7 @@ def test_every_command_is_described() -> None:
     page = (DOCS / "command-line.md").read_text()
     assert re.findall(r"^```\{command-help\} (\w+)", page, re.MULTILINE) == [
         name
-        for name in ("plan", "sweep", "order", "layout", "show", "compare", "trace", "profile", "run", "operators")
+        for name in ("plan", "profile", "sweep", "order", "layout", "show", "compare", "trace", "run", "operators")
         if name in program.commands
     ]
     assert len(re.findall(r"^## monet ", page, re.MULTILINE)) == len(program.commands)
