@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from monet.configuration.config import Config, InputSpec, load_config, shipped_configs
 from monet.configuration.model_loading import build_model
 from monet.configuration.sample_inputs import empty_inputs, make_inputs
+from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import ConfigError
 from monet.models.transformers import random_weights
 
@@ -355,4 +356,4 @@ def test_other_failures_of_torchvision_and_a_failed_repair_are_told(symptom: str
 def test_wrong_fields_of_a_transformers_model_are_told(kwargs: dict[str, Any], said: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(ValueError, match=said):
-        random_weights(**kwargs)
+        with_torchvision_schemas(lambda: random_weights(**kwargs))
