@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 from monet.executor.module import MonetModule
 from monet.executor.runner import Runner
 from monet.native.allocator import Arena
+from monet.plans.plan import Plan
 
 
 class ArenaGroup:
@@ -13,11 +16,42 @@ class ArenaGroup:
     def __init__(self) -> None:
         self._runners: list[Runner] = []
         self._largest: Arena | None = None
+        self._claimed = threading.Lock()
 
     @property
     def is_pending(self) -> bool:
         """Whether a step of any of them is under way: a forward pass of another one would overwrite it."""
         return any(runner.is_pending for runner in self._runners)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak that the plans here promise together: all run over the largest arena, whatever else each holds."""
+        return max((runner.plan.fixed_bytes for runner in self._runners), default=0) + self._arena_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """The most that a step here takes beside a step of the same model that is under way elsewhere: what both use
+        is counted there."""
+        fixed = (runner.plan.fixed_bytes - _shared_bytes(runner.plan) for runner in self._runners)
+        return max(fixed, default=0) + self._arena_bytes
+
+    @property
+    def _arena_bytes(self) -> int:
+        return max((runner.plan.arena_bytes for runner in self._runners), default=0)
+
+    def claim(self) -> bool:
+        """Whether a forward pass may begin here. If so, no other one may until ``release``: between two threads that
+        ask, a pass of the one would overwrite that of the other."""
+        if not self._claimed.acquire(blocking=False):
+            return False
+        if self.is_pending:
+            self._claimed.release()
+            return False
+        return True
+
+    def release(self) -> None:
+        """The forward pass is over: its backward pass is pending now, or will not come."""
+        self._claimed.release()
 
     def add(self, module: MonetModule) -> None:
         """Let ``module`` use the common arena, which becomes larger if need be. While no step is under way."""
@@ -31,7 +65,7 @@ class ArenaGroup:
         self._runners.append(runner)
 
     def remove(self, module: MonetModule) -> None:
-        """Forget ``module``; the common arena stays as large as it is."""
+        """Forget ``module``; the common arena stays as large as it is. While no step is under way."""
         self._runners.remove(module._step.runner)
 
     def _replace(self, arena: Arena) -> None:
@@ -42,3 +76,10 @@ class ArenaGroup:
         for other in self._runners:
             if other.arena is not None and other.arena.bytes > 0:
                 other.arena.share(arena)
+
+
+def _shared_bytes(plan: Plan) -> int:
+    """Of the fixed bytes those that all steps of a model have in common: buffers are not among these, as constants of
+    one geometry are counted with them."""
+    names = ("parameters", "reserve", *(["gradients"] if plan.model.get("accumulate") else []))
+    return sum(plan.fixed.get(name, 0) for name in names)

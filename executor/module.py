@@ -43,7 +43,12 @@ class MonetModule(torch.nn.Module):
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = model.__dict__[shared]
         self.training = model.training
+        if not isinstance(plan, Plan):
+            raise TypeError(
+                f"a MonetModule runs one Plan, not a {type(plan).__name__}; monet.apply takes several plans"
+            )
         captured = captured or capture_as_planned(model, plan)
+        self._captured = captured
         self._accumulator: Accumulator | None = None
         if plan.model.get("accumulate"):
             accumulated = with_accumulation(captured)
@@ -92,6 +97,10 @@ class MonetModule(torch.nn.Module):
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises ``PlanMismatch`` where such a call is not as planned."""
         self._step.sources(args, kwargs)
+
+    def beside(self) -> MonetModule:
+        """The same plan of the same model over an arena of its own: its steps may be under way beside this one's."""
+        return MonetModule(self._model, self.plan, self._captured)
 
     def __reduce__(self) -> tuple[type[MonetModule], tuple[torch.nn.Module, Plan]]:
         """Copies and pickles are the model and the plan; each copy captures anew and has its own arena."""

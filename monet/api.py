@@ -7,24 +7,25 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
-from monet.amounts import parse_budget, refusals_in
+from monet.amounts import ByteBudget, parse_budget, refusals_in
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.errors import PlanMismatch
 from monet.executor.trainer import Trainer
 from monet.in_place import slot
+from monet.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
 from monet.in_place.plan_source import PlanSource, options_of
 from monet.in_place.slot import Applied
-from monet.in_place.training_calls import MOST_PLANS, OnMismatch
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import on_stderr, silent
 from monet.pipeline.offloading import offloaded
 from monet.pipeline.planning import plan_prepared
-from monet.pipeline.preparation import Preparing, prepare, prepare_whole
+from monet.pipeline.preparation import Prepared, Preparing, prepare, prepare_whole
 from monet.planner.ablation import MONET
 from monet.planner.schedules import STORAGE
 from monet.planner.search import Solving
@@ -94,16 +95,47 @@ def plan(
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
     args = (args,) if isinstance(args, torch.Tensor) else args
-    preparing = Preparing(reserve_bytes, accumulate, cache, seed, gradients)
-    offering = Offering(exact, STORAGE.get(variant, frozenset()))
-    asked = None if offload is None else parse_offload(offload)
-    variant = variant_with(asked, variant)
-    prepared = prepare(model, args, kwargs or {}, preparing, offering, progress=progress)
-    if asked is not None:
-        prepared = offloaded(prepared, asked, cache=cache)
-    solving, meter = Solving(time_limit_s, gap, window, solver, prove), on_stderr if progress else silent
-    with refusals_in(parse_budget(budget).unit):
-        return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
+    how = _How(
+        variant, exact, accumulate, gradients, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache,
+        progress, seed,
+    )  # fmt: skip
+    return how.plan(how.prepared(model, args, kwargs or {}), parse_budget(budget))
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """The options of ``plan``, but for the budget."""
+
+    variant: str
+    exact: bool
+    accumulate: bool
+    gradients: str
+    offload: str | None
+    reserve_bytes: int
+    time_limit_s: float
+    gap: float
+    window: int | None
+    solver: str
+    prove: bool
+    cache: bool
+    progress: bool
+    seed: int
+
+    def prepared(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        preparing = Preparing(self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients)
+        offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()))
+        asked = None if self.offload is None else parse_offload(self.offload)
+        variant_with(asked, self.variant)  # refused before anything is measured
+        prepared = prepare(model, args, kwargs, preparing, offering, progress=self.progress)
+        return prepared if asked is None else offloaded(prepared, asked, cache=self.cache)
+
+    def plan(self, prepared: Prepared, budget: ByteBudget) -> Plan:
+        asked = None if self.offload is None else parse_offload(self.offload)
+        variant = variant_with(asked, self.variant)
+        solving = Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove)
+        meter = on_stderr if self.progress else silent
+        with refusals_in(budget.unit):
+            return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
 
 
 _make_plan = plan
@@ -188,6 +220,7 @@ def apply(
     budget: str | int | None = None,
     on_mismatch: OnMismatch = "eager",
     max_plans: int = MOST_PLANS,
+    concurrent: int = 1,
     **options: Any,
 ) -> None:
     """Run the training calls of ``model`` by a plan, in place, in any training loop: ``model`` stays what it is.
@@ -201,6 +234,9 @@ def apply(
     threads; or one before the backward pass of the last): ``"eager"`` runs the model itself, outside of the budget,
     with one warning a kind; ``"replan"`` plans for it, up to ``max_plans`` plans in all, then as ``"eager"``;
     ``"error"`` raises ``PlanMismatch``. Plans of one model share one arena of the largest size.
+    ``concurrent``: how many steps may be under way at a time, where a loop calls the model again before the backward
+    pass of the call before. Each beyond the first has an arena of its own, and ``budget`` is for each: the promise is
+    the sum, which is said, and is ``monet.applied(model).peak_bytes``.
 
     Class, signature, ``state_dict`` and hooks of the model stay; copies and pickles of it are plain models.
     ``monet.applied(model)`` tells what was planned, ``monet.remove(model)`` undoes it.
@@ -217,7 +253,8 @@ def apply(
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         budget, options = plan.budget_bytes, {**options_of(plan), **options}
     assert budget is not None
-    placed = slot.Applied(model, PlanSource(_make_plan, budget, options), on_mismatch, max_plans)
+    family = PlanFamily(type(model).__name__, on_mismatch, max_plans, concurrent)
+    placed = slot.Applied(model, PlanSource(_make_plan, budget, options), family)
     if plan is not None:
         placed.add(plan)
     slot.put(placed)

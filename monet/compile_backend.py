@@ -19,13 +19,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from monet.api import plan, require_known
 from monet.errors import CaptureError, ConfigError
 from monet.in_place.lifted_graph import LiftedGraph
+from monet.in_place.plan_family import MOST_PLANS, REPLACED, PlanFamily
 from monet.in_place.plan_source import PlanSource
 from monet.in_place.slot import is_watched
-from monet.in_place.training_calls import MOST_PLANS, REPLACED, PlanFamily, TrainingCalls
+from monet.in_place.training_calls import TrainingCalls
 
 logger = logging.getLogger(__name__)
 
-_OWN = ("budget", "on_mismatch", "max_plans", "on_break")
+_OWN = ("budget", "on_mismatch", "max_plans", "concurrent", "on_break")
 _DYNAMIC = (
     "%s has a graph for several shapes now, and its plans are each for one: shapes that came before are planned once "
     "more. Compile it with dynamic=False, which keeps a graph a shape"
@@ -99,7 +100,10 @@ class _PlannedGraph:
 def _family(example_inputs: Sequence[Any], options: Mapping[str, Any] | None, given: Mapping[str, Any]) -> PlanFamily:
     """Of all graphs that Dynamo makes of one model: they share a budget and an arena."""
     family = PlanFamily(
-        "the compiled model", given.get("on_mismatch", "replan"), int(given.get("max_plans", MOST_PLANS))
+        "the compiled model",
+        given.get("on_mismatch", "replan"),
+        int(given.get("max_plans", MOST_PLANS)),
+        given.get("concurrent", 1),
     )
     parameter = next((value for value in example_inputs if isinstance(value, torch.nn.Parameter)), None)
     if parameter is None:

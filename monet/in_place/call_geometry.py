@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.capture import autocast
-from monet.capture.captured import device_type
 from monet.capture.input_geometry import example_inputs
+from monet.in_place.model_walk import ModelWalk
 from monet.plans.plan import Plan
 
 _LITERALS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -36,13 +37,26 @@ class CallGeometry:
     shapes: tuple[Any, ...]
 
     @property
+    def inputs(self) -> InputGeometry:
+        """What of it is the arguments'."""
+        return InputGeometry(self.structure, self.shapes)
+
+    @property
     def is_trained(self) -> bool:
         """Whether anything requires a gradient."""
         return any(self.parameters) or any(shape[-1] is True for shape in self.shapes if len(shape) == 4)
 
 
-def call_geometry(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallGeometry | None:
-    """The geometry of a call; None where an argument is an object that no plan can be made for."""
+@dataclass(frozen=True, slots=True)
+class InputGeometry:
+    """``structure`` and ``shapes`` of a call, as ``CallGeometry`` has them."""
+
+    structure: pytree.TreeSpec
+    shapes: tuple[Any, ...]
+
+
+def input_geometry(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InputGeometry | None:
+    """The geometry of a call's arguments; None where one is an object that no plan can be made for."""
     leaves, structure = pytree.tree_flatten((args, {name: kwargs[name] for name in sorted(kwargs)}))
     shapes: list[tuple[Any, ...]] = []
     for leaf in leaves:
@@ -52,41 +66,46 @@ def call_geometry(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping
             shapes.append((type(leaf), leaf))
         else:
             return None
-    cast = autocast.state(device_type(model, leaves))
-    modes, parameters = _modes_and_parameters(model)
+    return InputGeometry(structure, tuple(shapes))
+
+
+def quick_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
+    """Equal for calls of equal ``input_geometry``, where all arguments are tensors; None for others. A tenth of its
+    time."""
+    key: list[Any] = [len(args), *kwargs]
+    for value in (*args, *kwargs.values()):
+        if not isinstance(value, torch.Tensor):
+            return None
+        key += (value.shape, value.dtype, value.device, value.requires_grad)
+    return tuple(key)
+
+
+def call_geometry(model: torch.nn.Module, inputs: InputGeometry, walk: ModelWalk) -> CallGeometry:
+    """The geometry of a call with such arguments. ``walk``: of ``model``."""
+    modes, parameters = walk.modes_and_parameters()
+    cast = autocast.state(_device_type(model, inputs))
     return CallGeometry(
         threads=torch.get_num_threads(),
         autocast=_plain(cast),
         modes=modes,
         parameters=parameters,
         forward=id(model.__dict__.get("forward")),
-        structure=structure,
-        shapes=tuple(shapes),
+        structure=inputs.structure,
+        shapes=inputs.shapes,
     )
 
 
-def _modes_and_parameters(model: torch.nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """The mode of every module, in the order of ``model.modules()``, and which parameters require a gradient. At each
-    call, so in one walk that makes no names."""
-    modes: list[bool] = []
-    parameters: list[bool] = []
-    seen: set[int] = set()
-    ahead: list[torch.nn.Module | None] = [model]
-    while ahead:
-        module = ahead.pop()
-        if module is None or id(module) in seen:
-            continue
-        seen.add(id(module))
-        modes.append(module.training)
-        parameters += [p.requires_grad for p in module._parameters.values() if p is not None]
-        ahead += reversed(module._modules.values())
-    return tuple(modes), tuple(parameters)
+def _device_type(model: torch.nn.Module, inputs: InputGeometry) -> str:
+    own = (tensor.device for tensor in itertools.chain(model.parameters(), model.buffers()))
+    given = (shape[2] for shape in inputs.shapes if len(shape) == 4)
+    return next((device.type for device in itertools.chain(own, given)), "cpu")
 
 
 def planned_geometry(model: torch.nn.Module, plan: Plan) -> CallGeometry:
     """The geometry of the calls that ``plan`` was made for. Raises ``PlanMismatch`` where it has nested inputs."""
-    geometry = call_geometry(model, *example_inputs(plan))
-    assert geometry is not None
+    inputs = input_geometry(*example_inputs(plan))
+    assert inputs is not None
+    geometry = call_geometry(model, inputs, ModelWalk(model))
     return replace(
         geometry,
         threads=plan.environment["threads"],

@@ -18,8 +18,9 @@ import torch
 from monet.errors import ConfigError
 from monet.executor.module import MonetModule
 from monet.in_place.call_geometry import planned_geometry
+from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
-from monet.in_place.training_calls import REPLACED, OnMismatch, PlanFamily, TrainingCalls
+from monet.in_place.training_calls import TrainingCalls
 from monet.plans.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -34,10 +35,8 @@ class Applied:
     """Stands in a model's slot and is called in its place. Hooks of the model are called as ever; in training mode with
     gradients enabled its ``forward`` is run by a plan, else the model itself is called."""
 
-    def __init__(self, model: torch.nn.Module, source: PlanSource, on_mismatch: OnMismatch, max_plans: int) -> None:
-        """Raises ``ConfigError`` for a rule that there is not, or no plans."""
+    def __init__(self, model: torch.nn.Module, source: PlanSource, family: PlanFamily) -> None:
         self.model = model
-        family = PlanFamily(type(model).__name__, on_mismatch, max_plans)
         self.calls = TrainingCalls(model, source, family, lambda: apart(model))
         self._hooked = threading.RLock()
         self._told = False
@@ -52,6 +51,12 @@ class Applied:
     def plans(self) -> tuple[Plan, ...]:
         """The plans that were made or given so far."""
         return tuple(planned.module.plan for planned in self.calls.modules)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak that the plans so far promise together: over one arena of the largest size, and with
+        ``concurrent``, where that many steps have been under way, the sum of what they take."""
+        return self.calls.family.peak_bytes
 
     @property
     def planned_calls(self) -> int:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 
-from monet.errors import ConfigError, MonetError, PlanMismatch
+from monet.errors import MonetError, PlanMismatch
 from monet.executor.arena_group import ArenaGroup
-from monet.in_place.call_geometry import CallGeometry, call_geometry, difference
+from monet.executor.module import MonetModule
+from monet.in_place.call_geometry import (
+    CallGeometry,
+    InputGeometry,
+    call_geometry,
+    difference,
+    input_geometry,
+    quick_key,
+)  # fmt: skip
+from monet.in_place.model_walk import ModelWalk
+from monet.in_place.plan_family import PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource
-
-logger = logging.getLogger(__name__)
-
-OnMismatch: TypeAlias = Literal["eager", "replan", "error"]
-RULES = ("eager", "replan", "error")
-MOST_PLANS = 8
 
 # What differs, where the plan itself does not say it.
 _SENTENCES = {
@@ -30,57 +33,12 @@ _SENTENCES = {
     "modes": "submodules are in other modes than when planning",
 }
 _PENDING = (
-    "it is called again before the backward pass of the call before, and there is one arena for both (call backward "
-    "first, or put both batches into one call)"
+    "it is called again before the backward pass of the call before, and there is no arena more for it (call backward "
+    "first, put both batches into one call, or give concurrent=2: an arena for each of two)"
 )
 _OBJECT = "an argument is an object that is neither tensor, number nor text, for which no plan can be made"
-
-
-REPLACED = "%s has gradient checkpointing: the plan takes its place and decides itself what is computed again"
-
-
-class PlanFamily:
-    """Plans over one arena of the largest size, and the rule for what is not as planned.
-
-    ``name``: of what is called, for messages. ``made``: plans so far.
-    """
-
-    def __init__(self, name: str, rule: OnMismatch, max_plans: int) -> None:
-        if rule not in RULES:
-            raise ConfigError(f"on_mismatch must be one of {', '.join(map(repr, RULES))}, not {rule!r}")
-        if max_plans < 1:
-            raise ConfigError(f"max_plans must be at least 1, not {max_plans}")
-        self.name, self.rule, self.max_plans = name, rule, max_plans
-        self.group = ArenaGroup()
-        self.made = 0
-        self._told: set[str] = set()
-
-    def may_plan(self, sentence: str, *, instead: bool = False) -> bool:
-        """Whether there may be a plan more, or one ``instead`` of another; tells where there are too many."""
-        if self.made < self.max_plans or instead:
-            return True
-        self.tell("max_plans", f"{sentence}; there are max_plans={self.max_plans} plans already")
-        return False
-
-    def refuse(self, kind: str, sentence: str) -> None:
-        """Raise or tell, by the rule."""
-        if self.rule == "error":
-            raise PlanMismatch(f"{self.name}: {sentence}")
-        self.tell(kind, sentence)
-
-    def tell(self, kind: str, sentence: str) -> None:
-        """Say what is not as planned, once a kind."""
-        self.note(
-            kind,
-            "%s is called not as planned, and such calls run without a plan, outside of the budget: %s (told once)",
-            sentence,
-        )
-
-    def note(self, kind: str, sentence: str, *more: str) -> None:
-        """Say ``sentence`` of what is called, once a kind."""
-        if kind not in self._told:
-            self._told.add(kind)
-            logger.warning(sentence, self.name, *more)
+_NO_PLAN: Any = object()
+_MOST_KEYS = 1000
 
 
 class TrainingCalls:
@@ -98,7 +56,11 @@ class TrainingCalls:
         self.planned_calls = self.eager_calls = 0
         self.family = family
         self._source, self._apart = source, apart
+        self._walk = ModelWalk(model)
         self._planned: dict[CallGeometry, Planned | None] = {}  # None: no plan could be made for it
+        self._modules: dict[CallGeometry, dict[ArenaGroup, MonetModule]] = {}
+        self._inputs: set[InputGeometry] = set()  # of all in _planned
+        self._never: set[Hashable] = set()  # keys of arguments that no plan is for, and none will be
         self._forward: list[Any] = []  # kept, for geometries to name them by identity
 
     @property
@@ -106,33 +68,79 @@ class TrainingCalls:
         """What was planned, in that order."""
         return tuple(planned for planned in self._planned.values() if planned is not None)
 
-    def add(self, geometry: CallGeometry, planned: Planned) -> None:
-        """Run calls of this geometry by ``planned``. While no step is under way."""
+    def add(self, geometry: CallGeometry, planned: Planned, group: ArenaGroup | None = None) -> None:
+        """Run calls of this geometry by ``planned``, over the arena of ``group``, or of the family's first. While no
+        step is under way there."""
+        group = group or self.family.first
         self._planned[geometry] = planned
-        self.family.group.add(planned.module)
+        self._modules[geometry] = {}
+        self._inputs.add(geometry.inputs)
+        self._never.clear()
         self._forward.append(self.model.__dict__.get("forward"))
         self.family.made += 1
+        self._put(geometry, planned.module, group)
+
+    def _put(self, geometry: CallGeometry, module: MonetModule, group: ArenaGroup) -> None:
+        self._modules[geometry][group] = module
+        group.add(module)
+        self.family.tell_sum()
 
     def call(self, eager: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of one training call. ``eager``: the model's own forward.
 
         Raises ``PlanMismatch`` by the rule, and what ``monet.plan`` raises where the first plan cannot be made.
         """
-        geometry = call_geometry(self.model, args, kwargs)
-        if geometry is not None and not geometry.is_trained:
-            return eager(*args, **kwargs)
+        key = quick_key(args, kwargs)
+        if key is None or key not in self._never:
+            inputs = input_geometry(args, kwargs)
+            if inputs is None:
+                self.family.refuse("object", _OBJECT)
+            else:
+                geometry = call_geometry(self.model, inputs, self._walk)
+                if not geometry.is_trained:
+                    return eager(*args, **kwargs)
+                if self.family.is_full and inputs not in self._inputs:
+                    self._refuse(geometry, args, kwargs)
+                    self._never_again(key)
+                else:
+                    result = self._in_an_arena(geometry, args, kwargs)
+                    if result is not _NO_PLAN:
+                        self.planned_calls += 1
+                        return result
+        self.eager_calls += 1
+        return eager(*args, **kwargs)
+
+    def _never_again(self, key: Hashable | None) -> None:
+        """Such arguments need no other look: whatever the modes, the threads or the precision, no plan is for them."""
+        if len(self._never) >= _MOST_KEYS:
+            self._never.clear()
+        if key is not None:
+            self._never.add(key)
+
+    def _in_an_arena(self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        group = self.family.claim()
+        if group is None:
+            self.family.refuse("pending", _PENDING)
+            return _NO_PLAN
+        try:
+            return self._by_plan(geometry, group, args, kwargs)
+        finally:
+            group.release()
+
+    def _by_plan(self, geometry: CallGeometry, group: ArenaGroup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for again in (False, True):
-            planned = self._planned_for(geometry, args, kwargs)
+            planned = self._planned_for(geometry, group, args, kwargs)
             if planned is None:
                 break
-            refusal = None
+            module, refusal = self._modules[geometry].get(group), None
+            if module is None:
+                module = planned.module.beside()
+                self._put(geometry, module, group)
             try:
-                result = planned.module.forward(*args, **kwargs)
+                result = module.forward(*args, **kwargs)
             except PlanMismatch as error:  # raised before anything has run
                 refusal = str(error)
-            assert geometry is not None
             if refusal is None:
-                self.planned_calls += 1
                 if planned.recalled:
                     self._planned[geometry] = replace(planned, recalled=False)
                 return result
@@ -140,59 +148,66 @@ class TrainingCalls:
             if again or not may_replan or not self.family.may_plan(refusal, instead=planned.recalled):
                 self.family.refuse("model", refusal)
                 break
-            self.family.group.remove(planned.module)
-            del self._planned[geometry]
-            self._plan(geometry, args, kwargs, anew=True)
-        self.eager_calls += 1
-        return eager(*args, **kwargs)
+            self._forget(geometry)
+            self._plan(geometry, group, args, kwargs, anew=True)
+        return _NO_PLAN
+
+    def _forget(self, geometry: CallGeometry) -> None:
+        del self._planned[geometry]
+        for group, module in self._modules.pop(geometry).items():
+            if not group.is_pending:  # else perhaps by this very module, whose step the group must know of
+                group.remove(module)
 
     def _planned_for(
-        self, geometry: CallGeometry | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, geometry: CallGeometry, group: ArenaGroup, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Planned | None:
         """What runs the call; None: the model itself."""
-        if geometry is None:
-            self.family.refuse("object", _OBJECT)
-            return None
-        if self.family.group.is_pending:
-            self.family.refuse("pending", _PENDING)
-            return None
         if geometry in self._planned:
             return self._planned[geometry]
         if self.family.made == 0:
-            self._plan(geometry, args, kwargs)
+            self._plan(geometry, group, args, kwargs)
+        elif self.family.rule != "replan" or self.family.is_full:
+            self._refuse(geometry, args, kwargs)
+            return None
         else:
-            kind, sentence = self._difference(geometry, args, kwargs)
-            if self.family.rule != "replan":
-                self.family.refuse(kind, sentence)
-                return None
-            if not self.family.may_plan(sentence):
-                return None
             try:
-                self._plan(geometry, args, kwargs)
+                self._plan(geometry, group, args, kwargs)
             except MonetError as error:
                 self._planned[geometry] = None
+                self._inputs.add(geometry.inputs)
                 self.family.tell("unplanned", f"no plan can be made for another call: {error}")
         return self._planned[geometry]
 
     def _plan(
-        self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any], *, anew: bool = False
+        self,
+        geometry: CallGeometry,
+        group: ArenaGroup,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        anew: bool = False,
     ) -> None:
         with self._apart():
             planned = self._source.planned(self.model, args, kwargs, anew=anew)
-        self.add(geometry, planned)
+        self.add(geometry, planned, group)
 
-    def _difference(self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
-        """The kind and the sentence of what is not as in the plan that is closest: the last that differs latest."""
-        if not self._planned:
-            return "graph", _SENTENCES["graph"]
-        differences = {other: difference(other, geometry) or "" for other in self._planned}
-        order = list(CallGeometry.__dataclass_fields__)
-        closest = max(differences, key=lambda other: order.index(differences[other]))
-        kind, planned = differences[closest], self._planned[closest]
+    def _refuse(self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise or tell what is not as in the plan that is closest: the last that differs latest."""
+        kind, planned = "graph", None
+        if self._planned:
+            differences = {other: difference(other, geometry) or "" for other in self._planned}
+            order = list(CallGeometry.__dataclass_fields__)
+            closest = max(differences, key=lambda other: order.index(differences[other]))
+            kind, planned = differences[closest], self._planned[closest]
+        if self.family.has_told(kind):
+            return
         sentence = _SENTENCES.get(kind, f"{kind} differ")
         if planned is not None:
             try:
                 planned.module.check(args, kwargs)
             except PlanMismatch as error:
                 sentence = str(error)
-        return kind, sentence
+        if self.family.rule == "replan":
+            self.family.may_plan(sentence)
+        else:
+            self.family.refuse(kind, sentence)

@@ -14,7 +14,8 @@ from small_models import Awkward, Transformer
 from torch import Tensor, nn
 
 from monet import compile_backend
-from monet.in_place.training_calls import PlanFamily, TrainingCalls
+from monet.in_place.plan_family import PlanFamily
+from monet.in_place.training_calls import TrainingCalls
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 

@@ -14,7 +14,8 @@ import monet
 from monet.errors import CaptureError, PlanMismatch
 from monet.executor.runner import Runner
 from monet.in_place import plan_source
-from monet.in_place.call_geometry import call_geometry
+from monet.in_place.call_geometry import call_geometry, input_geometry
+from monet.in_place.model_walk import ModelWalk
 from monet.native import allocator
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
@@ -346,6 +347,8 @@ def test_modes_are_in_the_order_of_the_modules() -> None:
     model.register_module("none", None)
     for number, module in enumerate(model.modules()):
         module.training = number % 3 == 0
-    geometry = call_geometry(model, (torch.ones(1),), {})
-    assert geometry is not None and geometry.modes == tuple(module.training for module in model.modules())
+    inputs, walk = input_geometry((torch.ones(1),), {}), ModelWalk(model)
+    assert inputs is not None
+    geometry = call_geometry(model, inputs, walk)
+    assert geometry.modes == tuple(module.training for module in model.modules())
     assert geometry.parameters == (True, True)
