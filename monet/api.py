@@ -12,14 +12,15 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
-from monet.amounts import ByteBudget, parse_budget, refusals_in
+from monet.amounts import ByteBudget, ByteCount, parse_budget, refusals_in
 from monet.capture import autocast
 from monet.capture.captured import device_type
-from monet.errors import PlanMismatch
+from monet.errors import InfeasibleBudget, PlanMismatch
 from monet.executor.trainer import Trainer
 from monet.in_place import slot
 from monet.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
 from monet.in_place.plan_source import PlanSource, options_of
+from monet.in_place.several import common_options, distinct_calls
 from monet.in_place.slot import Applied
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import on_stderr, silent
@@ -138,6 +139,42 @@ class _How:
             return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
 
 
+def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int, **options: Any) -> tuple[Plan, ...]:
+    """Plan several geometries ahead, such as the lengths that batches are padded to, for ``monet.apply(model, plans)``.
+
+    ``samples``: of each geometry a batch: a tensor, a tuple of arguments or a mapping of keyword arguments for the
+    model. The plans, one a geometry in that order, run over one arena of the largest size, and the step of the largest
+    geometry in that arena stays within ``budget``: bytes, or text as ``"6GB"``, or as ``"50%"`` of the largest eager
+    step. ``options``: those of ``monet.plan``.
+
+    Raises ``ConfigError`` for samples that are none; ``InfeasibleBudget``, with a budget that works for the geometry
+    that does not fit; what else ``monet.plan`` raises. Ctrl-C while it plans is a KeyboardInterrupt.
+    """
+    known = {p.name: p.default for p in inspect.signature(_make_plan).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    known.pop("budget")
+    require_known("plan_many", options, known)
+    how, asked = _How(**{**known, **options}), parse_budget(budget)
+    with slot.apart(model):
+        calls = distinct_calls(samples)
+        prepared = [how.prepared(model, args, kwargs) for args, kwargs in calls]
+    limit_bytes = asked.resolve(max(one.full_bytes for one in prepared))
+    most_fixed = max(one.problem.fixed_bytes for one in prepared)
+    plans: dict[int, Plan] = {}
+    # The largest first: if it does not fit, that is said at once. A smaller one holds less beside the arena, but must
+    # not make the arena larger than the largest leaves it.
+    for number in sorted(range(len(calls)), key=lambda number: -prepared[number].full_bytes):
+        spared = most_fixed - prepared[number].problem.fixed_bytes
+        try:
+            plans[number] = how.plan(prepared[number], ByteCount(limit_bytes - spared, asked.unit))
+        except InfeasibleBudget as error:
+            if error.smallest_bytes is not None:
+                error.smallest_bytes += spared
+            raise
+        if plans[number].solver["status"] == "interrupted":
+            raise KeyboardInterrupt
+    return tuple(plans[number] for number in range(len(calls)))
+
+
 _make_plan = plan
 
 
@@ -215,7 +252,7 @@ def optimize(
 
 def apply(
     model: torch.nn.Module,
-    plan: Plan | str | os.PathLike[str] | None = None,
+    plan: Plan | str | os.PathLike[str] | Sequence[Plan | str | os.PathLike[str]] | None = None,
     *,
     budget: str | int | None = None,
     on_mismatch: OnMismatch = "eager",
@@ -227,7 +264,8 @@ def apply(
 
     With a ``budget``, as ``"6GB"``, the plan is made at the first training call, for inputs like that call's, with
     progress on stderr; ``options`` are those of ``monet.plan`` (``progress`` is on unless it is given). Such plans are
-    kept on disk: the second start of the same training finds them. Or with a ``plan`` of ``monet.plan``, or its file.
+    kept on disk: the second start of the same training finds them. Or with a ``plan`` of ``monet.plan``, or its file,
+    or several of them, as from ``monet.plan_many``.
     A training call is one in training mode with gradients enabled; in any other the model itself runs.
 
     ``on_mismatch``: what is done with a training call that is not as planned (another shape, mode, autocast, number of
@@ -249,14 +287,17 @@ def apply(
         raise TypeError("apply takes a budget or a plan, and exactly one of them")
     known = [p.name for p in inspect.signature(_make_plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
     require_known("apply", options, known)
+    plans: list[Plan] = []
     if plan is not None:
-        plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-        budget, options = plan.budget_bytes, {**options_of(plan), **options}
+        several = [plan] if isinstance(plan, Plan | str | os.PathLike) else list(plan)
+        plans = [one if isinstance(one, Plan) else Plan.load(one) for one in several]
+        options = {**common_options([options_of(one) for one in plans]), **options}
+        budget = max(one.budget_bytes for one in plans)
     assert budget is not None
     family = PlanFamily(type(model).__name__, on_mismatch, max_plans, concurrent)
     placed = slot.Applied(model, PlanSource(_make_plan, budget, options), family)
-    if plan is not None:
-        placed.add(plan)
+    for one in plans:
+        placed.add(one)
     slot.put(placed)
 
 
