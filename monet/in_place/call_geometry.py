@@ -70,13 +70,15 @@ def input_geometry(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InputGeo
 
 
 def quick_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
-    """Equal for calls of equal ``input_geometry``, where all arguments are tensors; None for others. A tenth of its
-    time."""
+    """Another for calls of another ``input_geometry``, in a fraction of its time; None where arguments are nested."""
     key: list[Any] = [len(args), *kwargs]
     for value in (*args, *kwargs.values()):
-        if not isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
+            key += (value.shape, value.dtype, value.device, value.requires_grad)
+        elif isinstance(value, _LITERALS):
+            key += (type(value), value)
+        else:
             return None
-        key += (value.shape, value.dtype, value.device, value.requires_grad)
     return tuple(key)
 
 

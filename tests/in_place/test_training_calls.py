@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 import monet
 from monet.errors import CaptureError, PlanMismatch
 from monet.executor.runner import Runner
-from monet.in_place import plan_source
-from monet.in_place.call_geometry import call_geometry, input_geometry
+from monet.in_place import plan_source, training_calls
+from monet.in_place.call_geometry import call_geometry, input_geometry, quick_key
 from monet.in_place.model_walk import ModelWalk
 from monet.native import allocator
 
@@ -352,3 +353,66 @@ def test_modes_are_in_the_order_of_the_modules() -> None:
     geometry = call_geometry(model, inputs, walk)
     assert geometry.modes == tuple(module.training for module in model.modules())
     assert geometry.parameters == (True, True)
+
+
+def test_a_walk_notices_what_changes() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(), nn.Linear(2, 2)))
+    walk = ModelWalk(model)
+
+    def expected() -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+        modules = list(model.modules())
+        requires = [p.requires_grad for m in modules for p in m.parameters(recurse=False)]
+        return tuple(m.training for m in modules), tuple(requires)
+
+    inner = model.get_submodule("1")
+
+    def swap_dictionary() -> None:
+        inner.__dict__["_modules"] = {"a": nn.Linear(2, 2).eval(), **inner._modules}
+
+    def swap_parameters() -> None:
+        model.get_submodule("0").__dict__["_parameters"] = {"weight": nn.Parameter(torch.ones(2, 2), False)}
+
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        inner.eval,
+        lambda: inner.get_submodule("1").requires_grad_(False),
+        lambda: inner.register_module("0", nn.Linear(2, 2)),
+        lambda: inner.register_module("2", nn.Dropout()),
+        lambda: inner._modules.pop("0"),
+        lambda: model.get_submodule("0").register_parameter("third", nn.Parameter(torch.ones(1))),
+        lambda: model.get_submodule("0").register_parameter("bias", None),
+        swap_dictionary,
+        swap_parameters,
+    ]
+    for change in changes:
+        change()
+        assert walk.modes_and_parameters() == expected()
+
+
+def test_a_shape_without_a_plan_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then neither the model nor the plans are: a call that is not planned takes as long as eager's."""
+    planned, eager = pair()
+    monet.apply(planned, **EXACT)
+    train(planned, batches(8, 4))
+    train(eager, batches(8, 4))
+    with monkeypatch.context() as watched:
+        watched.setattr(training_calls, "call_geometry", lambda *_: pytest.fail("looked at the model"))
+        watched.setattr(training_calls, "input_geometry", lambda *_: pytest.fail("looked at the arguments again"))
+        assert equal(train(planned, batches(4, 4)), train(eager, batches(4, 4)))
+    assert counts(planned) == (1, 3, 1)
+    monet.apply(planned, on_mismatch="replan", max_plans=2, **EXACT)
+    assert equal(train(planned, batches(8, 4, 2, 2)), train(eager, batches(8, 4, 2, 2)))
+    assert counts(planned) == (2, 2, 2)
+
+
+def test_keys_of_arguments_differ_where_their_geometry_does() -> None:
+    x = torch.ones(2, 3)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((x,), {}), ((x.T,), {}), ((x.double(),), {}), ((x.clone().requires_grad_(),), {}), ((x, x), {}),
+        ((), {"x": x}), ((), {"y": x}), ((x,), {"y": x}), ((x, True), {}), ((x, 1), {}), ((x, None), {}),
+        ((x, "1"), {}),
+    ]  # fmt: skip
+    keys = [quick_key(*call) for call in calls]
+    assert None not in keys and len(set(keys)) == len({input_geometry(*call) for call in calls}) == len(calls)
+    assert quick_key((x + 1,), {}) == keys[0]
+    assert quick_key(([x],), {}) is None and quick_key((object(),), {}) is None
