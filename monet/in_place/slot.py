@@ -156,6 +156,8 @@ def require_plain(model: torch.nn.Module) -> None:
     inner = "_orig_mod" if isinstance(model, torch._dynamo.OptimizedModule) else None
     parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     inner = "module" if isinstance(model, parallel) else inner
+    if (type(model).__module__, type(model).__name__) == ("lightning.fabric.wrappers", "_FabricModule"):
+        inner = "module"
     if inner is not None:
         raise ConfigError(f"{type(model).__name__} stands around the model; call monet.apply on its .{inner}")
     if model._compiled_call_impl is not None and not isinstance(model._compiled_call_impl, Applied):

@@ -19,8 +19,9 @@ from monet.in_place.call_geometry import (
     input_geometry,
     quick_key,
 )  # fmt: skip
+from monet.in_place.inner_checkpoints import noting_checkpoints
 from monet.in_place.model_walk import ModelWalk
-from monet.in_place.plan_family import PlanFamily
+from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource
 
 # What differs, where the plan itself does not say it.
@@ -187,8 +188,10 @@ class TrainingCalls:
         *,
         anew: bool = False,
     ) -> None:
-        with self._apart():
+        with self._apart(), noting_checkpoints() as checkpoints:
             planned = self._source.planned(self.model, args, kwargs, anew=anew)
+        if checkpoints:
+            self.family.note("checkpoints", REPLACED)
         self.add(geometry, planned, group)
 
     def _refuse(self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
