@@ -32,7 +32,8 @@ _DYNAMIC = (
     "more. Compile it with dynamic=False, which keeps a graph a shape"
 )
 _RESUMED = "torch_dynamo_resume_in_"
-# By a parameter, and the dictionary of options, of which torch.compile gives each model's graphs the same.
+# Of the dictionary of options torch.compile gives each model's graphs the same. Families are kept by a parameter, too.
+_cuts_told: list[Any] = []
 _families: Any = WeakTensorKeyDictionary()
 
 
@@ -64,7 +65,9 @@ def monet(
                 f"torch.compile cuts the model into several graphs, which no plan can cover: {place}. Change that "
                 "place, or run without a plan by options={'on_break': 'eager', ...}"
             )
-        logger.warning("torch.compile cuts the model, and this part of it runs without a plan: %s", place)
+        if not any(told is options for told in _cuts_told):
+            _cuts_told.append(options)
+            logger.warning("torch.compile cuts the model, and its parts run without a plan: %s (told once)", place)
         return graph.forward
     if DistributedDataParallel._get_active_ddp_module() is not None and torch._dynamo.config.optimize_ddp:
         raise CaptureError(
