@@ -68,6 +68,7 @@ def test_training_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     found = space["found"]
     assert (len(found.plans), found.planned_calls, found.eager_calls) == (1, 2, 1)
     assert monet.applied(space["model"]).planned_calls == 4
+    assert monet.applied(space["towers"]).planned_calls == 2 and len(space["plans"]) == 2
 
 
 def test_the_training_step() -> None:
