@@ -26,17 +26,15 @@ class BucketPadding:
     def __call__(self, features: list[Any]) -> dict[str, Any]:
         """The batch of ``features``, padded to the next bucket. Raises ``ConfigError`` for a batch that is no mapping,
         a batch longer than the largest bucket, or a tensor along the sequence that no padding is known for."""
-        return self._padded(self._batch(features), self._bucket)
+        batch = self._batch(features)
+        along = self._along(batch)
+        return self._padded(batch, along, self._bucket({name: batch[name].shape[1] for name in along}))
 
     def samples(self, features: list[Any]) -> list[dict[str, Any]]:
         """A batch of ``features`` in each length, cut where it is longer: what ``monet.plan_many`` plans for."""
         batch = self._batch(features)
         along = self._along(batch)
-        samples = []
-        for bucket in self.buckets:
-            cut = {name: value[:, :bucket] if name in along else value for name, value in batch.items()}
-            samples.append(self._padded(cut, lambda name, length, bucket=bucket: bucket))  # type: ignore[misc]
-        return samples
+        return [self._padded(batch, along, bucket) for bucket in self.buckets]
 
     def _batch(self, features: list[Any]) -> dict[str, Any]:
         batch = self.collate_fn(features)
@@ -63,23 +61,30 @@ class BucketPadding:
                     f"{name} of shape {tuple(value.shape)} is as long as the sequence, and what to pad it with is not "
                     f"known; say so by pad_values={{{name!r}: 0}}"
                 )
+        if not known:
+            raise ConfigError(
+                f"nothing in a batch of {sorted(batch)} is known to lie along a sequence; name it and what it is "
+                "padded with by pad_values"
+            )
         return known
 
-    def _padded(self, batch: dict[str, Any], bucket: Callable[[str, int], int]) -> dict[str, Any]:
-        for name in self._along(batch):
-            value = batch[name]
-            missing = bucket(name, value.shape[1]) - value.shape[1]
-            if missing:
-                more = value.new_full((value.shape[0], missing, *value.shape[2:]), self.values[name])
-                batch[name] = torch.cat((value, more) if self.side == "right" else (more, value), dim=1)
-        return batch
+    def _padded(self, batch: Mapping[str, Any], along: set[str], length: int) -> dict[str, Any]:
+        padded = dict(batch)
+        for name in along:
+            value = batch[name][:, :length]
+            more = value.new_full((value.shape[0], length - value.shape[1], *value.shape[2:]), self.values[name])
+            padded[name] = torch.cat((value, more) if self.side == "right" else (more, value), dim=1)
+        return padded
 
-    def _bucket(self, name: str, length: int) -> int:
+    def _bucket(self, lengths: Mapping[str, int]) -> int:
+        """For all sequences of a batch one, so that there are as many geometries as buckets."""
+        longest = max(lengths.values(), default=0)
         for bucket in self.buckets:
-            if length <= bucket:
+            if longest <= bucket:
                 return bucket
+        name = next(name for name, length in lengths.items() if length == longest)
         raise ConfigError(
-            f"{name} has {length} tokens, more than the largest bucket, {self.buckets[-1]}; add a larger bucket, or "
+            f"{name} has {longest} tokens, more than the largest bucket, {self.buckets[-1]}; add a larger bucket, or "
             f"cut texts in the tokenizer (truncation=True, max_length={self.buckets[-1]})"
         )
 
@@ -95,7 +100,8 @@ def pad_to_buckets(
     attention_mask: bool = True,
 ) -> BucketPadding:
     """A collate function that pads the batches of ``collate_fn`` to the next of a few lengths, for a ``DataLoader`` or
-    as ``data_collator`` of a ``Trainer``: there are then as many geometries of calls as there are buckets.
+    as ``data_collator`` of a ``Trainer``. All sequences of a batch get one length, so there are as many geometries of
+    calls as there are buckets.
 
     ``collate_fn``: returns a mapping of tensors, of shape (batch, length, ...) along a sequence. ``buckets``: lengths,
     in tokens. Padded are, by name: ``input_ids`` and ``decoder_input_ids`` with ``pad_token_id``, their

@@ -135,6 +135,8 @@ def test_what_is_padded_with_what() -> None:
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
     assert batch["labels"][1, 2:].tolist() == [-100, -100] and batch["labels"][0, 3] == -100
     assert [pad(texts(length))["labels"].shape[1] for length in (1, 4, 5, 8)] == [4, 4, 8, 8]
+    twice = monet.pad_to_buckets(lambda _: {"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 6).long()}, [4, 8])
+    assert {value.shape[1] for value in twice([]).values()} == {8}
     left = monet.pad_to_buckets(collated, [4], padding_side="left")(texts(3))
     assert left["attention_mask"].tolist() == [[0, 1, 1, 1]]
     assert [sample["input_ids"].shape[1] for sample in pad.samples(texts(6, 5))] == [4, 8]
@@ -158,6 +160,8 @@ def test_what_cannot_be_padded() -> None:
         monet.pad_to_buckets(collated, [8])(texts(9))
     with pytest.raises(ConfigError, match="a list"):
         monet.pad_to_buckets(lambda features: features, [8])(texts(2))
+    with pytest.raises(ConfigError, match=r"nothing in a batch of \['x'\]"):
+        monet.pad_to_buckets(plain, [8])([{"x": torch.ones(3)}])
     for buckets in ([], [0], [1.5]):
         with pytest.raises(ConfigError, match="buckets must be"):
             monet.pad_to_buckets(collated, buckets)  # type: ignore[arg-type]
