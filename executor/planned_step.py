@@ -14,6 +14,7 @@ from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
 from monet.graph import CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Source
 from monet.ops.catalogue import Catalogue, catalogue
+from monet.ops.measuring.profiling import ESTIMATED
 from monet.ops.measuring.signature import environment
 from monet.ops.offers.offering import DENSITY, Offering
 from monet.plans.plan import Plan
@@ -68,6 +69,11 @@ class PlannedStep:
                 f"(plan {str(expected)[:12]}, model {self.graph.fingerprint()[:12]}); plan again for this model"
             )
         here, there = environment(self.graph.device), self.plan.environment.get("profile")
+        if str(there).startswith(ESTIMATED):
+            raise PlanMismatch(
+                f"the plan's costs and its peak were {there}: they promise nothing; plan again with measured costs, "
+                "without estimate"
+            )
         if here != there:
             raise PlanMismatch(f"the plan was made for [{there}], and this is [{here}]; plan again here")
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from monet.api import plan as plan
     from monet.api import plan_many as plan_many
     from monet.api import remove as remove
+    from monet.capacity.asking import fit as fit
     from monet.errors import InfeasibleBudget as InfeasibleBudget
     from monet.errors import MonetError as MonetError
     from monet.executor.module import MonetModule as MonetModule
@@ -29,6 +30,7 @@ _HOMES = {
     "applied": "monet.api",
     "remove": "monet.api",
     "pad_to_buckets": "monet.in_place.bucket_padding",
+    "fit": "monet.capacity.asking",
     "MonetModule": "monet.executor.module",
     "Trainer": "monet.executor.trainer",
     "profile_guided": "monet.guided",

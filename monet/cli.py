@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from monet.commands.compare import compare
+from monet.commands.fit import fit
 from monet.commands.layout import layout
 from monet.commands.operators import operators
 from monet.commands.order import order
@@ -27,6 +28,7 @@ def program() -> None:
 
 program.add_command(plan)
 program.add_command(profile)
+program.add_command(fit)
 program.add_command(sweep)
 program.add_command(order)
 program.add_command(layout)

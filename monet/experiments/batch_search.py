@@ -9,7 +9,7 @@ prediction. Only batches that were really planned are answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from monet.amounts import ByteBudget, PeakShare, refusals_in
@@ -36,6 +36,15 @@ GUESS_S = 10.0
 """Seconds to solve a scaled step."""
 LARGEST_STEP = 1024
 """Batches so many times the first are not looked for."""
+
+
+@dataclass(frozen=True)
+class LargestPlan:
+    """``result`` is the plan of the batch ``batch``. ``tried``: batch → whether it fits."""
+
+    batch: int
+    result: PlanResult
+    tried: Mapping[int, bool]
 
 
 @dataclass(frozen=True)
@@ -69,27 +78,50 @@ def largest_batch(
         ConfigError: the inputs have no batch in common, or the budget is a share of eager's peak.
         InfeasibleBudget: none of the batches that were tried fits.
     """
+
+    def prepare(batch: int) -> Prepared:
+        prepared = prepare_config(config.with_batch(batch), preparing, offering, progress=progress)
+        if offload is None:
+            return prepared
+        return offloaded(prepared, offload, cache=preparing is None or preparing.cache)
+
+    found = largest_planned(
+        prepare, config.batch(), budget, max_overhead, solving, variant=variant_with(offload, MONET),
+        name=f"no batch of {config.model}", meter=on_stderr if progress else silent,
+    )  # fmt: skip
+    return LargestBatch(found.batch, config.with_batch(found.batch), found.result, found.tried)
+
+
+def largest_planned(
+    prepare: Callable[[int], Prepared],
+    first: int,
+    budget: ByteBudget,
+    max_overhead: float | None = None,
+    solving: Solving | None = None,
+    *,
+    variant: str = MONET,
+    name: str = "no batch",
+    meter: Meter = silent,
+) -> LargestPlan:
+    """The largest batch that was planned and fits ``budget``. ``prepare``: gives the step at a batch, ``first`` being
+    the one to begin with. ``variant``: the whole program, with moves or without. ``name``: what a refusal begins with.
+    Other arguments and errors as ``largest_batch``."""
     if isinstance(budget, PeakShare):
         raise ConfigError("a share of eager's peak grows with the batch: give --max-batch a budget in bytes")
-    solving, meter = solving or Solving(), on_stderr if progress else silent
-    variant = variant_with(offload, MONET)
-    first = config.batch()
+    solving = solving or Solving()
     budget_bytes = budget.resolve(0)
     tried: dict[int, bool] = {}
-    best: LargestBatch | None = None
+    best: LargestPlan | None = None
     batch, below = first, first * LARGEST_STEP + 1
     for _ in range(ROUNDS):
-        sized = config.with_batch(batch)
         log.info("planning batch %d", batch)
-        prepared = prepare_config(sized, preparing, offering, progress=progress)
-        if offload is not None:
-            prepared = offloaded(prepared, offload, cache=preparing is None or preparing.cache)
+        prepared = prepare(batch)
         result = _try(prepared, budget_bytes, max_overhead, solving, variant, meter)
         tried[batch] = result is not None
         if result is None:
             below = min(below, batch)
         else:
-            best = LargestBatch(batch, sized, result, tried)
+            best = LargestPlan(batch, result, tried)
         if result is not None and result.summary.status == "interrupted":
             break
         above = best.batch if best is not None else 0
@@ -105,7 +137,7 @@ def largest_batch(
         batch = guess
     if best is None:
         limit = "" if max_overhead is None else f" at {max_overhead:.1%} overhead"
-        batches = f"no batch of {config.model} that was tried ({', '.join(map(str, sorted(tried)))})"
+        batches = f"{name} that was tried ({', '.join(map(str, sorted(tried)))})"
         with refusals_in(budget.unit):
             raise InfeasibleBudget((f"{batches} fits in ", budget_bytes, limit))
     return best

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 
 from monet.configuration.config import Config
 from monet.configuration.model_loading import build_model, precision
 from monet.configuration.sample_inputs import empty_inputs
+from monet.errors import ConfigError
 from monet.ops.offers.offering import Offering
 from monet.pipeline.preparation import Prepared, Preparing, prepare
+
+_LOOKS_AT_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_config(
@@ -20,13 +35,27 @@ def prepare_config(
 ) -> Prepared:
     """The configuration's model on inputs of its shapes, captured and measured in its precision.
 
-    Arguments as for ``prepare``; whether gradients accumulate, and the seed, are the configuration's. Raises what
-    ``build_model`` and ``prepare`` raise.
+    Arguments as for ``prepare``; whether gradients accumulate, and the seed, are the configuration's. With
+    ``preparing.rates`` the model is made of fake tensors, so it takes no memory; one that looks at the values of its
+    tensors when it is made is made of real ones, which is said. Raises what ``build_model`` and ``prepare`` raise.
     """
-    model = build_model(config)
-    args, kwargs = empty_inputs(config, model)
+    model, args, kwargs = _built(config, fake=preparing is not None and preparing.rates is not None)
     preparing = replace(
         preparing or Preparing(), accumulate=config.accumulate, seed=config.seed, gradients=config.gradients
     )
     with precision(config):
         return prepare(model, args, kwargs, preparing, offering, progress=progress)
+
+
+def _built(config: Config, *, fake: bool) -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    if fake:
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                model = build_model(config)
+                return model, *empty_inputs(config, model)
+        except ConfigError as error:
+            if not isinstance(error.__cause__, _LOOKS_AT_VALUES):
+                raise
+            logger.warning("%s cannot be made without its weights, so they take memory: %s", config.model, error)
+    model = build_model(config)
+    return model, *empty_inputs(config, model)

@@ -14,8 +14,10 @@ from monet.capture.input_geometry import describe_inputs
 from monet.errors import CaptureError, ConfigError
 from monet.graph import Graph
 from monet.ops.catalogue import Catalogue, catalogue
+from monet.ops.estimating.profiling import estimated_profile
+from monet.ops.estimating.rates import Rates
 from monet.ops.measuring.cache import ProfileCache
-from monet.ops.measuring.profiling import profile
+from monet.ops.measuring.profiling import Profile, profile
 from monet.ops.offers.offering import Offering
 from monet.pipeline.current_scales import present_scales
 from monet.pipeline.eager_peak import eager_peak_bytes
@@ -40,7 +42,8 @@ class Preparing:
     earlier runs. ``seed`` is recorded in the plan. ``gradients``: what the loop does with gradients before the next
     forward pass. ``"freed"``, as ``zero_grad()`` does: they have places in the arena, from when they are made to the
     end of the step, so the forward pass can use their memory. ``"kept"``: they are counted throughout. Either way
-    nothing is overwritten that somebody holds; it only takes memory beyond the plan's.
+    nothing is overwritten that somebody holds; it only takes memory beyond the plan's. ``rates``: nothing is run, and
+    costs are estimated by these; a plan of them cannot be run either. Model and inputs may then be fake tensors.
     """
 
     reserve_bytes: int = 0
@@ -48,6 +51,7 @@ class Preparing:
     cache: bool = True
     seed: int = 0
     gradients: str = FREED
+    rates: Rates | None = None
 
     def __post_init__(self) -> None:
         if self.gradients not in (FREED, KEPT):
@@ -87,7 +91,7 @@ def prepare(
     *,
     progress: bool = False,
 ) -> Prepared:
-    """Capture a training step of ``model`` and measure its operators.
+    """Capture a training step of ``model`` and measure, or estimate, its operators.
 
     ``preparing`` and ``offering``: None is the defaults of ``Preparing`` and ``Offering``. ``progress``: show the
     measuring on stderr. The model is not changed: neither its parameters, nor its buffers, nor the random state.
@@ -159,14 +163,21 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
 
 
 def _measured(offers: Catalogue, name: str, preparing: Preparing, progress: bool) -> Lowered:
+    if preparing.rates is not None:
+        profiled = estimated_profile(offers, preparing.rates)
+    else:
+        profiled = _profiled(offers, preparing, progress)
+    return lower(offers, profiled, name=name, reserve_bytes=preparing.reserve_bytes, gradients=preparing.gradients)
+
+
+def _profiled(offers: Catalogue, preparing: Preparing, progress: bool) -> Profile:
     store = ProfileCache() if preparing.cache else None
     try:
         with autocast.ignored():  # the graph has its casts in it
-            profiled = profile(offers, cache=store, progress=progress)
+            return profile(offers, cache=store, progress=progress)
     finally:
         if store is not None:
             store.close()
-    return lower(offers, profiled, name=name, reserve_bytes=preparing.reserve_bytes, gradients=preparing.gradients)
 
 
 def _described(step: _Step, lowered: Lowered, preparing: Preparing, offering: Offering) -> dict[str, Any]:

@@ -20,14 +20,22 @@ from monet.ops.offers.implementation import Implementation
 
 logger = logging.getLogger(__name__)
 
+ESTIMATED = "estimated by "
+"""What the environment of an estimated profile begins with: that of no machine, so no plan of it can be run."""
+
 
 @dataclass(frozen=True)
 class Profile:
-    """Measurements by signature, of one environment."""
+    """Measurements by signature, of one environment. ``measured``: how many of them were made for it."""
 
     environment: str
     measurements: Mapping[str, Measurement]
     measured: int
+
+    @property
+    def estimated(self) -> bool:
+        """Whether nothing was run: see ``monet.ops.estimating``."""
+        return self.environment.startswith(ESTIMATED)
 
     def of(self, implementation: Implementation, catalogue: Catalogue) -> Measurement:
         return self.measurements[signature(implementation, catalogue.values)]

@@ -1,0 +1,105 @@
+"""What kernels are known to ask for besides their results, as the recorder has seen it again and again.
+
+Where a kernel is not named here, nothing is added: elementwise kernels, reductions and products ask for their results
+alone, or for bytes that no peak notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from monet.graph import Ref, Value
+from monet.measurement import Request
+from monet.ops.estimating.convolutions import convolution, convolution_requests
+from monet.ops.families import dropout
+from monet.ops.families.normalization.batch_norm import batch_norm_from_output
+from monet.ops.offers.generic import draw, draw_again
+from monet.ops.offers.implementation import Implementation
+from monet.ops.strides import contiguous, same
+
+aten = torch.ops.aten
+Values = Mapping[str, Value]
+
+
+def requests(run: Implementation, values: Values) -> tuple[Request, ...]:
+    """Of ``run``, in order, one tick each: temporaries that last as long as it does, and results."""
+    found = convolution(run, values)
+    if found is not None:
+        return convolution_requests(found, run, values)
+    extra = [size for size in _temporaries(run, values) if size]
+    made = [
+        (position, values[name].storage_bytes)
+        for position, name in enumerate(run.outputs)
+        if name is not None and values[name].storage_bytes and not (run.overwrites is not None and position == 0)
+    ]
+    end = len(extra) + len(made)
+    return (
+        *(Request(size, tick, max(end, 1), None) for tick, size in enumerate(extra)),
+        *(Request(size, len(extra) + i, None, position) for i, (position, size) in enumerate(made)),
+    )
+
+
+def _temporaries(run: Implementation, values: Values) -> list[int]:
+    rule = _RULES.get(run.call)
+    return [] if rule is None else rule(run, values)
+
+
+def _tensors(run: Implementation, values: Values) -> list[Value]:
+    return [values[argument.name] for argument in run.args if isinstance(argument, Ref)]
+
+
+def _bytes(value: Value) -> int:
+    return value.numel * value.dtype.itemsize
+
+
+def _of_gradient(run: Implementation, values: Values) -> list[int]:
+    """A copy of the gradient, or a mask as wide as it."""
+    return [_bytes(_tensors(run, values)[0])]
+
+
+def _copies(count: int) -> Callable[[Implementation, Values], list[int]]:
+    """Contiguous copies of those of the first ``count`` tensors that are not."""
+
+    def copies(run: Implementation, values: Values) -> list[int]:
+        given = _tensors(run, values)[:count]
+        return [_bytes(v) for v in given if not same(v.shape, v.stride, contiguous(v.shape))]
+
+    return copies
+
+
+def _drawn(run: Implementation, values: Values) -> list[int]:
+    """Of a dropout: its mask as wide as the input, and what is made although nobody reads it."""
+    if run.args[0] is not dropout.dropout:
+        return []
+    given = next(v for v in _tensors(run, values) if v.dtype.is_floating_point)
+    unread = zip((_bytes(given), given.numel), run.outputs, strict=False)
+    return [_bytes(given), *(size for size, name in unread if name is None)]
+
+
+def _rolled(run: Implementation, values: Values) -> list[int]:
+    """One dimension after the other, each a tensor."""
+    shifts = run.args[1]
+    return [_bytes(_tensors(run, values)[0])] if isinstance(shifts, list | tuple) and len(shifts) > 1 else []
+
+
+def _masked_rows(run: Implementation, values: Values) -> list[int]:
+    """Which elements are minus infinity."""
+    return [_tensors(run, values)[0].numel]
+
+
+_RULES: dict[Callable[..., Any], Callable[[Implementation, Values], list[int]]] = {
+    aten.native_batch_norm_backward.default: _of_gradient,
+    batch_norm_from_output: _of_gradient,
+    aten.native_layer_norm.default: _copies(1),
+    aten.native_layer_norm_backward.default: _copies(2),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _copies(1),
+    dropout.masked: _of_gradient,
+    dropout.masked_: _of_gradient,
+    draw: _drawn,
+    draw_again: _drawn,
+    aten.roll.default: _rolled,
+    aten._safe_softmax.default: _masked_rows,
+}
