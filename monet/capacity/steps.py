@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from monet.configuration.config import Config
+from monet.configuration.converted_tensors import convert_tensors
 from monet.errors import ConfigError
 from monet.experiments.configured import prepare_config
 from monet.ops.offers.offering import Offering
@@ -88,8 +89,6 @@ def _without_meta(model: torch.nn.Module, given: Any) -> tuple[torch.nn.Module, 
         return model, given
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = copy.deepcopy(model)
-    with mode:
-        model.to_empty(device="cpu")
 
     def fake(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -98,4 +97,5 @@ def _without_meta(model: torch.nn.Module, given: Any) -> tuple[torch.nn.Module, 
             made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
         return made.requires_grad_(leaf.requires_grad)
 
+    convert_tensors(model, fake)
     return model, pytree.tree_map(fake, given)

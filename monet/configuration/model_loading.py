@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from monet.configuration.config import Config
+from monet.configuration.converted_tensors import convert_tensors
 from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import ConfigError
 
@@ -38,7 +40,7 @@ def build_model(config: Config) -> nn.Module:
             "name a module class or a function that returns a module"
         )
     if config.dtype is not None:
-        model = model.to(getattr(torch, config.dtype))
+        model = _in_dtype(model, getattr(torch, config.dtype))
     if config.device != "cpu":
         model = model.to(config.device)
     return model.train(config.training)
@@ -54,6 +56,13 @@ def _check_device(device: str) -> None:
         f"device {device}: this PyTorch ({torch.__version__}) {lacks}. Measure the step where there is one (monet "
         "profile), and plan it here from that file (monet plan --profile FILE)"
     )
+
+
+def _in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    if not any(isinstance(tensor, FakeTensor) for tensor in (*model.parameters(), *model.buffers())):
+        return model.to(dtype)
+    convert_tensors(model, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return model
 
 
 def precision(config: Config) -> contextlib.AbstractContextManager[Any]:

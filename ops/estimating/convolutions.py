@@ -76,7 +76,8 @@ class Convolution:
         outer, inner, *kernel = self.weight
         if self.depthwise:
             return -(-outer // BLOCK) * BLOCK * math.prod(kernel) * self.x.itemsize
-        inner = inner if inner < BLOCK // 2 else -(-inner // BLOCK) * BLOCK
+        if inner >= BLOCK // 2 or self.direction == OF_INPUT:
+            inner = -(-inner // BLOCK) * BLOCK
         return -(-outer // BLOCK) * BLOCK * inner * math.prod(kernel) * self.x.itemsize
 
     @property
@@ -277,7 +278,15 @@ def _copies(it: Convolution) -> list[tuple[int, int, int]]:
     elif it.direction == OF_PARAMETERS:
         copies = [(y, 0, 3), (x, 1, 3), (weight, 2, 4)]
     elif it.strided and not it.depthwise:
-        copies = [(y, 0, 3), (weight, 1, 3), (x, 2, 5), (x, 3, 5)]
+        copies = [(y, 0, 4), (weight, 1, 4), (it.x.bytes, 2, 6), (_bordered_bytes(it), 3, 4), (it.x.bytes, 4, 6)]
     else:
-        copies = [(y, 0, 3), (weight, 1, 3), (x, 2, 4)]
+        copies = [(y, 0, 3), (weight, 1, 3), (it.x.blocked_bytes, 2, 4)]
     return [copy for copy in copies if copy[0]]
+
+
+def _bordered_bytes(it: Convolution) -> int:
+    """For each thread an image of ``y`` with as many zeros beside it as windows overlap."""
+    _, channels, *sizes = it.y.sizes
+    border = (-(-(kernel - 1) // step) for kernel, step in zip(it.weight[2:], it.stride, strict=True))
+    image = channels * math.prod(size + more for size, more in zip(sizes, border, strict=True))
+    return torch.get_num_threads() * image * it.x.itemsize
