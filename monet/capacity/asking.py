@@ -64,7 +64,7 @@ def fit(
     given = None if rates is None else parse_rates(rates)
     if estimate and given is None:
         given = calibrated_rates(_dtype(model, args), cache=cache, progress=progress)
-    preparing = Preparing(reserve_bytes, accumulate, cache, gradients=gradients, rates=given)
+    preparing = Preparing(reserve_bytes, accumulate, cache, gradients=gradients, costs=given)
     steps = model_steps(model, args, kwargs or {}, preparing, Offering(exact), progress=progress)
     solving = Solving(time_limit_s, gap, window, solver)
     return FitSearch(steps, room, solving, on_stderr if progress else silent).run(batch=batch)

@@ -17,6 +17,7 @@ from monet.configuration.config import Config
 from monet.configuration.converted_tensors import convert_tensors
 from monet.errors import ConfigError
 from monet.experiments.configured import prepare_config
+from monet.ops.estimating.rates import Rates
 from monet.ops.offers.offering import Offering
 from monet.pipeline.preparation import Prepared, Preparing, prepare
 
@@ -55,7 +56,7 @@ def model_steps(
 ) -> Steps:
     """Of a model, which may be fake, or on the meta device where costs are estimated; errors are ``prepare``'s."""
     given = (tuple(args), dict(kwargs))
-    if preparing.rates is not None:
+    if isinstance(preparing.costs, Rates):
         model, given = _without_meta(model, given)
     tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     sizes = {tensor.shape[0] for tensor in tensors}

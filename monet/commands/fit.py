@@ -119,7 +119,7 @@ def fit(
     if threads is not None:
         torch.set_num_threads(threads)
     given = _rates(loaded, rates, not no_cache, not quiet) if estimate else None
-    preparing = Preparing(reserve, cache=not no_cache, rates=given)
+    preparing = Preparing(reserve, cache=not no_cache, costs=given)
     steps = config_steps(loaded, preparing, Offering(exact), progress=not quiet)
     solving = Solving(time_limit, gap, window, solver.upper())
     answer: Answer = FitSearch(steps, memory, solving, silent if quiet else on_stderr).run(batch=not no_batch)

@@ -64,6 +64,12 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     type=click.IntRange(min=1),
     help="Cells to plan at a time.  [default: half the number of cores]",
 )
+@option(
+    SOLVING,
+    "--cluster",
+    metavar="ADDRESS",
+    help="Plan the cells on the workers of the Dask scheduler at this address, as tcp://10.0.0.1:8786, and not here.",
+)
 @options.measure("eager's step and one step of every plan, one process at a time")
 @options.output("Folder of everything that is written", "the configuration's or profile's name with .sweep")
 @reports_errors
@@ -74,6 +80,7 @@ def sweep(
     variants: tuple[str, ...],
     planning: PlanningOptions,
     jobs: int | None,
+    cluster: str | None,
     measure: bool,
     output: Path | None,
     quiet: bool,
@@ -95,9 +102,12 @@ def sweep(
     check_options(source, chosen)
     if measure and source.config is None:
         raise click.BadParameter("there is no model to measure in a profile", param_hint="--measure")
+    if cluster is not None and jobs is not None:
+        raise click.BadParameter("--cluster has its own workers, one cell at a time each", param_hint="--jobs")
     folder = output or Path(f"{source.name}.sweep")
     check_folder(folder)
-    run = SweepRun(source, chosen, folder, jobs=jobs or max(1, usable_cores() // 2), progress=not quiet)
+    at_a_time = jobs or max(1, usable_cores() // 2)
+    run = SweepRun(source, chosen, folder, jobs=at_a_time, progress=not quiet, cluster=cluster)
     _run(run, variants, budgets, measure)
 
 

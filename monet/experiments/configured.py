@@ -18,6 +18,7 @@ from monet.configuration.config import Config
 from monet.configuration.model_loading import build_model, precision
 from monet.configuration.sample_inputs import empty_inputs
 from monet.errors import ConfigError
+from monet.ops.estimating.rates import Rates
 from monet.ops.offers.offering import Offering
 from monet.pipeline.preparation import Prepared, Preparing, prepare
 
@@ -36,10 +37,10 @@ def prepare_config(
     """The configuration's model on inputs of its shapes, captured and measured in its precision.
 
     Arguments as for ``prepare``; whether gradients accumulate, and the seed, are the configuration's. With
-    ``preparing.rates`` the model is made of fake tensors, so it takes no memory; one that looks at the values of its
+    rates as its costs the model is made of fake tensors, so it takes no memory; one that looks at the values of its
     tensors when it is made is made of real ones, which is said. Raises what ``build_model`` and ``prepare`` raise.
     """
-    model, args, kwargs = _built(config, fake=preparing is not None and preparing.rates is not None)
+    model, args, kwargs = _built(config, fake=preparing is not None and isinstance(preparing.costs, Rates))
     preparing = replace(
         preparing or Preparing(), accumulate=config.accumulate, seed=config.seed, gradients=config.gradients
     )

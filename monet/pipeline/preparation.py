@@ -42,8 +42,9 @@ class Preparing:
     earlier runs. ``seed`` is recorded in the plan. ``gradients``: what the loop does with gradients before the next
     forward pass. ``"freed"``, as ``zero_grad()`` does: they have places in the arena, from when they are made to the
     end of the step, so the forward pass can use their memory. ``"kept"``: they are counted throughout. Either way
-    nothing is overwritten that somebody holds; it only takes memory beyond the plan's. ``rates``: nothing is run, and
-    costs are estimated by these; a plan of them cannot be run either. Model and inputs may then be fake tensors.
+    nothing is overwritten that somebody holds; it only takes memory beyond the plan's. ``costs``: nothing is run
+    to be measured. Rates estimate the costs, and a plan of them cannot be run either; model and inputs may then be
+    fake tensors. A profile was measured for the same step in another process, perhaps on another machine.
     """
 
     reserve_bytes: int = 0
@@ -51,7 +52,7 @@ class Preparing:
     cache: bool = True
     seed: int = 0
     gradients: str = FREED
-    rates: Rates | None = None
+    costs: Rates | Profile | None = None
 
     def __post_init__(self) -> None:
         if self.gradients not in (FREED, KEPT):
@@ -163,10 +164,13 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
 
 
 def _measured(offers: Catalogue, name: str, preparing: Preparing, progress: bool) -> Lowered:
-    if preparing.rates is not None:
-        profiled = estimated_profile(offers, preparing.rates)
-    else:
-        profiled = _profiled(offers, preparing, progress)
+    match preparing.costs:
+        case None:
+            profiled = _profiled(offers, preparing, progress)
+        case Rates():
+            profiled = estimated_profile(offers, preparing.costs)
+        case Profile():
+            profiled = preparing.costs.restricted(offers)
     return lower(offers, profiled, name=name, reserve_bytes=preparing.reserve_bytes, gradients=preparing.gradients)
 
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from monet.amounts import refusals_in
 from monet.errors import InfeasibleBudget, MonetError, SolverError
@@ -25,7 +25,11 @@ from monet.sweep.source import Options, Source
 from monet.sweep.units import unit_of
 
 if TYPE_CHECKING:
+    from monet.ops.measuring.profiling import Profile
     from monet.pipeline.preparation import Prepared
+
+Costs: TypeAlias = "Problem | Profile"
+"""Of a published profile, or of a model that was measured."""
 
 
 class CellPlanner(Protocol):
@@ -42,16 +46,22 @@ class CellPlanner(Protocol):
     @property
     def problem(self) -> Problem: ...
 
+    @property
+    def costs(self) -> Costs:
+        """What another machine needs to plan the same step."""
 
-def open_planner(source: Source, options: Options, progress: bool, cores: int | None = None) -> CellPlanner:
+
+def open_planner(
+    source: Source, options: Options, progress: bool, cores: int | None = None, costs: Costs | None = None
+) -> CellPlanner:
     """Prepares ``source``: reads a profile, or captures and measures a model.
 
-    ``progress``: show the measuring on stderr. ``cores``: for the solves, as for ``plan_problem``. Raises
-    ``MonetError``.
+    ``progress``: show the measuring on stderr. ``cores``: for the solves, as for ``plan_problem``. ``costs``: of a
+    planner of the same source on another machine; nothing is read or measured then. Raises ``MonetError``.
     """
     if source.profile is not None:
-        return _ProfilePlanner(source.profile, options, cores)
-    return _ModelPlanner(source, options, progress, cores)
+        return _ProfilePlanner(costs if isinstance(costs, Problem) else load_published(source.profile), options, cores)
+    return _ModelPlanner(source, options, progress, cores, None if isinstance(costs, Problem) else costs)
 
 
 def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
@@ -127,8 +137,8 @@ def _solving(options: Options, cores: int | None) -> Solving:
 class _ProfilePlanner:
     """A published profile: costs and sizes without a model, so there is a solution and no plan file."""
 
-    def __init__(self, path: Path, options: Options, cores: int | None) -> None:
-        problem = load_published(path)
+    def __init__(self, problem: Problem, options: Options, cores: int | None) -> None:
+        self.costs = problem
         self._solving = _solving(options, cores)
         self.step = _step(problem.name, problem, plan_variant("pytorch", problem, sys.maxsize))
         second = None if options.offload is None else parse_offload(options.offload).assumed()
@@ -145,7 +155,9 @@ class _ProfilePlanner:
 class _ModelPlanner:
     """A model on this machine, captured and measured once; each cell leaves a plan file."""
 
-    def __init__(self, source: Source, options: Options, progress: bool, cores: int | None) -> None:
+    def __init__(
+        self, source: Source, options: Options, progress: bool, cores: int | None, costs: Profile | None
+    ) -> None:
         import torch
 
         from monet.experiments.configured import prepare_config
@@ -158,10 +170,11 @@ class _ModelPlanner:
             torch.set_num_threads(options.threads)
         self._prepared: Prepared = prepare_config(
             source.config,
-            Preparing(options.reserve_bytes),
+            Preparing(options.reserve_bytes, costs=costs),
             Offering(options.exact, frozenset(options.storage), options.density),
             progress=progress,
         )
+        self.costs = self._prepared.lowered.profile
         self._solving = _solving(options, cores)
         self.step = _step(self.problem.name, self.problem, self._prepared.eager, self._prepared.full_bytes)
         self._offload = None if options.offload is None else parse_offload(options.offload)

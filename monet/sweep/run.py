@@ -15,6 +15,7 @@ from monet.amounts import ByteBudget
 from monet.errors import MonetError
 from monet.experiments.provenance import machine, versions
 from monet.sweep.cells import Cell, Outcome, Step, outcome_content, outcome_of, step_content, step_of
+from monet.sweep.cluster import ClusterWorkers
 from monet.sweep.records import load_record, save_record
 from monet.sweep.rows import Measured, Row, make_row
 from monet.sweep.source import Options, Source, cell_key, source_key
@@ -41,8 +42,19 @@ class SweepRun:
     ``folder/measured`` what was measured. A file that is damaged or belongs to other inputs is made again.
     """
 
-    def __init__(self, source: Source, options: Options, folder: Path, *, jobs: int, progress: bool) -> None:
+    def __init__(
+        self,
+        source: Source,
+        options: Options,
+        folder: Path,
+        *,
+        jobs: int,
+        progress: bool,
+        cluster: str | None = None,
+    ) -> None:
+        """``jobs``: cells at a time, here; ``cluster``: the address of a Dask scheduler whose workers plan them."""
         self.source, self.options, self.jobs, self.progress = source, options, jobs, progress
+        self.cluster = cluster
         self.folder = folder
         self.plans = folder / "plans"
         self._key = source_key(source, options, {**machine(), **versions()})
@@ -66,7 +78,7 @@ class SweepRun:
             missing = self._missing(cells, known)
         computed = 0
         if step is None or missing:
-            with Workers(self.source, self.options, self.jobs, self.progress) as workers:
+            with self._workers() as workers:
                 step = workers.prepare()
                 if step != known:
                     if known is not None:
@@ -85,6 +97,11 @@ class SweepRun:
             make_row(step, cell, self.finished[cell], measured.get(cell), eager, unmeasured.get(cell)) for cell in cells
         )
         return Sweep(step, cells, {cell: self.finished[cell] for cell in cells}, rows, computed)
+
+    def _workers(self) -> Workers | ClusterWorkers:
+        if self.cluster is None:
+            return Workers(self.source, self.options, self.jobs, self.progress)
+        return ClusterWorkers(self.source, self.options, self.cluster, self.progress)
 
     def _known_step(self) -> Step | None:
         content = load_record(self._step_path, self._key)
@@ -122,7 +139,7 @@ class SweepRun:
         key = cell_key(self._key, self.options, cell)
         return f"{cell.variant}-{cell.budget_bytes}-{key[:12]}"
 
-    def _plan(self, workers: Workers, missing: Sequence[Cell]) -> None:
+    def _plan(self, workers: Workers | ClusterWorkers, missing: Sequence[Cell]) -> None:
         if len(self.finished):
             logger.info("%d cells are finished already, %d to plan", len(self.finished), len(missing))
         with tqdm(total=len(missing), desc="planning", unit="cell", disable=not self.progress) as bar:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
+from monet.errors import ProfileError
 from monet.measurement import Measurement
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
@@ -39,6 +40,21 @@ class Profile:
 
     def of(self, implementation: Implementation, catalogue: Catalogue) -> Measurement:
         return self.measurements[signature(implementation, catalogue.values)]
+
+    def restricted(self, catalogue: Catalogue) -> Profile:
+        """The same with nothing but what ``catalogue`` offers.
+
+        Raises ``ProfileError`` where it offers something that was not measured: then it is of another step, or of an
+        installation that has other kernels.
+        """
+        wanted = {signature(run, catalogue.values) for run in implementations(catalogue)}
+        missing = sorted(wanted - self.measurements.keys())
+        if missing:
+            raise ProfileError(
+                f"{len(missing)} of {len(wanted)} implementations have no measurement, the first is {missing[0]}: the "
+                "costs are of another model, or of an installation with other kernels"
+            )
+        return Profile(self.environment, {key: self.measurements[key] for key in sorted(wanted)}, 0)
 
 
 def implementations(catalogue: Catalogue) -> Iterator[Implementation]:

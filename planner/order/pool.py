@@ -70,7 +70,7 @@ def order_pieces(race: Race, pieces: Sequence[Piece], states: int, workers: int)
     ``workers``: processes. Every piece here is hard, so starting a process for it (0.5 s) pays.
     """
     enough = race.bound_bytes
-    if min(workers, len(pieces)) < 2:
+    if min(workers, len(pieces)) < 2 or multiprocessing.current_process().daemon:  # such a one may have no children
         return [None if race.stop() else order_piece(race.part(p.graph), enough - p.base_bytes, states) for p in pieces]
     context = multiprocessing.get_context("spawn")
     halt = context.Event()
