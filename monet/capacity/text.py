@@ -38,7 +38,8 @@ def _sentence(answer: Answer, unit: str) -> str:
         return f"{answer.name} fits into {memory} as it is."
     if answer.fits == PLANNED:
         assert answer.overhead is not None
-        return f"{answer.name} fits into {memory} with a plan, whose step takes {answer.overhead:+.1%} of eager's time."
+        longer = f"{abs(answer.overhead):.1%} {'longer' if answer.overhead >= 0 else 'less'} than eager's"
+        return f"{answer.name} fits into {memory} with a plan, whose step takes {longer}."
     if answer.fits == UNKNOWN:
         return f"{answer.name} does not fit into {memory} as it is; whether a plan does is not known yet."
     assert answer.smallest is not None

@@ -19,6 +19,8 @@ aten = torch.ops.aten
 FORWARD, OF_INPUT, OF_PARAMETERS = "forward", "of input", "of parameters"
 BLOCK = 16
 """Channels next to each other in oneDNN's own layout, whose tensors are padded to a multiple of it."""
+LEAST_ONEDNN = 20480
+"""As torch decides (aten's ``ConvParams::use_mkldnn``): elements in the first four dimensions of a batch of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Convolution:
 
     ``direction``: as the plain convolution is seen, so that the forward pass of a transposed one is ``OF_INPUT``.
     ``weight``: (O, I / groups, *kernel). ``count``: of chunks; 1 for the whole batch. ``by_columns``: im2col.
+    ``given``: sizes of what the operator of the forward pass reads.
     """
 
     direction: str
@@ -61,6 +64,13 @@ class Convolution:
     groups: int
     count: int = 1
     by_columns: bool = False
+    given: tuple[int, ...] = ()
+
+    @property
+    def by_onednn(self) -> bool:
+        """Whether torch gives it to oneDNN: not where an operator's input is one small image or volume."""
+        large_filter = len(self.weight) > 3 and min(self.weight[-2:]) > 3
+        return self.groups > 1 or large_filter or self.given[0] > 1 or math.prod(self.given[:4]) > LEAST_ONEDNN
 
     @property
     def flops(self) -> float:
@@ -130,14 +140,14 @@ def _value(argument: Any, values: Mapping[str, Value]) -> Value:
 
 def _made(direction: str, x: Shape, y: Shape, weight: Value | Sequence[int], geometry: Sequence[Any]) -> Convolution:
     """``geometry``: stride, padding, dilation, whether transposed, output padding, groups."""
-    transposed = bool(geometry[3])
-    if transposed:
+    given = x.sizes
+    if bool(geometry[3]):
         x, y = y, x
         direction = {FORWARD: OF_INPUT, OF_INPUT: FORWARD}.get(direction, direction)
     sizes = weight.shape if isinstance(weight, Value) else tuple(weight)
     rank = len(x.sizes) - 2
     stride, padding = (tuple(n) * rank if len(n) == 1 else tuple(n) for n in geometry[:2])
-    return Convolution(direction, x, y, tuple(sizes), stride, padding, int(geometry[5]))
+    return Convolution(direction, x, y, tuple(sizes), stride, padding, int(geometry[5]), given=given)
 
 
 def _forward(run: Implementation, values: Mapping[str, Value]) -> Convolution | None:
@@ -256,21 +266,29 @@ def convolution_requests(it: Convolution, run: Implementation, values: Mapping[s
 
 def _in_chunks(it: Convolution, made: Sequence[tuple[int, int]]) -> tuple[Request, ...]:
     """The results, and what one chunk asks for, its own result included; the next chunk asks for the same again."""
-    part = replace(it, x=it.x.part(it.count), y=it.y.part(it.count), count=1)
+    given = (it.given[0] // it.count, *it.given[1:])
+    part = replace(it, x=it.x.part(it.count), y=it.y.part(it.count), count=1, given=given)
     results = {FORWARD: part.y.bytes, OF_INPUT: part.x.bytes, OF_PARAMETERS: it.weight_bytes}
     first, copies = len(made), _copies(part)
     last = max((end for _, _, end in copies), default=1) - 1
     found = [Request(size, i, None, position) for i, (position, size) in enumerate(made)]
     found += [Request(size, first + begin, first + end, None) for size, begin, end in copies]
-    return (*found, Request(results[it.direction], first + last, first + last + 1, None))
+    if not it.x.last and not it.y.last:  # else a copy is the result already
+        found.append(Request(results[it.direction], first + last, first + last + 1, None))
+    return tuple(found)
 
 
 def _copies(it: Convolution) -> list[tuple[int, int, int]]:
     """Bytes, begin and end of each copy of one call, in ticks of which the last before the end makes the result."""
+    if not it.by_onednn:
+        cells = it.x.sizes[1] * math.prod(it.weight[2:]) * math.prod(it.y.sizes[2:])
+        return [] if it.pointwise else [(cells * it.x.itemsize, 0, 2)]
     if it.x.last and it.y.last:
         return [] if it.direction == OF_PARAMETERS else [(it.weight_bytes, 0, 1)]
     if it.x.last or it.y.last:
-        return [(it.weight_bytes, 0, 4), (it.y.bytes, 1, 4), (it.x.bytes, 2, 4), (it.weight_bytes, 3, 4)]
+        bordered = _bordered_bytes(it) if it.direction == OF_INPUT and it.strided else 0
+        copies = [(it.weight_bytes, 0, 5), (it.y.bytes, 1, 5), (it.x.bytes, 2, 5), (it.weight_bytes, 3, 5)]
+        return [*copies, (bordered, 4, 5)] if bordered else copies
     x = 0 if it.few_channels else it.x.blocked_bytes
     y, weight = it.y.blocked_bytes, it.blocked_weight_bytes
     if it.direction == FORWARD:
