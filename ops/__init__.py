@@ -7,6 +7,7 @@
 - ``compressed/``: Gist's storages, offered where asked for.
 - ``kernels/``: kernels of the project's own, in C++; ``kernel_names.py`` names what is measured.
 - ``measuring/``: seconds and memory requests, through a cache on disk.
+- ``estimating/``: the same where nothing is to be run.
 
 ``kinds.py`` says which operators are products, attention and convolutions.
 ``weight_update.py`` runs one parameter's step of ``torch.optim``; ``strides.py`` compares how elements lie in memory.

@@ -13,11 +13,11 @@ from monet.commands import options
 from monet.commands.exit_status import FAILED, INTERRUPTED, reports_errors
 from monet.commands.options import BUDGET, CHOICES, RESULT, WHAT, amount, check_target, option
 from monet.commands.sectioned_help import Rows, SectionedCommand
-from monet.configuration.config import Config, load_config
 from monet.errors import ConfigError
 
 if TYPE_CHECKING:
     from monet.capacity.answer import Answer
+    from monet.configuration.config import Config
     from monet.ops.estimating.rates import Rates
 
 TIME_LIMIT_S = 20.0
@@ -96,6 +96,8 @@ def fit(
     CONFIG is a YAML file that names a model and its inputs, or one of those that ship with monet, such as tiny.yaml.
     Exit status 1: it does not fit.
     """
+    from monet.configuration.config import load_config
+
     loaded = load_config(config)
     if batch is not None:
         loaded = loaded.with_batch(batch)

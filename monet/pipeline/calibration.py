@@ -16,11 +16,13 @@ from monet.ops.measuring.profiling import implementations, profile
 
 
 def calibrated_rates(dtype: torch.dtype = torch.float32, *, cache: bool = True, progress: bool = False) -> Rates:
-    """How fast kernels on tensors of ``dtype`` are here, with the threads that torch has now.
+    """How fast kernels on tensors of ``dtype`` are here, with the threads that torch has now. They are measured in
+    bfloat16 for that, and in float32 for anything else, which every kernel of the CPU takes.
 
     The first call measures, in a minute or so; with ``cache`` later ones find all of it, as long as machine, PyTorch
     and threads are the same. ``progress``: show the measuring on stderr. Raises ``ProfileError``.
     """
+    dtype = dtype if dtype is torch.bfloat16 else torch.float32
     store = ProfileCache() if cache else None
     found: list[tuple[Work, float]] = []
     convert = partial(torch.Tensor.to, dtype=dtype)

@@ -2,5 +2,5 @@
 
 ``work.py`` counts operations and bytes, ``convolutions.py`` those of oneDNN's kernels; ``temporaries.py`` has what
 kernels are known to ask for besides their results; ``rates.py`` says how fast each kind of kernel is, which
-``calibration.py`` measures on small models (``probes.py``). ``profiling.py`` puts a profile together.
+``monet.pipeline.calibration`` measures on small models. ``profiling.py`` puts a profile together.
 """

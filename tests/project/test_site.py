@@ -84,6 +84,12 @@ def test_profile_guided_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert space["arena"].report().kinds == 2
 
 
+def test_will_it_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = run_all("fit.md")["answer"]
+    assert answer.smallest is not None and answer.smallest.budget_bytes < answer.eager_peak_bytes
+
+
 def test_two_memories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space = run_all("two-memories.md")
@@ -138,7 +144,19 @@ def test_every_command_is_described() -> None:
     page = (DOCS / "command-line.md").read_text()
     assert re.findall(r"^```\{command-help\} (\w+)", page, re.MULTILINE) == [
         name
-        for name in ("plan", "profile", "sweep", "order", "layout", "show", "compare", "trace", "run", "operators")
+        for name in (
+            "plan",
+            "profile",
+            "fit",
+            "sweep",
+            "order",
+            "layout",
+            "show",
+            "compare",
+            "trace",
+            "run",
+            "operators",
+        )
         if name in program.commands
     ]
     assert len(re.findall(r"^## monet ", page, re.MULTILINE)) == len(program.commands)

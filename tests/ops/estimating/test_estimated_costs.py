@@ -39,7 +39,8 @@ class Images(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         images = functional.relu(self.norm(self.stem(images)))
         half = functional.max_pool2d(functional.relu(self.halving(images) + self.shortcut(images)), 3, 1, 1)
-        return self.doubling(functional.dropout(self.odd(self.depthwise(half)), 0.2))
+        output: torch.Tensor = self.doubling(functional.dropout(self.odd(self.depthwise(half)), 0.2))
+        return output
 
 
 class Tokens(nn.Module):
