@@ -56,7 +56,8 @@ def _built(config: Config, *, fake: bool) -> tuple[nn.Module, tuple[torch.Tensor
                 return model, *empty_inputs(config, model)
         except ConfigError as error:
             if not isinstance(error.__cause__, _LOOKS_AT_VALUES):
-                raise
+                advice = "it was made of fake tensors, for an estimate; without one it is made of real ones"
+                raise ConfigError(f"{error}; {advice}") from error
             logger.warning("%s cannot be made without its weights, so they take memory: %s", config.model, error)
     model = build_model(config)
     return model, *empty_inputs(config, model)
