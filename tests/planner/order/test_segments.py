@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -102,7 +103,8 @@ def test_every_method_is_between_bound_and_peak(graph: OrderGraph) -> None:
             assert found.proven
 
 
-def test_processes_change_nothing() -> None:
+def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it that a process may have no children, as those of a cluster under their nannies."""
     graph = joined_graph(random.Random(3), 4, 9)
     order = captured_order(graph)
     pieces = []
@@ -113,6 +115,8 @@ def test_processes_change_nothing() -> None:
     assert len(pieces) > 2
     one = order_pieces(Race(graph, 60), pieces, 1000, 1)
     assert None not in one
+    assert one == order_pieces(Race(graph, 60), pieces, 1000, 2)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert one == order_pieces(Race(graph, 60), pieces, 1000, 2)
 
 
