@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from monet.errors import PlanMismatch
+from monet.errors import ExecutionError, PlanMismatch
 from monet.graph import Value
 from monet.native.channel import ALIGNMENT, Channel
 from monet.plans.plan import Plan, whole_blocks
@@ -42,7 +43,16 @@ class Copies:
     channel: Channel
     inside: Callable[[int], bool]
     waits: Waits = field(default_factory=Waits)
+    process: int = field(default_factory=os.getpid)
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
+
+    def check_process(self) -> None:
+        """Raises ``ExecutionError`` in a process that was forked from the one whose copies these are."""
+        if os.getpid() != self.process:
+            raise ExecutionError(
+                "a planned module that moves tensors to a disk runs in the process that made it alone, and this one is "
+                "forked from that; make a MonetModule in a process that is spawned"
+            )
 
     def write(self, tensor: torch.Tensor, place: int, size: int) -> None:
         """Issue a copy of the tensor's memory, of which nothing changes until the ``wait`` for the place."""

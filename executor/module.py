@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -33,9 +34,11 @@ class MonetModule(torch.nn.Module):
     or torch version, and ``ExecutionError`` where a step is used out of order.
     """
 
-    def __init__(self, model: torch.nn.Module, plan: Plan, captured: Captured | None = None) -> None:
-        """``captured``: the step as ``monet.capture`` has it, of this model in the modes and the autocast of the plan;
-        None captures it."""
+    def __init__(
+        self, model: torch.nn.Module, plan: Plan | str | os.PathLike[str], captured: Captured | None = None
+    ) -> None:
+        """``plan``: also its file. ``captured``: the step as ``monet.capture`` has it, of this model in the modes and
+        the autocast of the plan; None captures it."""
         super().__init__()
         if isinstance(model, MonetModule):
             model = model._model
@@ -43,6 +46,8 @@ class MonetModule(torch.nn.Module):
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = model.__dict__[shared]
         self.training = model.training
+        if isinstance(plan, str | os.PathLike):
+            plan = Plan.load(plan)
         if not isinstance(plan, Plan):
             raise TypeError(
                 f"a MonetModule runs one Plan, not a {type(plan).__name__}; monet.apply takes several plans"

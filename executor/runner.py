@@ -104,6 +104,7 @@ class Runner:
         It overwrites what an earlier forward pass left for its backward pass, and nothing else: from gradients that
         somebody still holds the arena has moved away.
         """
+        self._check_process()
         with self._alone():
             self._settle_copies()
             if self.arena is not None:
@@ -137,6 +138,7 @@ class Runner:
         tangents: Sequence[torch.Tensor],
     ) -> Mapping[str, torch.Tensor]:
         """Gradients by source. Each forward pass has one backward pass, before the next forward pass."""
+        self._check_process()
         if generation != self.generation:
             raise ExecutionError(
                 "this backward pass belongs to an earlier forward pass of the planned module, whose activations are "
@@ -172,6 +174,10 @@ class Runner:
         operator = self._maker.get(node, node)
         where = next((op.where for op in (*self.graph.forward, *self.graph.backward) if op.name == operator), "")
         raise ExecutionError(f"step {step} ({kind} {node}): {error}" + (f"\n{where}" if where else "")) from error
+
+    def _check_process(self) -> None:
+        if self.copies is not None:
+            self.copies.check_process()
 
     def _settle_copies(self) -> None:
         if self.copies is not None:

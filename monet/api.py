@@ -24,7 +24,7 @@ from monet.in_place.several import common_options, distinct_calls
 from monet.in_place.slot import Applied
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import on_stderr, silent
-from monet.pipeline.offloading import offloaded
+from monet.pipeline.offloading import check_second_memory, offloaded
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, Preparing, prepare, prepare_whole
 from monet.planner.ablation import MONET
@@ -127,6 +127,7 @@ class _How:
         offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()))
         asked = None if self.offload is None else parse_offload(self.offload)
         variant_with(asked, self.variant)  # refused before anything is measured
+        check_second_memory(asked)
         prepared = prepare(model, args, kwargs, preparing, offering, progress=self.progress)
         return prepared if asked is None else offloaded(prepared, asked, cache=self.cache)
 
@@ -231,6 +232,7 @@ def optimize(
         offering = Offering(exact, STORAGE.get(variant, frozenset()))
         asked = None if offload is None else parse_offload(offload)
         variant = variant_with(asked, variant)
+        check_second_memory(asked)
         prepared = prepare_whole(step, preparing, offering, progress=progress)
         if asked is not None:
             prepared = offloaded(prepared, asked, cache=cache)
@@ -283,10 +285,10 @@ def apply(
     ``monet.plan``.
     """
     slot.require_plain(model)
-    if (plan is None) == (budget is None):
-        raise TypeError("apply takes a budget or a plan, and exactly one of them")
     known = [p.name for p in inspect.signature(_make_plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
     require_known("apply", options, known)
+    if (plan is None) == (budget is None):
+        raise TypeError("apply takes a budget or a plan, and exactly one of them")
     plans: list[Plan] = []
     if plan is not None:
         several = [plan] if isinstance(plan, Plan | str | os.PathLike) else list(plan)

@@ -38,9 +38,11 @@ def plan_model(request: PlanRequest) -> None:
 
     from monet.commands.rendering import render_measurement, render_summary
     from monet.files.atomic import write_json
+    from monet.pipeline.offloading import check_second_memory
 
     if request.planning.threads is not None:
         torch.set_num_threads(request.planning.threads)
+    check_second_memory(request.planning.offload)
     with refusals_in(request.unit):
         planned, result = _plan(loaded, request)
     result.plan.save(output)

@@ -63,7 +63,7 @@ def _second_memory_rows(summary: Summary, unit: str) -> list[tuple[str, str, str
     hidden = f"{_percent(second.hidden_bytes / copied)} hidden, {_seconds(second.waited_s)} waited" if copied else ""
     rates = f"{show(round(second.write_rate))}/s to it, {show(round(second.read_rate))}/s back"
     return [
-        ("moved", f"{second.moved} tensors", show(second.moved_bytes)),
+        ("moved", f"{second.moved} tensor{'' if second.moved == 1 else 's'}", show(second.moved_bytes)),
         ("  copies", show(copied), hidden),
         ("  written", show(second.written_bytes), f"each step ({second.mode}; {rates})"),
     ]
@@ -153,7 +153,8 @@ def _saved(peak_bytes: int, other_bytes: int) -> str:
 def _bound_row(summary: Summary, unit: str) -> tuple[str, str, str]:
     """The bound on what was minimised: seconds, or bytes where the smallest budget was looked for."""
     gap = "" if summary.gap is None else f"gap {_percent(summary.gap)}, "
-    note = f"{gap}holds for {summary.bound_scope}"
+    scope = "every plan" if summary.bound_scope == "full" else summary.bound_scope
+    note = f"{gap}holds for {scope}"
     if summary.bound_bytes is not None:
         return "least peak", format_bytes(summary.bound_bytes, unit), note
     if not summary.bound_s:

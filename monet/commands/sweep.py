@@ -100,6 +100,10 @@ def sweep(
     source = _source(config, profile)
     chosen = _options(planning, variants if source.config is not None else ())
     check_options(source, chosen)
+    if source.config is not None and planning.offload is not None:
+        from monet.pipeline.offloading import check_second_memory
+
+        check_second_memory(planning.offload)
     if measure and source.config is None:
         raise click.BadParameter("there is no model to measure in a profile", param_hint="--measure")
     if cluster is not None and jobs is not None:

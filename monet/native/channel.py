@@ -82,7 +82,7 @@ class Channel:
         error = ctypes.c_int()
         opened = self._lib.monet_channel_open(os.fsencode(folder), size, int(buffered), ctypes.byref(error))
         if not opened:
-            raise ExecutionError(f"no second memory of {size:,} bytes in {folder}: {_why(error.value)}")
+            raise ExecutionError(f"{folder} cannot hold a second memory of {size:,} bytes: {_why(error.value)}")
         self._channel = ctypes.c_void_p(opened)
         self._open = True
         self.direct = bool(self._lib.monet_channel_is_direct(self._channel))

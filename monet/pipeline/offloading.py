@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from monet.amounts import format_bytes
 from monet.errors import ConfigError
 from monet.pipeline.preparation import Prepared
 from monet.second_memory.bandwidth import bandwidth
@@ -16,6 +18,25 @@ ROOM_SHARE = 0.9
 """Of what a disk has left: what a plan may take of it where no limit was given."""
 
 
+def check_second_memory(offload: Offload | None) -> None:
+    """Raises ``ConfigError`` where the second memory that is asked for will not do, before anything is measured."""
+    if offload is not None and offload.disk:
+        _found(offload)
+
+
+def _found(offload: Offload) -> tuple[Path, int]:
+    """The folder, and how many bytes of its disk a plan may take."""
+    folder = find_folder(offload.folder)
+    free = shutil.disk_usage(folder).free
+    limit = int(ROOM_SHARE * free) if offload.limit_bytes is None else offload.limit_bytes
+    if limit > free:
+        raise ConfigError(
+            f"the limit of {format_bytes(limit)} is more than the {format_bytes(free)} that the disk of {folder} has "
+            "left; give a smaller one, or another folder"
+        )
+    return folder, limit
+
+
 def offloaded(prepared: Prepared, offload: Offload, *, cache: bool = True) -> Prepared:
     """``prepared`` with the second memory that was asked for; a disk whose rates are not given is measured for some
     seconds, once.
@@ -24,11 +45,7 @@ def offloaded(prepared: Prepared, offload: Offload, *, cache: bool = True) -> Pr
     """
     described: dict[str, Any] = {"disk": offload.disk}
     if offload.disk:
-        folder = find_folder(offload.folder)
-        free = int(ROOM_SHARE * shutil.disk_usage(folder).free)
-        limit = free if offload.limit_bytes is None else offload.limit_bytes
-        if limit > free / ROOM_SHARE:
-            raise ConfigError(f"{folder} has {int(free / ROOM_SHARE):,} bytes left on its disk, less than the limit")
+        folder, limit = _found(offload)
         described |= {"folder": None if offload.folder is None else str(folder), "device": device_of(folder)}
         limited = replace(offload, limit_bytes=limit)
         if offload.write_rate is not None and offload.read_rate is not None:

@@ -44,7 +44,7 @@ def _usable(folder: Path) -> Path:
     try:
         Channel(folder, 1).close()
     except ExecutionError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error).replace(" of 1 bytes", "")) from error
     return folder.resolve()
 
 

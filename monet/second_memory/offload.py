@@ -68,6 +68,8 @@ def parse_offload(value: str | Offload) -> Offload:
     """Raises ``ConfigError`` for anything but what it accepts."""
     if isinstance(value, Offload):
         return value
+    if not isinstance(value, str):
+        raise ConfigError(f"offload is {value!r}; write {_ACCEPTED}")
     first, *others = (part.strip() for part in value.split(","))
     kind, separator, place = first.partition(":")
     if kind == "disk":
@@ -78,6 +80,9 @@ def parse_offload(value: str | Offload) -> Offload:
         offload, others = Offload(False), [first, *others]
     else:
         raise ConfigError(f"--offload {value!r}: write {_ACCEPTED}")
+    named = [part.partition("=")[0] for part in others]
+    if len(set(named)) < len(named):
+        raise ConfigError(f"--offload {value!r} says {max(named, key=named.count)} more than once")
     for part in others:
         offload = _with(offload, part, value)
     if not offload.disk and (offload.write_rate is None or offload.read_rate is None):

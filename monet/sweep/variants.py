@@ -23,9 +23,15 @@ a second memory, and what they are compared with."""
 def check_moving(variants: Iterable[str], offload: Offload | None) -> None:
     """Raises :class:`ConfigError` for a variant that moves tensors where there is no memory to move them to, or none
     that it can use."""
-    for name in variants:
+    chosen = tuple(variants)
+    for name in chosen:
         if name in MOVING:
-            variant_with(offload, name)
+            try:
+                variant_with(offload, name)
+            except ConfigError as error:
+                others = ",".join(other for other in chosen if other != name)
+                advice = f"; leave it out: --variants {others}" if offload is not None and others else ""
+                raise ConfigError(f"{error}{advice}") from error
 
 
 def storage_of(variants: Iterable[str]) -> tuple[str, ...]:

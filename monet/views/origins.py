@@ -45,7 +45,8 @@ def read_trace(path: Path, plan: Plan) -> Origins:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not a file that `monet trace --json` wrote: {error!r}") from error
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path}: not a file that `monet trace --json` wrote: {why}") from error
     expected = [(step.kind, step.node, step.implementation) for step in plan.steps]
     if named != expected:
         different = next((k for k, (a, b) in enumerate(zip(named, expected, strict=False)) if a != b), None)

@@ -1,4 +1,5 @@
-"""The steps of a plan as a Chrome trace, which Perfetto opens: steps by kind, memory as counters."""
+"""The steps of a plan as a Chrome trace, which Perfetto opens: steps by kind, memory as counters, and each copy to or
+from a second memory from where it is issued to where it is waited for."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 from itertools import accumulate
 from typing import Any
 
-from monet.plans.plan import Plan
+from monet.plans.plan import READ, WAIT, WRITE, Plan
 from monet.views.contents import FIXED, KINDS, last_tick, loads_by_step
 from monet.views.origins import UNKNOWN, Origins
 
@@ -41,11 +42,28 @@ def timeline_text(plan: Plan, origins: Origins = UNKNOWN) -> str:
             "ts": round(times[k], 3), "dur": round(times[k + 1] - times[k], 3),
             "args": told,
         })  # fmt: skip
+    for number, (k, until) in enumerate(_copies(plan)):
+        step = plan.steps[k]
+        told = {"cat": "copy", "id": number, "name": f"{step.kind} {step.node}", "pid": _PROCESS}
+        events.append({"ph": "b", **told, "ts": round(times[k], 3), "args": {"place": step.place}})
+        events.append({"ph": "e", **told, "ts": round(times[until + 1], 3)})
     for k, counts in enumerate(loads_by_step(plan)):
         memory = {FIXED: plan.fixed_bytes, **dict(zip(KINDS, counts, strict=True))}
         events.append({"ph": "C", "name": "memory", "pid": _PROCESS, "ts": round(times[k], 3), "args": memory})
     document = {"displayTimeUnit": "ms", "otherData": {"time": unit}, "traceEvents": events}
     return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def _copies(plan: Plan) -> list[tuple[int, int]]:
+    """Of each copy, the step that issues it and the one that waits for it."""
+    found: list[tuple[int, int]] = []
+    under_way: dict[int | None, int] = {}
+    for k, step in enumerate(plan.steps):
+        if step.kind in (WRITE, READ):
+            under_way[step.place] = k
+        elif step.kind == WAIT:
+            found.append((under_way.pop(step.place), k))
+    return found
 
 
 def _metadata(what: str, row: int, name: str) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def test_copies_beside_the_file_or_the_alignment_are_refused(disk: Path, place: 
 def test_main_memory_is_no_disk() -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("no /dev/shm")
-    with pytest.raises(ExecutionError, match=r"no second memory of 4,096 bytes in /dev/shm: .*main memory"):
+    with pytest.raises(ExecutionError, match=r"/dev/shm cannot hold a second memory of 4,096 bytes: .*main memory"):
         Channel(Path("/dev/shm"), 4096)
 
 
