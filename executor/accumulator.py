@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from monet.errors import ExecutionError
+from monet.executor import parallel
 from monet.executor.planned_step import owner_of
 from monet.graph import Graph, is_reached, tangents_behind
 from monet.training_step.accumulation import Accumulated
@@ -26,11 +26,8 @@ class Accumulator:
     def check(self) -> None:
         """Raises ``ExecutionError`` where a parameter has hooks on its gradient, which nothing would call, or inside of
         ``DistributedDataParallel``, whose hooks cannot be seen."""
-        if DistributedDataParallel._get_active_ddp_module() is not None:
-            raise ExecutionError(
-                "a step planned with accumulate=True adds to .grad itself, and DistributedDataParallel would never "
-                "learn of its gradients; plan without accumulate"
-            )
+        if parallel.active() is not None:
+            raise ExecutionError(parallel.ACCUMULATES)
         for name in self._totals:
             parameter = self._parameter(name)
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:

@@ -1,6 +1,6 @@
 """A plan as straight-line Python: one function for the forward pass, one for the backward pass.
 
-lifetimes → forward → handover → backward → assemble → compile
+lifetimes → forward → handover → backward (in parts) → assemble → compile
 
 Each step enters its place in the arena and calls its operator. Views are rebuilt where they are
 read. A buffer's variables are deleted right after the last step that uses it, which is when the
@@ -17,6 +17,7 @@ from typing import Any
 
 from monet.errors import PlanMismatch
 from monet.executor.copies import Copies
+from monet.executor.gradient_parts import Part, gradient_parts
 from monet.executor.step_writer import CopyStep, StepWriter
 from monet.graph import Graph, Operator, operator_inputs
 from monet.ops.catalogue import Catalogue
@@ -33,7 +34,8 @@ class Generated:
     tangents)`` returns the gradients in the order of ``gradient_of``, and empties ``activations``.
 
     ``forward_sources``: values that forward takes, in order. ``kept``: sources and outputs that backward
-    reads, in order. ``guards``: to check before a step.
+    reads, in order. ``guards``: to check before a step. ``parts``: where there are any, ``backward`` is a generator
+    instead, of a list for each part: the gradients of these sources. Whoever takes them out of the list owns them.
     """
 
     source: str
@@ -44,6 +46,7 @@ class Generated:
     outputs: tuple[str, ...]
     gradient_of: tuple[str, ...]
     guards: tuple[Guard, ...]
+    parts: tuple[tuple[str, ...], ...] = ()
 
     def step_of(self, error: BaseException) -> int | None:
         """The step that raised ``error``: the last that was entered above the line where it left the generated code."""
@@ -73,8 +76,12 @@ def implementation_of(step: PlanStep, catalogue: Catalogue) -> Implementation:
     return implementation
 
 
-def generate(plan: Plan, catalogue: Catalogue, copies: Copies | None = None) -> Generated:
+def generate(
+    plan: Plan, catalogue: Catalogue, copies: Copies | None = None, part_bytes: Sequence[int] = ()
+) -> Generated:
     """Compile a verified plan against the graph it was made from; ``copies``: what its copies go through.
+
+    ``part_bytes``: the backward pass in parts of so many bytes of gradients, as ``gradient_parts`` takes it.
 
     Raises ``PlanMismatch`` as ``implementation_of`` does, and ``InvalidPlan`` where a step reads what nothing has made.
     """
@@ -87,7 +94,8 @@ def generate(plan: Plan, catalogue: Catalogue, copies: Copies | None = None) -> 
     forward = _forward(writer, graph, steps[:border])
     later = [step for step in steps[border:] if isinstance(step, Implementation)]
     handover = _hand_over(writer, graph, later)
-    backward = _backward(writer, graph, steps, border, handover)
+    parts = gradient_parts(catalogue, steps, border, part_bytes) if part_bytes else ()
+    backward = _backward(writer, graph, steps, border, handover, parts)
     source = _assemble(writer, graph, forward, backward, handover)
     functions = _compiled(source, writer.names)
     return Generated(
@@ -99,6 +107,7 @@ def generate(plan: Plan, catalogue: Catalogue, copies: Copies | None = None) -> 
         outputs=_outputs(graph),
         gradient_of=tuple(graph.gradients),
         guards=tuple(sorted({i.guard for i in implementations if i.guard is not None}, key=str)),
+        parts=tuple(part.sources for part in parts),
     )
 
 
@@ -193,15 +202,28 @@ def _hand_over(writer: StepWriter, graph: Graph, backward: Sequence[Implementati
 
 
 def _backward(
-    writer: StepWriter, graph: Graph, steps: Sequence[Implementation | CopyStep], border: int, handover: _Handover
+    writer: StepWriter,
+    graph: Graph,
+    steps: Sequence[Implementation | CopyStep],
+    border: int,
+    handover: _Handover,
+    parts: Sequence[Part],
 ) -> tuple[str, ...]:
-    """The backward function's body: its steps, then the views that gradients are."""
+    """The backward function's body: its steps, then the views that gradients are and what hands them over, or both
+    after the last step of each part."""
     writer.alive = {s: alive for s, alive in writer.alive.items() if s not in handover.outside}
     writer.define((*handover.kept, *handover.beside, *_tangents(graph)))
-    for i in range(border, len(steps)):
-        writer.step(i, steps[i])
-    for value in graph.gradients.values():
-        writer.ensure(value)
+    values = list(graph.gradients.values())
+    ending = {part.last: [graph.gradients[source] for source in part.sources] for part in parts}
+    for i in range(border - 1, len(steps)):
+        if i >= border:
+            writer.step(i, steps[i])
+        if i in ending:
+            writer.hand_out(ending[i])
+    if not parts:
+        for value in values:
+            writer.ensure(value)
+        writer.lines.append(f"return ({', '.join(map(writer.variable, values))}{',' if values else ''})")
     return writer.taken_lines()
 
 
@@ -247,8 +269,8 @@ def _assemble(
         *unpacked(handover.activations, "activations"),
         *unpacked(_tangents(graph), "tangents"),
         "    activations.clear()",
+        "    del kept, tangents",
         *(f"    {line}" for line in backward),
-        f"    return ({names(graph.gradients.values())})",
     ]
     return "\n".join(text) + "\n"
 

@@ -11,11 +11,11 @@ from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import example_inputs
 from monet.errors import PlanMismatch
+from monet.executor import parallel
 from monet.executor.accumulator import Accumulator
 from monet.executor.held_gradients import HeldGradients
+from monet.executor.planned_function import planned_outputs
 from monet.executor.planned_step import PlannedStep
-from monet.executor.runner import Runner
-from monet.graph import is_reached
 from monet.plans.plan import Plan
 from monet.training_step.accumulation import with_accumulation
 
@@ -92,10 +92,10 @@ class MonetModule(torch.nn.Module):
         sources = step.sources(args, kwargs)
         if self._accumulator is not None:
             self._accumulator.check()
-            outputs = _PlannedFunction.apply(step.runner, self._accumulator, None, *sources)  # type: ignore[no-untyped-call]
+            outputs = planned_outputs(step.runner, sources, self._accumulator, None, None)
         else:
             beside_bytes = self._held.beside_arena()
-            outputs = _PlannedFunction.apply(step.runner, None, self._held, *sources)  # type: ignore[no-untyped-call]
+            outputs = planned_outputs(step.runner, sources, None, self._held, parallel.part_bytes())
             self._held.tell_after_forward(beside_bytes)
         return step.results(outputs)
 
@@ -133,59 +133,3 @@ def capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
-
-
-class _PlannedFunction(torch.autograd.Function):
-    """The whole step as one node of autograd's graph."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, runner: Runner, accumulator: Accumulator | None, held: HeldGradients | None, *sources: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        outputs, activations, generation = runner.forward(sources)
-        ctx.runner, ctx.activations, ctx.generation = runner, activations, generation
-        ctx.begun = runner.begun(generation)
-        ctx.accumulator, ctx.held = accumulator, held
-        named = {
-            **dict(zip(runner.code.forward_sources, sources, strict=True)),
-            **dict(zip(runner.code.outputs, outputs, strict=True)),
-        }
-        # Checks versions too: a parameter changed before backward is an error, as in eager.
-        ctx.save_for_backward(*(named[name] for name in runner.code.kept))  # None for a .grad
-        tangents = dict(zip(runner.graph.outputs, runner.graph.tangents, strict=True))
-        # No zeros for outputs that the loss leaves out: where one takes a gradient, backward makes them.
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(named[n] for n in runner.code.outputs if tangents[n] is None))
-        return outputs
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        runner: Runner = ctx.runner
-        tangent_of = {o: t for o, t in zip(runner.graph.outputs, runner.graph.tangents, strict=True) if o is not None}
-        given = dict(zip((tangent_of[o] for o in runner.code.outputs), gradients, strict=True))
-        # As in eager: a parameter that leads only to outputs that the loss leaves out has no gradient. A gradient of
-        # zeros would be another thing: an optimiser uses it (weight decay, momentum).
-        reached = {name for name, tangent in given.items() if name is not None and tangent is not None}
-        tangents = []
-        for name in runner.graph.tangents:
-            if name is None:
-                continue
-            value, tangent = runner.graph.values[name], given[name]
-            if tangent is None:
-                tangent = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device).zero_()
-            elif tuple(tangent.stride()) != value.stride:
-                tangent = torch.empty_strided(
-                    value.shape, value.stride, dtype=tangent.dtype, device=tangent.device
-                ).copy_(tangent)
-            tangents.append(tangent)
-        totals = {} if ctx.accumulator is None else ctx.accumulator.begin(reached)
-        if ctx.held is not None:
-            ctx.held.tell_before_backward()
-        kept = [totals.get(name, saved) for name, saved in zip(runner.code.kept, ctx.saved_tensors, strict=True)]
-        gradient_of = runner.backward(ctx.generation, kept, ctx.activations, tangents)
-        if ctx.accumulator is not None:
-            ctx.accumulator.end(totals)
-        graph, behind = runner.graph, runner.tangents_behind
-        used = {name: gradient for name, gradient in gradient_of.items() if is_reached(graph, behind[name], reached)}
-        return (None, None, None, *(used.get(name) for name in runner.code.forward_sources))

@@ -7,12 +7,14 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from monet.capture import autocast
 from monet.errors import ExecutionError, PlanMismatch
+from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated, generate
 from monet.executor.copies import copies_of
 from monet.graph import tangents_behind
@@ -22,6 +24,8 @@ from monet.ops.kernels.norms import smallest_scale
 from monet.plans.plan import Plan
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 def _no_arena(handle: int, step: int) -> None:
@@ -45,6 +49,8 @@ class Runner:
         self.arena: allocator.Arena | None = None
         self.copies = copies_of(plan, self._is_inside)
         self.code: Generated = generate(plan, catalogue, self.copies)
+        self._generate = partial(generate, plan, catalogue, self.copies)
+        self._code_in_parts: dict[tuple[int, ...], Generated] = {}
         self._enter: Callable[[int, int], None] = _no_arena
         self._leave: Callable[[], None] = lambda: None
         self._handle = 0
@@ -81,6 +87,7 @@ class Runner:
         self._busy = threading.Lock()
         self._reported = False
         self._pass: Callable[[], Pass | None] = lambda: None
+        self._under_way: Callable[[], BackwardParts | None] = lambda: None
 
     def _is_inside(self, pointer: int) -> bool:
         return self.arena is not None and self.arena.contains(pointer)
@@ -95,8 +102,19 @@ class Runner:
     def is_pending(self) -> bool:
         """Whether a forward pass still waits for its backward pass, or another thread is inside of a pass: another
         forward pass now would overwrite it, or be refused."""
-        last = self._pass()
-        return self._busy.locked() or (last is not None and last.generation == self.generation)
+        last, parts = self._pass(), self._under_way()
+        return (
+            self._busy.locked()
+            or (last is not None and last.generation == self.generation)
+            or (parts is not None and parts.is_open)
+        )
+
+    def code_in_parts(self, part_bytes: tuple[int, ...]) -> Generated:
+        """The same code with a backward pass in parts, see ``monet.executor.gradient_parts``."""
+        code = self._code_in_parts.get(part_bytes)
+        if code is None:
+            code = self._code_in_parts[part_bytes] = self._generate(part_bytes)
+        return code
 
     def forward(self, sources: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor], int]:
         """Outputs, activations for the backward pass, and the number of this forward pass.
@@ -106,6 +124,7 @@ class Runner:
         """
         self._check_process()
         with self._alone():
+            self._give_up_parts()
             self._settle_copies()
             if self.arena is not None:
                 self.held_bytes = self.arena.ready()
@@ -113,14 +132,12 @@ class Runner:
             self._check_guards(sources)
             self.generation += 1
             try:
-                with autocast.ignored():
-                    outputs, activations = self.code.forward(self._enter, self._handle, sources)
-            except BaseException as error:
+                outputs, activations = self._run(
+                    self.code, lambda: self.code.forward(self._enter, self._handle, sources)
+                )
+            except BaseException:
                 self.generation += 1
-                self._refuse(error)
                 raise
-            finally:
-                self._leave()
         return outputs, activations, self.generation
 
     def whole(self, sources: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -138,6 +155,50 @@ class Runner:
         tangents: Sequence[torch.Tensor],
     ) -> Mapping[str, torch.Tensor]:
         """Gradients by source. Each forward pass has one backward pass, before the next forward pass."""
+        self._require(generation)
+        with self._alone():
+            self._gather_crew()
+            self.generation += 1
+            gradients = self._run(
+                self.code, lambda: self.code.backward(self._enter, self._handle, kept, activations, tangents)
+            )
+        if not self._reported:
+            self._check_service(() if self._leaving else gradients)  # else their memory is theirs until they are freed
+        return dict(zip(self.code.gradient_of, gradients, strict=True))
+
+    def backward_in_parts(
+        self,
+        code: Generated,
+        generation: int,
+        kept: Sequence[torch.Tensor],
+        activations: list[torch.Tensor],
+        tangents: Sequence[torch.Tensor],
+    ) -> BackwardParts:
+        """``backward`` to be run part by part; ``code``: of ``code_in_parts``. Nothing has run yet."""
+        self._require(generation)
+        self.generation += 1
+        values = code.backward(self._enter, self._handle, kept, activations, tangents)
+        parts = BackwardParts(code, self.generation, values, self._settle_copies)
+        self._under_way = weakref.ref(parts)
+        return parts
+
+    def part(self, parts: BackwardParts, number: int) -> dict[str, torch.Tensor]:
+        """Gradients by source of the next part, which has this number; the caller alone holds them."""
+        self._require(parts.generation)
+        with self._alone():
+            self._gather_crew()
+            try:
+                gradients = self._run(parts.code, lambda: parts.run(number))
+            except BaseException:
+                parts.close()
+                raise
+        if not (self._reported or parts.is_open):
+            self._check_service(() if self._leaving else gradients)
+        of = dict(zip(parts.code.parts[number], gradients, strict=True))
+        gradients.clear()  # the generated function has the list, too
+        return of
+
+    def _require(self, generation: int) -> None:
         self._check_process()
         if generation != self.generation:
             raise ExecutionError(
@@ -146,25 +207,29 @@ class Runner:
                 "nothing of a plan): a planned module holds one step at a time. Call backward once, before the next "
                 "forward, or give each use its own MonetModule (and its own budget)"
             )
-        with self._alone():
-            self._gather_crew()
-            self.generation += 1
-            try:
-                with autocast.ignored():
-                    gradients = self.code.backward(self._enter, self._handle, kept, activations, tangents)
-            except BaseException as error:
-                self._refuse(error)
-                raise
-            finally:
-                self._leave()
-        if not self._reported:
-            self._check_service(() if self._leaving else gradients)  # else their memory is theirs until they are freed
-        return dict(zip(self.code.gradient_of, gradients, strict=True))
 
-    def _refuse(self, error: BaseException) -> None:
+    def _run(self, code: Generated, function: Callable[[], _Result]) -> _Result:
+        """What ``function`` returns, which is of ``code`` and enters the arena."""
+        try:
+            with autocast.ignored():
+                return function()
+        except BaseException as error:
+            self._refuse(error, code)
+            raise
+        finally:
+            self._leave()
+
+    def _give_up_parts(self) -> None:
+        """Forget a backward pass that somebody else's exception has cut short between two parts: nothing of it is to
+        be held when the arena is used anew."""
+        parts = self._under_way()
+        if parts is not None:
+            parts.close()
+
+    def _refuse(self, error: BaseException, code: Generated) -> None:
         """Clean up after an exception inside a step. An operator's own error knows shapes only: it is raised anew with
         the step, and with the line of the model that the step belongs to."""
-        step = self.code.step_of(error) if isinstance(error, ExecutionError) else None
+        step = code.step_of(error) if isinstance(error, ExecutionError) else None
         self._settle_copies()
         # The frames' variables lie in the arena, and whoever keeps the traceback may keep it longer than the arena.
         traceback.clear_frames(error.__traceback__)

@@ -127,6 +127,14 @@ class StepWriter:
         if gone:
             self.lines.append(f"del {', '.join(gone)}")
 
+    def hand_out(self, values: Sequence[str]) -> None:
+        """Emit a ``yield`` of a list of these, after which the function itself holds nothing of their storages."""
+        for value in values:
+            self.ensure(value)
+        self.lines.append(f"part = [{', '.join(map(self.variable, values))}]")
+        self.release(sorted({self.catalogue.storage(value) for value in values}))
+        self.lines.append("yield part")
+
     def step(self, index: int, step: Implementation | CopyStep) -> None:
         """Emit a step, and delete the variables of what it is the last to use."""
         if isinstance(step, CopyStep):

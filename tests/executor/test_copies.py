@@ -33,6 +33,7 @@ from trainer_cases import EagerStep, assert_same, both_step, case_loss
 
 import monet
 from monet.errors import ConfigError, ExecutionError, PlanMismatch
+from monet.executor import parallel
 from monet.executor.copies import Copies
 from monet.native.channel import Channel
 from monet.ops.offers.offering import Offering
@@ -95,6 +96,20 @@ def test_the_smallest_plan_moves_and_equals_eager(disk: Path, monkeypatch: pytes
     assert both.summary.bound_bytes is not None and both.summary.bound_bytes <= both.plan.peak_bytes
     assert count(both.plan, READ) > 1
     assert_right(monet.MonetModule(model, both.plan))
+
+
+def test_a_backward_pass_in_parts_equals_eager(
+    disk: Path, moved: monet.MonetModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As inside of DistributedDataParallel: copies go on between the parts, also where the pass is then given up."""
+    monkeypatch.setattr(parallel, "part_bytes", lambda: (1,))
+    assert_right(moved)
+    parameters = list(moved.parameters())
+    assert len(moved._step.runner.code_in_parts((1,)).parts) > 2
+    for _ in range(2):
+        torch.autograd.grad(moved(case_inputs("layers", 0)).sum(), parameters[-1])
+        assert not copies_of(moved)._under_way
+    assert_right(moved)
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])

@@ -1,0 +1,40 @@
+"""What ``DistributedDataParallel`` around a model means for a planned step inside of it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+ACCUMULATES = (
+    "a step planned with accumulate=True adds to .grad itself, and DistributedDataParallel would never learn of its "
+    "gradients; plan without accumulate"
+)
+
+
+def active() -> DistributedDataParallel | None:
+    """The one whose forward pass is under way."""
+    around: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()
+    return around
+
+
+def part_bytes() -> tuple[int, ...] | None:
+    """The sizes at which it closes its buckets, the last of them for all further buckets; None outside of one."""
+    around = active()
+    if around is None:
+        return None
+    sizes = tuple(getattr(around, "bucket_bytes_cap_list", ()))
+    if sizes:
+        return sizes
+    cap = int(around.bucket_bytes_cap)
+    first: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]  # for it to begin early
+    return (first if getattr(around, "bucket_bytes_cap_default", False) else cap, cap)
+
+
+def gradient_bytes(model: torch.nn.Module) -> int:
+    """Of the gradients of ``model`` that it reduces, which is what its buckets for them take; 0 outside of one."""
+    around = active()
+    if around is None:
+        return 0
+    reduced = {id(parameter) for parameter in around._module_parameters}
+    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad and id(p) in reduced)
