@@ -24,6 +24,7 @@ class HeldGradients:
         self._owners = [module._parameters for module in model.modules()]
         self._runner = runner
         self._kept = runner.plan.model.get("gradients") == KEPT
+        self._counted_buckets = "buckets" in runner.plan.fixed
         self._told = False
 
     def beside_arena(self) -> int:
@@ -58,8 +59,10 @@ class HeldGradients:
             )  # fmt: skip
 
     def _all(self) -> list[torch.Tensor]:
+        """But for those that are views of the buckets of ``DistributedDataParallel``, where the plan counts these."""
         parameters = (p for owner in self._owners for p in owner.values() if p is not None)
-        return [gradient for p in parameters if (gradient := p.grad) is not None]
+        gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
+        return [g for g in gradients if not g._is_view()] if self._counted_buckets else gradients
 
     def _bytes(self, gradients: list[torch.Tensor]) -> int:
         storages = {g.untyped_storage().data_ptr(): g.untyped_storage().nbytes() for g in gradients}

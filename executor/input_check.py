@@ -9,6 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.capture import Captured
+from monet.capture.plain_tensors import PLAIN, is_plain, why_not_plain
 from monet.errors import PlanMismatch
 from monet.graph import INPUT, TOTAL
 
@@ -68,7 +69,7 @@ class InputCheck:
         for position, source, value in self._sources:
             tensor = sources[position]
             if (
-                isinstance(tensor, torch.Tensor)
+                type(tensor) in PLAIN
                 and tensor.shape == value.shape
                 and tensor.dtype is value.dtype
                 and tensor.requires_grad == source.requires_grad
@@ -79,6 +80,8 @@ class InputCheck:
             name = f"{source.kind} {source.target}"
             if not isinstance(tensor, torch.Tensor):
                 raise PlanMismatch(f"{name} is {tensor!r}, and the plan was made for a tensor of shape {value.shape}")
+            if not is_plain(tensor):
+                raise PlanMismatch(why_not_plain(name, tensor))
             if tuple(tensor.shape) != value.shape:
                 raise PlanMismatch(
                     f"{name} has shape {tuple(tensor.shape)}, and the plan was made for {value.shape}; plan again for "

@@ -60,6 +60,7 @@ class MonetModule(torch.nn.Module):
             captured, self._accumulator = accumulated.captured, Accumulator(model, accumulated)
         self._step = PlannedStep(model, plan, captured)
         self._held = HeldGradients(model, self._step.runner)
+        self._in_parallel = False  # until it is called there
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -95,13 +96,17 @@ class MonetModule(torch.nn.Module):
             outputs = planned_outputs(step.runner, sources, self._accumulator, None, None)
         else:
             beside_bytes = self._held.beside_arena()
-            outputs = planned_outputs(step.runner, sources, None, self._held, parallel.part_bytes())
+            part_bytes = parallel.part_bytes()
+            if part_bytes is not None and not self._in_parallel:
+                self._in_parallel = True
+                parallel.tell_uncounted(self._model, self.plan)
+            outputs = planned_outputs(step.runner, sources, None, self._held, part_bytes)
             self._held.tell_after_forward(beside_bytes)
         return step.results(outputs)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises ``PlanMismatch`` where such a call is not as planned."""
-        self._step.sources(args, kwargs)
+        self._step.runner.check_guards(self._step.sources(args, kwargs))
 
     def beside(self) -> MonetModule:
         """The same plan of the same model over an arena of its own: its steps may be under way beside this one's."""

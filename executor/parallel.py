@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from monet.plans.plan import Plan
+
+logger = logging.getLogger(__name__)
 
 ACCUMULATES = (
     "a step planned with accumulate=True adds to .grad itself, and DistributedDataParallel would never learn of its "
@@ -38,3 +44,14 @@ def gradient_bytes(model: torch.nn.Module) -> int:
         return 0
     reduced = {id(parameter) for parameter in around._module_parameters}
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad and id(p) in reduced)
+
+
+def tell_uncounted(model: torch.nn.Module, plan: Plan) -> None:
+    """Say, in a call inside of one, by how much its buckets take the peak above what ``plan`` promises."""
+    beyond = gradient_bytes(model) - plan.fixed.get("buckets", 0) - plan.fixed.get("reserve", 0)
+    if beyond > 0:
+        logger.warning(
+            "the buckets of DistributedDataParallel take %d bytes that the plan does not count, by which the peak is "
+            "above the promise: plan with bucket_bytes=%d, or let monet.apply plan inside of DistributedDataParallel",
+            beyond, gradient_bytes(model),
+        )  # fmt: skip

@@ -129,7 +129,7 @@ class Runner:
             if self.arena is not None:
                 self.held_bytes = self.arena.ready()
             self._gather_crew()
-            self._check_guards(sources)
+            self.check_guards(sources)
             self.generation += 1
             try:
                 outputs, activations = self._run(
@@ -255,8 +255,8 @@ class Runner:
     def _alone(self) -> Any:
         return _Exclusive(self._busy)
 
-    def _check_guards(self, sources: Sequence[torch.Tensor]) -> None:
-        """Scales that an implementation divides by must still be large enough."""
+    def check_guards(self, sources: Sequence[torch.Tensor]) -> None:
+        """Raises ``PlanMismatch`` where a scale that an implementation divides by is not large enough any more."""
         for guard, scale, shift in self._guards:
             smallest = smallest_scale(sources[scale], None if shift is None else sources[shift])
             if not smallest >= guard.least:

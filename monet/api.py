@@ -72,6 +72,7 @@ def plan(
     gradients: Literal["freed", "kept"] = "freed",
     offload: str | None = None,
     reserve_bytes: int = 0,
+    bucket_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
     gap: float = _SOLVING.gap,
     window: int | None = None,
@@ -87,8 +88,9 @@ def plan(
     parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
     program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
     eager's bit by bit. ``offload``: a second memory that tensors may be moved to, as ``"disk"`` or
-    ``"disk:/scratch,limit=20GB"``. ``reserve_bytes`` of the budget are left to others; ``accumulate``, ``gradients``,
-    ``cache`` and ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout;
+    ``"disk:/scratch,limit=20GB"``. ``reserve_bytes`` of the budget are left to others, ``bucket_bytes`` to the buckets
+    of ``DistributedDataParallel`` (``monet.apply`` counts them itself); ``accumulate``, ``gradients``, ``cache`` and
+    ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout;
     capture and measuring come on top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``.
     ``progress``: lines on stderr. Under ``torch.autocast`` the step is planned, and must later be called, in that
     precision.
@@ -98,7 +100,7 @@ def plan(
     args = (args,) if isinstance(args, torch.Tensor) else args
     how = _How(
         variant, exact, accumulate, gradients, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache,
-        progress, seed,
+        progress, seed, bucket_bytes,
     )  # fmt: skip
     return how.plan(how.prepared(model, args, kwargs or {}), parse_budget(budget))
 
@@ -121,9 +123,12 @@ class _How:
     cache: bool
     progress: bool
     seed: int
+    bucket_bytes: int
 
     def prepared(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
-        preparing = Preparing(self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients)
+        preparing = Preparing(
+            self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients, self.bucket_bytes
+        )
         offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()))
         asked = None if self.offload is None else parse_offload(self.offload)
         variant_with(asked, self.variant)  # refused before anything is measured
@@ -260,6 +265,7 @@ def apply(
     on_mismatch: OnMismatch = "eager",
     max_plans: int = MOST_PLANS,
     concurrent: int = 1,
+    process_group: Any = None,
     **options: Any,
 ) -> None:
     """Run the training calls of ``model`` by a plan, in place, in any training loop: ``model`` stays what it is.
@@ -277,6 +283,10 @@ def apply(
     ``concurrent``: how many steps may be under way at a time, where a loop calls the model again before the backward
     pass of the call before. Each beyond the first has an arena of its own, and ``budget`` is for each: the promise is
     the sum, which is said, and is ``monet.applied(model).peak_bytes``.
+
+    In ``DistributedDataParallel`` around ``model``, rank 0 plans at the first training call, and all run its plan;
+    every process must have a first training call. ``process_group``: the same for the processes of that group, in
+    other kinds of parallel training. Without one, each process plans for itself.
 
     Class, signature, ``state_dict`` and hooks of the model stay; copies and pickles of it are plain models.
     ``monet.applied(model)`` tells what was planned, ``monet.remove(model)`` undoes it.
@@ -297,7 +307,7 @@ def apply(
         budget = max(one.budget_bytes for one in plans)
     assert budget is not None
     family = PlanFamily(type(model).__name__, on_mismatch, max_plans, concurrent)
-    placed = slot.Applied(model, PlanSource(_make_plan, budget, options), family)
+    placed = slot.Applied(model, PlanSource(_make_plan, budget, options), family, process_group)
     for one in plans:
         placed.add(one)
     slot.put(placed)

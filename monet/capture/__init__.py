@@ -6,7 +6,7 @@ expects, and ``captured.py`` is the result. Where torch traces other kernels tha
 ``custom_functions.py``, ``kernel_geometry.py``, ``gradient_sums.py``, ``gradient_layout.py``, ``shared_casts.py``.
 ``autocast.py`` is the precision that a step is captured in. ``kept_captures.py`` keeps captures, by the key of
 ``model_key.py`` and as the text of ``captured_text.py``, so that a step is traced once. ``input_geometry.py`` writes a
-step's inputs into a plan, and makes them again.
+step's inputs into a plan, and makes them again. ``plain_tensors.py`` refuses tensors that are made of others.
 """
 
 from monet.capture.captured import Captured

@@ -29,6 +29,7 @@ from monet.capture.gradient_layout import with_own_layout
 from monet.capture.gradient_sums import sum_gradients_in_place
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
+from monet.capture.plain_tensors import require_plain
 from monet.capture.shared_casts import share_casts
 from monet.errors import CaptureError
 
@@ -80,6 +81,7 @@ def capture(
 
 def _check(model: torch.nn.Module, inputs: Inputs) -> None:
     """Raises ``CaptureError`` where a tensor has no memory that can be planned, or none requires a gradient."""
+    require_plain(model, inputs)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         _check_tensor(name, tensor)
         if tensor.device.type == "meta":

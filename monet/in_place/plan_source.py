@@ -14,7 +14,9 @@ from monet.amounts import parse_budget
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import describe_inputs
-from monet.errors import CaptureError
+from monet.capture.plain_tensors import is_plain, why_not_plain
+from monet.errors import CaptureError, ExecutionError
+from monet.executor import parallel
 from monet.executor.module import MonetModule
 from monet.in_place import kept_plans
 from monet.ops.measuring.signature import environment
@@ -48,27 +50,47 @@ class PlanSource:
     ) -> Planned:
         """``model`` with a plan for such a call. ``anew``: not one from disk.
 
-        Raises as ``monet.plan``, ``CaptureError`` for parameters that are spread over processes, and
+        Inside of ``DistributedDataParallel`` its buckets are counted. Raises as ``monet.plan``, ``CaptureError`` for
+        parameters that are spread over processes, ``ExecutionError`` for gradients that it could not reduce, and
         ``KeyboardInterrupt`` where planning is interrupted: nothing is trained by a plan that nobody asked for.
         """
         _require_plain_parameters(model)
-        args, kwargs = pytree.tree_map(_detached, (args, kwargs))
-        captured = capture_once(
-            model, args, kwargs, gradients_leave=not self._options.get("accumulate"), on_disk=self._on_disk
-        )
-        key = self._key(model, captured, args, kwargs)
+        options = {**self._options, **_counted_beside(model, self._options)}
+        captured, (args, kwargs) = self._captured(model, args, kwargs)
+        key = self._key(model, captured, args, kwargs, options)
         plan = kept_plans.recall(key) if self._on_disk and not anew else None
         if plan is not None:
             return Planned(MonetModule(model, plan, captured), recalled=True)
-        plan = self._make_plan(model, args, kwargs, budget=self._budget, **{"progress": True, **self._options})
+        plan = self._make_plan(model, args, kwargs, budget=self._budget, **{"progress": True, **options})
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
         if self._on_disk:
             kept_plans.keep(key, plan)
         return Planned(MonetModule(model, plan, captured))
 
-    def _key(self, model: torch.nn.Module, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        said = {name: value for name, value in self._options.items() if name not in ("progress", "cache")}
+    def adopted(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan) -> Planned:
+        """``model`` with the plan that another process has made for such a call. Raises ``PlanMismatch`` where it was
+        for another model or machine, and ``CaptureError``."""
+        _require_plain_parameters(model)
+        return Planned(MonetModule(model, plan, self._captured(model, args, kwargs)[0]))
+
+    def _captured(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Captured, tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The step of such a call, and its inputs without the graphs that they come from."""
+        args, kwargs = pytree.tree_map(_detached, (args, kwargs))
+        leave = not self._options.get("accumulate")
+        return capture_once(model, args, kwargs, gradients_leave=leave, on_disk=self._on_disk), (args, kwargs)
+
+    def _key(
+        self,
+        model: torch.nn.Module,
+        captured: Captured,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> str:
+        said = {name: value for name, value in options.items() if name not in ("progress", "cache")}
         cast = autocast.state(device_type(model, (args, kwargs)))
         return kept_plans.key_of(
             captured.graph.fingerprint(),
@@ -88,15 +110,27 @@ def options_of(plan: Plan) -> dict[str, Any]:
         "exact": made.get("exact", False),
         "accumulate": made.get("accumulate", False),
         "gradients": made.get("gradients", FREED),
+        "bucket_bytes": plan.fixed.get("buckets", 0),
     }
+
+
+def _counted_beside(model: torch.nn.Module, options: Mapping[str, Any]) -> dict[str, int]:
+    """The option that counts the buckets of ``DistributedDataParallel``, in a call inside of it."""
+    if "bucket_bytes" in options or (buckets := parallel.gradient_bytes(model)) == 0:
+        return {}
+    if options.get("accumulate"):
+        raise ExecutionError(parallel.ACCUMULATES)
+    return {"bucket_bytes": buckets}
 
 
 def _require_plain_parameters(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
+        if not is_plain(parameter):
+            raise CaptureError(why_not_plain(name, parameter))
         if type(parameter) not in (torch.nn.Parameter, torch.Tensor):
             raise CaptureError(
-                f"{name} is a {type(parameter).__name__}, and plans are for plain ones: a sharded model (FSDP) can be "
-                "planned block by block inside of what shards it, a lazy one after it has run once"
+                f"{name} is a {type(parameter).__name__}, and plans are for plain parameters: a lazy model can be "
+                "planned after it has run once"
             )
 
 

@@ -20,6 +20,7 @@ from monet.executor.module import MonetModule
 from monet.in_place.call_geometry import planned_geometry
 from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
+from monet.in_place.ranks import Processes
 from monet.in_place.training_calls import TrainingCalls
 from monet.plans.plan import Plan
 
@@ -35,9 +36,12 @@ class Applied:
     """Stands in a model's slot and is called in its place. Hooks of the model are called as ever; in training mode with
     gradients enabled its ``forward`` is run by a plan, else the model itself is called."""
 
-    def __init__(self, model: torch.nn.Module, source: PlanSource, family: PlanFamily) -> None:
+    def __init__(
+        self, model: torch.nn.Module, source: PlanSource, family: PlanFamily, processes: Processes | None = None
+    ) -> None:
+        """``processes``: that run one plan, as in ``Ranks``."""
         self.model = model
-        self.calls = TrainingCalls(model, source, family, lambda: apart(model))
+        self.calls = TrainingCalls(model, source, family, lambda: apart(model), processes)
         self._hooked = threading.RLock()
         self._told = False
 

@@ -17,12 +17,15 @@ from monet.in_place.call_geometry import (
     call_geometry,
     difference,
     input_geometry,
+    planned_geometry,
     quick_key,
 )  # fmt: skip
 from monet.in_place.inner_checkpoints import noting_checkpoints
 from monet.in_place.model_walk import ModelWalk
 from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource
+from monet.in_place.ranks import FirstPlan, Processes, Ranks, failure, portable
+from monet.plans.document import plan_of, plan_text
 
 # What differs, where the plan itself does not say it.
 _SENTENCES = {
@@ -50,10 +53,16 @@ class TrainingCalls:
     """
 
     def __init__(
-        self, model: torch.nn.Module, source: PlanSource, family: PlanFamily, apart: Callable[[], Any]
+        self,
+        model: torch.nn.Module,
+        source: PlanSource,
+        family: PlanFamily,
+        apart: Callable[[], Any],
+        processes: Processes | None = None,
     ) -> None:
-        """``apart``: a context in which ``model`` can be captured."""
+        """``apart``: a context in which ``model`` can be captured. ``processes``: as in ``Ranks``."""
         self.model = model
+        self._ranks = Ranks(model, processes)
         self.planned_calls = self.eager_calls = 0
         self.family = family
         self._source, self._apart = source, apart
@@ -91,23 +100,24 @@ class TrainingCalls:
 
         Raises ``PlanMismatch`` by the rule, and what ``monet.plan`` raises where the first plan cannot be made.
         """
+        processes = self._ranks.to_agree_with()
         key = quick_key(args, kwargs)
-        if key is None or key not in self._never:
+        if processes is not None or key is None or key not in self._never:
             inputs = input_geometry(args, kwargs)
-            if inputs is None:
-                self.family.refuse("object", _OBJECT)
+            geometry = None if inputs is None else call_geometry(self.model, inputs, self._walk)
+            if geometry is not None and not geometry.is_trained:
+                return eager(*args, **kwargs)
+            reason = None if processes is None else self._agree(processes, geometry, args, kwargs)
+            if geometry is None or reason is not None:
+                self.family.refuse("object", reason or _OBJECT)
+            elif self.family.is_full and geometry.inputs not in self._inputs:
+                self._refuse(geometry, args, kwargs)
+                self._never_again(key)
             else:
-                geometry = call_geometry(self.model, inputs, self._walk)
-                if not geometry.is_trained:
-                    return eager(*args, **kwargs)
-                if self.family.is_full and inputs not in self._inputs:
-                    self._refuse(geometry, args, kwargs)
-                    self._never_again(key)
-                else:
-                    result = self._in_an_arena(geometry, args, kwargs)
-                    if result is not _NO_PLAN:
-                        self.planned_calls += 1
-                        return result
+                result = self._in_an_arena(geometry, args, kwargs)
+                if result is not _NO_PLAN:
+                    self.planned_calls += 1
+                    return result
         self.eager_calls += 1
         return eager(*args, **kwargs)
 
@@ -194,6 +204,66 @@ class TrainingCalls:
             self.family.note("checkpoints", REPLACED)
         self.add(geometry, planned, group)
 
+    def _agree(
+        self, processes: Processes, geometry: CallGeometry | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
+        """Have the same plan as all of ``processes``, which are all in this: rank 0's, for its call. Returns why
+        there is none, where rank 0's call cannot be planned.
+
+        Raises in every process where any of them fails: rank 0 what ``monet.plan`` raises, else ``MonetError`` and
+        ``PlanMismatch``.
+        """
+        self._ranks.require_equal(processes, [planned.module.plan for planned in self.modules])
+        if not self.modules:
+            is_first, error, said = self._ranks.is_first(processes), None, None
+            if is_first:
+                said, error = self._first_plan(geometry, args, kwargs)
+            said = self._ranks.from_first(processes, said)
+            if error is not None:
+                raise error
+            if said.failed:
+                raise MonetError(f"rank 0, which plans for all, could not: {said.reason}")
+            if said.plan is None:
+                return said.reason
+            refusal = None if is_first else self._adopt(said, geometry, args, kwargs)
+            self._ranks.require_all(processes, refusal)
+        self._ranks.agreed()
+        return None
+
+    def _first_plan(
+        self, geometry: CallGeometry | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[FirstPlan, BaseException | None]:
+        """What rank 0 tells the others, and what it raises then."""
+        if geometry is None:
+            return FirstPlan(None, None, _OBJECT), None
+        try:
+            self._plan(geometry, self.family.first, args, kwargs)
+            (planned,) = self.modules
+            if planned.recalled and not _runs(planned, args, kwargs):
+                self._forget(geometry)
+                self._plan(geometry, self.family.first, args, kwargs, anew=True)
+                (planned,) = self.modules
+            return FirstPlan(plan_text(planned.module.plan), portable(geometry)), None
+        except (Exception, KeyboardInterrupt) as error:  # whatever it is: the others wait for a word
+            return FirstPlan(None, None, failure(error), failed=True), error
+
+    def _adopt(
+        self, said: FirstPlan, geometry: CallGeometry | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
+        """Run calls as rank 0's was by its plan; returns why that is not possible here."""
+        assert said.plan is not None
+        try:
+            plan = plan_of(said.plan.encode())
+            with self._apart():
+                if geometry is not None and portable(geometry) == said.geometry is not None:
+                    planned = self._source.adopted(self.model, args, kwargs, plan)
+                else:  # a first batch of another shape, which is then called not as planned
+                    planned, geometry = Planned(MonetModule(self.model, plan)), planned_geometry(self.model, plan)
+            self.add(geometry, planned)
+        except Exception as error:
+            return failure(error)
+        return None
+
     def _refuse(self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise or tell what is not as in the plan that is closest: the last that differs latest."""
         kind, planned = "graph", None
@@ -214,3 +284,12 @@ class TrainingCalls:
             self.family.may_plan(sentence)
         else:
             self.family.refuse(kind, sentence)
+
+
+def _runs(planned: Planned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a plan from disk can be used with the weights that there are now."""
+    try:
+        planned.module.check(args, kwargs)
+    except PlanMismatch:
+        return False
+    return True

@@ -95,7 +95,7 @@ def asked_bytes(catalogue: Catalogue, profile: Profile) -> dict[str, int]:
 
 def fixed_bytes(
     graph: Graph,
-    reserve_bytes: int = 0,
+    beside: Mapping[str, int] | None = None,
     asked: Mapping[str, int] | None = None,
     leaving: frozenset[str] = frozenset(),
 ) -> dict[str, int]:
@@ -103,6 +103,7 @@ def fixed_bytes(
 
     ``output_gradients``: what arrives from the loss. Exact sizes: these are not in the arena. ``asked``: bytes that
     operators ask for, where they are known. ``leaving``: gradients that are in the arena, and not among these.
+    ``beside``: by kind, what is no part of the graph; None: nothing is reserved.
     """
     asked = asked or {}
 
@@ -124,7 +125,7 @@ def fixed_bytes(
         "output_gradients": total(graph.tangents),
         "gradients": total([*gradients, *(s.value for s in graph.sources if s.kind == TOTAL)]),
         **({"optimizer_state": of_kind[STATE]} if of_kind[STATE] else {}),
-        "reserve": reserve_bytes,
+        **({"reserve": 0} if beside is None else beside),
     }
 
 
@@ -133,20 +134,20 @@ def lower(
     profile: Profile,
     *,
     name: str,
-    reserve_bytes: int = 0,
+    beside: Mapping[str, int] | None = None,
     gradients: str = FREED,
     eager: bool = False,
 ) -> Lowered:
     """The problem of one training step.
 
-    ``gradients``: ``FREED`` gives them places in the arena, from when they are made; ``KEPT`` counts them throughout.
-    ``eager``: the step as PyTorch's autograd runs it, which also keeps inputs of which only the shape matters: to count
-    what eager needs, not to plan.
+    ``beside``: as in ``fixed_bytes``. ``gradients``: ``FREED`` gives them places in the arena, from when they are made;
+    ``KEPT`` counts them throughout. ``eager``: the step as PyTorch's autograd runs it, which also keeps inputs of which
+    only the shape matters: to count what eager needs, not to plan.
     """
     graph = catalogue.graph
     leaving = _leaving(graph) if gradients == FREED else frozenset[str]()
     storages = _Storages(catalogue, profile, leaving)
-    fixed = fixed_bytes(graph, reserve_bytes, storages.asked, leaving)
+    fixed = fixed_bytes(graph, beside, storages.asked, leaving)
     recompute_name: dict[str, Mapping[str, str]] = {}
     forward: list[ForwardOperator] = []
     intermediates: list[Intermediate] = []

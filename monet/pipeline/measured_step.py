@@ -88,7 +88,7 @@ def _prepared(document: Mapping[str, Any], reserve_bytes: int) -> Prepared:
             offers,
             profile,
             name=document["name"],
-            reserve_bytes=reserve_bytes,
+            beside={"reserve": reserve_bytes},
             gradients=model.get("gradients", FREED),
             eager=eager,
         )

@@ -45,6 +45,8 @@ class Preparing:
     nothing is overwritten that somebody holds; it only takes memory beyond the plan's. ``costs``: nothing is run
     to be measured. Rates estimate the costs, and a plan of them cannot be run either; model and inputs may then be
     fake tensors. A profile was measured for the same step in another process, perhaps on another machine.
+    ``bucket_bytes``: of the buckets that ``DistributedDataParallel`` copies gradients into, which are there throughout,
+    in eager's step as well.
     """
 
     reserve_bytes: int = 0
@@ -53,6 +55,7 @@ class Preparing:
     seed: int = 0
     gradients: str = FREED
     costs: Rates | Profile | None = None
+    bucket_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.gradients not in (FREED, KEPT):
@@ -149,7 +152,7 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
         replace(offers, graph=step.as_eager),
         lowered.profile,
         name=step.name,
-        reserve_bytes=preparing.reserve_bytes,
+        beside=_beside(preparing),
         gradients=preparing.gradients,
         eager=True,
     )
@@ -171,7 +174,7 @@ def _measured(offers: Catalogue, name: str, preparing: Preparing, progress: bool
             profiled = estimated_profile(offers, preparing.costs)
         case Profile():
             profiled = preparing.costs.restricted(offers)
-    return lower(offers, profiled, name=name, reserve_bytes=preparing.reserve_bytes, gradients=preparing.gradients)
+    return lower(offers, profiled, name=name, beside=_beside(preparing), gradients=preparing.gradients)
 
 
 def _profiled(offers: Catalogue, preparing: Preparing, progress: bool) -> Profile:
@@ -182,6 +185,12 @@ def _profiled(offers: Catalogue, preparing: Preparing, progress: bool) -> Profil
     finally:
         if store is not None:
             store.close()
+
+
+def _beside(preparing: Preparing) -> dict[str, int]:
+    """Bytes by kind that a budget must leave room for, and that no operator asks for."""
+    buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
+    return {**buckets, "reserve": preparing.reserve_bytes}
 
 
 def _described(step: _Step, lowered: Lowered, preparing: Preparing, offering: Offering) -> dict[str, Any]:

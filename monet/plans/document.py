@@ -19,7 +19,7 @@ from monet.plans.verifier import verify
 def write_plan(plan: Plan, path: Path) -> None:
     """``Plan.save``."""
     try:
-        text = _text(plan)
+        text = plan_text(plan)
         _read(text.encode())
     except (InvalidPlan, TypeError, ValueError, RecursionError) as error:
         raise InvalidPlan(f"{path}: not written, the plan has no JSON form: {error}") from error
@@ -33,15 +33,20 @@ def read_plan(path: Path) -> Plan:
     except OSError as error:
         raise InvalidPlan(f"{path}: cannot be read: {error}") from error
     try:
-        plan = _read(data)
-        verify(plan)
+        return plan_of(data)
     except InvalidPlan as error:
         raise InvalidPlan(f"{path}: {error}") from error
+
+
+def plan_of(data: bytes) -> Plan:
+    """The plan of a file's content, verified. Raises ``InvalidPlan``."""
+    plan = _read(data)
+    verify(plan)
     return plan
 
 
 # Writing. One top-level member a line, and one step or buffer a line, so that text tools and diffs work.
-def _text(plan: Plan) -> str:
+def plan_text(plan: Plan) -> str:
     """The file's text. Every line but the checksum's own goes into the checksum."""
     document: dict[str, str] = {
         "format": _dump(FORMAT),

@@ -92,7 +92,7 @@ class Plan:
 
     ``second_bytes``: what the step needs of a second memory; 0 where it copies nothing.
     ``peak_bytes`` = ``fixed_bytes`` + ``arena_bytes`` and is at most ``budget_bytes``.
-    ``fixed``: breakdown of ``fixed_bytes`` (parameters, buffers, gradients, inputs, outputs, reserve).
+    ``fixed``: breakdown of ``fixed_bytes`` (parameters, buffers, gradients, inputs, outputs, buckets, reserve).
     ``model``: fingerprint and description of the captured graph and its inputs.
     ``environment``: what the plan depends on: ``torch`` (its version), ``device``, ``threads``, and ``profile``: the
     PyTorch, processor and threads of the measurements, as one line of text.

@@ -5,6 +5,7 @@ One process: what is tested is where gradients lie, not that processes agree.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -60,3 +61,44 @@ def test_gradients_in_buckets_are_eagers(
             optimizer.step()
             optimizer.zero_grad(set_to_none=to_none)
     assert all(torch.equal(p, q) for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_the_promise_counts_the_buckets(group: None, views: bool) -> None:
+    gc.collect()
+    model = _model()
+    monet.apply(model, budget="100%", time_limit_s=2.0, progress=False)
+    before = allocator.live_bytes()  # with the parameters
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=views, bucket_cap_mb=0.03)
+    peaks = []
+    for seed in range(5):
+        x = torch.randn(64, 96, generator=torch.Generator().manual_seed(seed))
+        model.zero_grad()
+        gc.collect()
+        allocator.reset_peak()
+        out = wrapped(x)
+        out.backward(torch.ones_like(out))
+        peaks.append(allocator.peak_bytes() - before + sum(p.nbytes for p in model.parameters()))
+        del x, out
+    (plan,) = monet.applied(model).plans
+    assert plan.fixed["buckets"] == sum(p.nbytes for p in model.parameters())
+    # Beside the plan are 12 bytes: the number that it divides by, in double precision and in the gradients'.
+    assert plan.peak_bytes <= peaks[-1] == peaks[-2] <= plan.peak_bytes + 12
+
+
+def test_buckets_that_the_plan_does_not_count_are_told(group: None, caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+    for counted in (False, True):
+        model = _model()
+        buckets = sum(p.nbytes for p in model.parameters())
+        plan = monet.plan(
+            model, torch.ones(64, 96), budget="100%", time_limit_s=2.0, bucket_bytes=buckets if counted else 0
+        )
+        caplog.clear()
+        wrapped = DistributedDataParallel(monet.MonetModule(model, plan))
+        for _ in range(2):
+            wrapped(torch.ones(64, 96)).sum().backward()
+            model.zero_grad()
+        told.append([record.getMessage() for record in caplog.records if "buckets" in record.getMessage()])
+    (sentence,), nothing = told
+    assert f"plan with bucket_bytes={buckets}" in sentence and nothing == []

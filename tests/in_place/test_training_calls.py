@@ -296,7 +296,7 @@ def test_a_plan_on_disk_that_weights_no_longer_allow(monkeypatch: pytest.MonkeyP
             refused.append(self)
             raise PlanMismatch("a scale is too small")
 
-    monkeypatch.setattr(Runner, "_check_guards", refuse_the_first)
+    monkeypatch.setattr(Runner, "check_guards", refuse_the_first)
     planned, eager = pair()
     monet.apply(planned, **EXACT)
     assert equal(train(planned, batches(8, 8)), train(eager, batches(8, 8)))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +72,35 @@ def test_training_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (len(found.plans), found.planned_calls, found.eager_calls) == (1, 2, 1)
     assert monet.applied(space["model"]).planned_calls == 4
     assert monet.applied(space["towers"]).planned_calls == 2 and len(space["plans"]) == 2
+
+
+SHARDED = """
+import copy
+from torch.distributed.device_mesh import init_device_mesh
+
+layers = [torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 128), torch.nn.GELU()]
+blocks = [torch.nn.Sequential(*copy.deepcopy(layers), torch.nn.Linear(128, 64)) for _ in range(2)]
+model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 4))
+shard(model, blocks, init_device_mesh("cpu", (2,)))
+model(torch.randn(256, 64)).sum().backward()
+print(f"rank {rank}: {[monet.applied(block).planned_calls for block in blocks]} planned blocks")
+dist.destroy_process_group()
+"""
+
+
+def test_several_processes(tmp_path: Path) -> None:
+    """The page's script, and its function for sharded models after it, in two processes."""
+    first, second = blocks("python", "distributed.md")
+    assert first.endswith("dist.destroy_process_group()\n")
+    script = first.removesuffix("dist.destroy_process_group()\n") + second + SHARDED
+    (tmp_path / "train.py").write_text(re.sub(r'(budget="[^"]+")', r"\1, time_limit_s=1", script))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for rank in (0, 1):
+        assert re.search(rf"rank {rank}: 3 planned steps, [1-9]\d+ bytes of buckets counted", ended.stdout)
+        assert f"rank {rank}: [1, 1] planned blocks" in ended.stdout
 
 
 def test_the_training_step() -> None:

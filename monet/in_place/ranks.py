@@ -1,0 +1,125 @@
+"""The processes that train one model together: the first of them plans, and all get its plan.
+
+Processes that plan for themselves measure other times, and find other plans of the same step: each rank would wait for
+the slowest, and their memory would differ. They talk to each other at their first training calls only, until all have
+the plan. Whatever is not as planned later is each process's own matter: they need not reach it at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+
+from monet.errors import MonetError, PlanMismatch
+from monet.executor import parallel
+from monet.in_place.call_geometry import CallGeometry
+from monet.plans.document import plan_text
+from monet.plans.plan import Plan
+
+Processes: TypeAlias = Any
+"""A ``torch.distributed.ProcessGroup``, a name that not every build of torch has."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPlan:
+    """What rank 0 says. ``plan``: the content of a plan's file; None: it has made none, since ``reason``. ``failed``:
+    it raised that. ``geometry``: of the call that the plan is for, ``portable``."""
+
+    plan: str | None
+    geometry: tuple[Any, ...] | None
+    reason: str = ""
+    failed: bool = False
+
+
+class Ranks:
+    """``group``: of the processes; None: that of ``DistributedDataParallel``, in a call inside of one that is around
+    ``model`` itself, since a part of its model may be called by some of the processes only."""
+
+    def __init__(self, model: torch.nn.Module, group: Processes | None = None) -> None:
+        self._model, self._given = model, group
+        self._agreed = False
+
+    def to_agree_with(self) -> Processes | None:
+        """The group whose processes have yet to agree, and do so in this call; None where there is nothing to do."""
+        if self._agreed:
+            return None
+        group = self._given
+        if group is None:
+            around = parallel.active()
+            if around is None or around.module is not self._model:
+                return None
+            group = around.process_group
+        if dist.get_rank(group) < 0:
+            raise PlanMismatch("this process is not in the process_group that monet.apply was given")
+        if dist.get_world_size(group) == 1:
+            self._agreed = True
+            return None
+        return group
+
+    def agreed(self) -> None:
+        """There is nothing left to agree upon."""
+        self._agreed = True
+
+    @staticmethod
+    def is_first(group: Processes) -> bool:
+        return dist.get_rank(group) == 0
+
+    @staticmethod
+    def from_first(group: Processes, said: FirstPlan | None) -> FirstPlan:
+        """What rank 0 says to all: in rank 0, ``said``."""
+        box = [said]
+        dist.broadcast_object_list(box, group=group, group_src=0)
+        assert box[0] is not None
+        return box[0]
+
+    @staticmethod
+    def require_equal(group: Processes, plans: Sequence[Plan]) -> None:
+        """Raises ``PlanMismatch`` in every process where the plans that they begin with differ."""
+        found: list[Any] = [None] * dist.get_world_size(group)
+        mine = [hashlib.sha256(plan_text(plan).encode()).hexdigest() for plan in plans]
+        dist.all_gather_object(found, mine, group=group)
+        others = [rank for rank, theirs in enumerate(found) if theirs != found[0]]
+        if others:
+            raise PlanMismatch(
+                f"{_named(others)} would run other plans than rank 0: make one plan, and give all processes its file; "
+                "with a budget, let the first training call be one inside of DistributedDataParallel"
+            )
+
+    @staticmethod
+    def require_all(group: Processes, refusal: str | None) -> None:
+        """``refusal``: why this process cannot run rank 0's plan. Raises ``PlanMismatch`` in every process where any
+        cannot, with their reasons."""
+        found: list[str | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, refusal, group=group)
+        refusals = {rank: reason for rank, reason in enumerate(found) if reason is not None}
+        if refusals:
+            rank, reason = next(iter(refusals.items()))
+            raise PlanMismatch(
+                f"{_named(list(refusals))} cannot run the plan that rank 0 has made for all (model, libraries, "
+                f"processor and threads must be the same everywhere): rank {rank}: {reason}"
+            )
+
+
+def portable(geometry: CallGeometry) -> tuple[Any, ...] | None:
+    """A geometry as another process can compare its own with; None where the structure of the inputs has no text."""
+    try:
+        structure = pytree.treespec_dumps(geometry.structure)
+    except NotImplementedError:
+        return None
+    local = ("forward", "structure")  # the first is an identity in this process
+    return (structure, *(getattr(geometry, field.name) for field in fields(geometry) if field.name not in local))
+
+
+def failure(error: BaseException) -> str:
+    """``error`` as others are told of it."""
+    return str(error) if isinstance(error, MonetError) else f"{type(error).__name__}: {error}"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

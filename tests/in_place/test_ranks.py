@@ -1,0 +1,111 @@
+"""Plans in parallel training, in two processes: they run one plan, and train as eager PyTorch does, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from ranks import run_ranks
+
+from monet.native import allocator
+
+pytestmark = pytest.mark.skipif(
+    not allocator.available() or not dist.is_available() or not dist.is_gloo_available(), reason="no compiler or gloo"
+)
+CASES = [
+    "kinds", "who_plans", "order_of_buckets", "unused", "compiled", "other_shapes", "refusals", "sharded",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What each case of ``rank_cases.py`` has found, by rank; two processes run all of them."""
+    return run_ranks(CASES, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("kind", ["plain", "views", "unused", "static", "hook"])
+def test_steps_equal_eager(found: dict[str, list[Any]], kind: str) -> None:
+    """With buckets as copies and as views, with searches for unused parameters, with a hook, and with no_sync."""
+    first, second = (of_rank[kind] for of_rank in found["kinds"])
+    for of_rank in (first, second):
+        assert of_rank["same"]
+        assert of_rank["counts"] == ((4 if kind == "static" else 7), 0, 1)
+        assert of_rank["buckets"] == of_rank["parameters"] > 0
+    assert first["plan"] == second["plan"]
+
+
+def test_rank_0_plans_and_all_train_on_the_joined_batch(found: dict[str, list[Any]]) -> None:
+    first, second = found["who_plans"]
+    assert (first["made"], second["made"]) == ([0], [])
+    assert first["plan"] == second["plan"]
+    # Sums over halves of the batch, added up, round otherwise than one over all of it.
+    assert max(first["apart"], second["apart"]) < 1e-5
+
+
+def test_buckets_are_reduced_between_parts_of_the_backward_pass(found: dict[str, list[Any]]) -> None:
+    for events in found["order_of_buckets"]:
+        assert events.count("part") > 3
+        # Each part fills buckets, which are on their way before the next part begins.
+        assert all("bucket" in run for run in "".join(f" {event}" for event in events).split(" part")[1:])
+
+
+def test_parameters_without_a_gradient(found: dict[str, list[Any]]) -> None:
+    for of_rank in found["unused"]:
+        assert of_rank["same"] and of_rank["counts"] == (3, 0, 1)
+        never = ["never.weight", "never.bias"]
+        assert of_rank["without"] == [["beside.weight", "beside.bias", *never], never, never]
+
+
+def test_the_compiled_model(found: dict[str, list[Any]]) -> None:
+    assert all(of_rank["same"] for of_rank in found["compiled"])
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_another_batch_in_one_process(found: dict[str, list[Any]], which: str) -> None:
+    """Is its own matter: it runs without a plan there, and by the plan elsewhere."""
+    first, second = (of_rank[which] for of_rank in found["other_shapes"])
+    assert first["same"] and second["same"]
+    assert (first["counts"], second["counts"]) == ((3, 0, 1), (2, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("what", "kinds", "sentence"),
+    [
+        ("another model", ["PlanMismatch"] * 2, "rank 1: the plan was made for another model"),
+        ("threads", ["PlanMismatch"] * 2, "rank 1: the plan was made for"),
+        ("own plans", ["PlanMismatch"] * 2, "rank 1 would run other plans than rank 0"),
+        ("too small", ["InfeasibleBudget", "MonetError"], "No plan of Sequential fits"),
+        ("accumulate", ["ExecutionError", "MonetError"], "DistributedDataParallel would never learn"),
+    ],
+)
+def test_all_are_told_what_stops_one(found: dict[str, list[Any]], what: str, kinds: list[str], sentence: str) -> None:
+    errors = [of_rank[what] for of_rank in found["refusals"]]
+    assert [kind for kind, _ in errors] == kinds
+    assert all(sentence in text for _, text in errors)
+    if kinds[1] == "MonetError":
+        assert "rank 0" in errors[1][1]
+
+
+def test_planned_blocks_inside_of_fully_shard(found: dict[str, list[Any]]) -> None:
+    first, second = found["sharded"]
+    for of_rank in (first, second):
+        assert of_rank["same"] and of_rank["counts"] == [(3, 0, 1)] * 3
+    assert first["plans"] == second["plans"]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "name"),
+    [
+        ("plan", "CaptureError", "0.0.weight"),
+        ("apply", "CaptureError", "0.0.weight"),
+        ("module", "PlanMismatch", "parameter 0.weight"),
+        ("input of plan", "CaptureError", "input 0"),
+        ("input of module", "PlanMismatch", "input 0"),
+        ("backend", "CaptureError", "input 0"),
+    ],
+)
+def test_sharded_tensors_are_refused(found: dict[str, list[Any]], what: str, kind: str, name: str) -> None:
+    for of_rank in found["sharded"]:
+        assert of_rank[what][0] == kind
+        assert of_rank[what][1].startswith(f"{name} is a DTensor, and plans are for plain tensors")
