@@ -127,7 +127,7 @@ class _How:
 
     def prepared(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
         preparing = Preparing(
-            self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients, self.bucket_bytes
+            self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients, bucket_bytes=self.bucket_bytes
         )
         offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()))
         asked = None if self.offload is None else parse_offload(self.offload)
