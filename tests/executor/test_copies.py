@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import errno
+import os
 import pickle
 import re
 import subprocess
@@ -220,6 +221,28 @@ def test_the_peak_is_the_promise_to_the_byte(case: str, disk: Path) -> None:
     measured, promised = map(int, done.stdout.split())
     assert measured == promised
     assert promised < unmoved_plan(case).peak_bytes
+
+
+def test_a_forked_process_is_told(moved: monet.MonetModule) -> None:
+    """Before an operator that would wait there for threads that were not forked along."""
+    out = moved(case_inputs("layers", 0))
+    child = os.fork()
+    if child == 0:
+        said = []
+        for forward in (True, False):
+            try:
+                moved(case_inputs("layers", 1)) if forward else out.sum().backward()
+            except ExecutionError as error:
+                said.append("forked" in str(error))
+        os._exit(0 if said == [True, True] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    out.sum().backward()
+
+
+def test_a_module_takes_the_file_of_a_plan(disk: Path, tmp_path: Path) -> None:
+    moved_plan("layers", disk).save(tmp_path / "plan.json")
+    for path in (tmp_path / "plan.json", str(tmp_path / "plan.json")):
+        assert monet.MonetModule(case_model("layers"), path).plan == moved_plan("layers", disk)
 
 
 def test_worker_processes_of_a_data_loader(moved: monet.MonetModule) -> None:

@@ -198,6 +198,8 @@ def test_what_is_asked_wrongly() -> None:
     model = Residual()
     with pytest.raises(TypeError, match="did you mean 'exact'"):
         monet.apply(model, budget=BUDGET, exakt=True)
+    with pytest.raises(TypeError, match="did you mean 'budget'"):
+        monet.apply(model, bugdet=BUDGET)
     with pytest.raises(TypeError, match="exactly one"):
         monet.apply(model)
     with pytest.raises(ConfigError, match="not an amount"):

@@ -12,8 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner
 from moved_steps import disk_or_skip
 
+import monet
+from monet.cli import program
 from monet.errors import ConfigError, ExecutionError
 from monet.files.cache import open_table
 from monet.native.channel import Channel
@@ -247,6 +250,46 @@ def test_another_disk_and_other_threads_are_measured(
         patched.setattr(torch, "get_num_threads", lambda: 99)
         assert bandwidth(tmp_path).write_rate == 3e9
     assert bandwidth(tmp_path).write_rate == 1e9
+
+
+@pytest.mark.parametrize("text", ["disk,limit=1GB,limit=2GB", "bandwidth=1GB/s,bandwidth=2GB/s"])
+def test_what_is_said_twice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="more than once"):
+        parse_offload(text)
+
+
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="offload is 5"):
+        parse_offload(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("offload", "message"),
+    [
+        ("disk:/missing/folder", "not a folder"),
+        ("disk:/dev/shm", "main memory"),
+        ("disk:{here},limit=900TB", "limit of 900.000 TB is more than"),
+    ],
+)
+def test_a_disk_that_will_not_do_is_refused_before_anything_is_measured(
+    offload: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("measured")
+
+    for name in ("monet.api.prepare", "monet.api.prepare_whole", "monet.experiments.configured.prepare"):
+        monkeypatch.setattr(name, measured)
+    asked = offload.format(here=tmp_path)
+    model, x = torch.nn.Linear(2, 2), torch.randn(3, 2)
+    with pytest.raises(ConfigError, match=message):
+        monet.plan(model, x, budget="1MB", offload=asked)
+    with pytest.raises(ConfigError, match=message):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        monet.optimize(model, x, x, loss_fn=torch.nn.MSELoss(), optimizer=optimizer, budget="1MB", offload=asked)
+    for command in (("plan", "--budget", "50%"), ("sweep", "--budgets", "50%", "--variants", "monet+move")):
+        target = ("--output", str(tmp_path / "out"))
+        result = CliRunner().invoke(program, [*command, "tiny.yaml", "--offload", asked, *target, "--quiet"])
+        assert result.exit_code == 2 and message in " ".join(result.output.split())
 
 
 def test_without_the_cache_it_is_measured_anew(measured: list[Path], tmp_path: Path) -> None:

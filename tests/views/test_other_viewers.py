@@ -143,6 +143,14 @@ def test_a_timeline_in_seconds() -> None:
     assert steps[0]["args"]["line"] == LINE
 
 
+def test_copies_in_a_timeline_are_as_long_as_they_are_under_way() -> None:
+    found = json.loads(timeline_text(moving_plan(), Origins(("",) * 6, (1.0,) * 6, (1.0,) * 6)))
+    copies = [e for e in found["traceEvents"] if e["ph"] in "be"]
+    assert [(e["ph"], e["id"], e["name"], e["ts"]) for e in copies] == [
+        ("b", 0, "write relu", 1e6), ("e", 0, "write relu", 3e6), ("b", 1, "read relu", 3e6), ("e", 1, "read relu", 5e6)
+    ]  # fmt: skip
+
+
 # -- Graph
 
 
