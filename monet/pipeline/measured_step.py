@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from monet.capture.captured_text import NotStorable, graph_data, graph_of
-from monet.errors import CaptureError, ConfigError
+from monet.errors import CaptureError, ConfigError, ProfileError
 from monet.files.frozen_json import Unreadable, decode, encode
 from monet.files.step_file import read_step_file, write_step_file
 from monet.measurement import Measurement
-from monet.ops.catalogue import Catalogue, catalogue
+from monet.ops.catalogue import catalogue
 from monet.ops.measuring.profiling import Profile, implementations
-from monet.ops.measuring.signature import signature
 from monet.ops.offers.implementation import Guard
 from monet.ops.offers.offering import Offering
 from monet.pipeline.lowering import Lowered, lower
@@ -35,7 +34,7 @@ def write_step(prepared: Prepared, offering: Offering, path: Path) -> None:
     """
     lowered, offers = prepared.lowered, prepared.lowered.catalogue
     guards = {run.guard for run in implementations(offers) if run.guard is not None}
-    measured = {key: lowered.profile.measurements[key] for key in sorted(_signatures(offers))}
+    measured = lowered.profile.restricted(offers).measurements
     try:
         graph = graph_data(offers.graph)
     except NotStorable as error:
@@ -60,28 +59,18 @@ def read_step(path: Path, reserve_bytes: int = 0) -> Prepared:
     document = read_step_file(path)
     try:
         return _prepared(document, reserve_bytes)
-    except _Unknown as error:
-        raise ConfigError(
-            f"{path} was measured by a monet or a PyTorch that offers other implementations: it has no measurement of "
-            f"{error}; write it again with this monet (monet profile)"
-        ) from None
+    except ProfileError as error:
+        raise ConfigError(f"{path}: {error}; write it again with this monet (monet profile)") from error
     except (NotStorable, Unreadable, KeyError, TypeError, ValueError, AttributeError, ImportError) as error:
         raise ConfigError(f"{path} is no step that can be planned here: {type(error).__name__}: {error}") from error
-
-
-class _Unknown(Exception):
-    """An implementation that was not measured."""
 
 
 def _prepared(document: Mapping[str, Any], reserve_bytes: int) -> Prepared:
     graph, offering = graph_of(document["graph"]), _offering(document["offering"])
     offers = catalogue(graph, offering, scales=_scales(document["guards"]))
     measurements = {key: decode(text, Measurement) for key, text in document["measurements"].items()}
-    missing = sorted(_signatures(offers) - measurements.keys())
-    if missing:
-        raise _Unknown(missing[0])
     environment, model = document["environment"], document["model"]
-    profile = Profile(environment["profile"], measurements, 0)
+    profile = Profile(environment["profile"], measurements, 0).restricted(offers)
 
     def lowered(*, eager: bool) -> Lowered:
         return lower(
@@ -97,12 +86,8 @@ def _prepared(document: Mapping[str, Any], reserve_bytes: int) -> Prepared:
     return Prepared(lowered(eager=False), eager, document["eager_peak_bytes"] + reserve_bytes, model, environment)
 
 
-def _signatures(offers: Catalogue) -> set[str]:
-    return {signature(run, offers.values) for run in implementations(offers)}
-
-
 def _offering(data: Mapping[str, Any]) -> Offering:
-    return replace(Offering(**{**data, "storage": frozenset(data["storage"])}))
+    return Offering(**{**data, "storage": frozenset(data["storage"])})
 
 
 def _scales(guards: list[list[Any]]) -> Callable[[Guard], float]:

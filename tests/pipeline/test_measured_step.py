@@ -134,7 +134,7 @@ def changed(path: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["measurements"].pop(sorted(c["measurements"])[0]), "has no measurement of"),
+        (lambda c: c["measurements"].pop(sorted(c["measurements"])[0]), "have no measurement"),
         (lambda c: c.pop("guards"), "no step that can be planned"),
         (lambda c: c["graph"]["forward"][0].__setitem__(1, ["aten::no_such_operator", "default"]), "no step"),
         (lambda c: c["graph"]["forward"][0].__setitem__(1, ["os:system"]), "none of monet's modules"),
