@@ -12,7 +12,7 @@ from monet.amounts import parse_budget, parse_percentage
 from monet.commands import options
 from monet.commands.exit_status import reports_errors
 from monet.commands.options import BUDGET, CHOICES, RESULT, SOLVING, WHAT, amount, option
-from monet.commands.plan_request import PlanRequest, refuse_for_published
+from monet.commands.planning.request import PlanRequest, refuse_for_published
 from monet.commands.sectioned_help import Rows, SectionedCommand
 from monet.planner.ablation import MONET
 
@@ -91,15 +91,15 @@ def plan(**given: Any) -> None:
         from monet.files.step_file import is_step_file
 
         if is_step_file(request.profile):
-            from monet.commands.plan_step import plan_step
+            from monet.commands.planning.measured import plan_step
 
             plan_step(request)
         else:
-            from monet.commands.plan_profile import plan_profile
+            from monet.commands.planning.published import plan_profile
 
             refuse_for_published(click.get_current_context())
             plan_profile(request)
     else:
-        from monet.commands.plan_model import plan_model
+        from monet.commands.planning.model import plan_model
 
         plan_model(request)

@@ -190,6 +190,8 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
         "exact": True,
         "accumulate": False,
         "gradients": "freed",
+        "bucket_bytes": 0,
+        "costs": None,
         "cache": False,
         "progress": False,
         "seed": 0,
@@ -358,7 +360,7 @@ def test_help_explains_every_name_that_it_takes(command: str) -> None:
         assert f" {name} {variant.description}" in text
     assert all(f" {name}" in text for name in MIP_SOLVERS)
     for word in (
-        "monet-profile-1, the operators",
+        "monet-profile-1; there is no plan file",
         "eager PyTorch's own",
         "stage One operator",
         "0-1 program The",

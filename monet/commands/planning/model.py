@@ -11,7 +11,7 @@ import click
 from monet.amounts import refusals_in
 from monet.commands.exit_status import INTERRUPTED
 from monet.commands.options import check_target
-from monet.commands.plan_request import PlanRequest
+from monet.commands.planning.request import PlanRequest
 from monet.configuration.config import Config, load_config
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 from monet.amounts import refusals_in
 from monet.commands.exit_status import INTERRUPTED
 from monet.commands.options import check_target
-from monet.commands.plan_request import PlanRequest
+from monet.commands.planning.request import PlanRequest
 from monet.commands.rendering import render_schedule
 from monet.files.atomic import write_json
 from monet.pipeline.summary import Summary, second_memory_summary
