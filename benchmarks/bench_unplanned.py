@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import monet
+from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.models.examples import tiny_resnet
 
 SAMPLE_S = 0.004
@@ -44,7 +45,7 @@ def _resnet() -> tuple[nn.Module, Callable[[int], Any]]:
 
 
 def _bert() -> tuple[nn.Module, Callable[[int], Any]]:
-    from transformers import BertConfig, BertForSequenceClassification
+    from monet.models.transformers import random_weights
 
     sizes: dict[str, Any] = {
         "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2,
@@ -55,7 +56,8 @@ def _bert() -> tuple[nn.Module, Callable[[int], Any]]:
         tokens = torch.randint(0, 1000, (size, 64))
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens[:, 0] % 2}
 
-    return BertForSequenceClassification(BertConfig(**sizes)), batch
+    model = with_torchvision_schemas(lambda: random_weights("BertForSequenceClassification", **sizes))
+    return model, batch
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[int], Any]]]] = {
