@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import monet
+from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.executor import parallel
 
 WORLD = 2
@@ -33,9 +34,13 @@ MODES = ("eager", "planned", "at_once")
 
 
 def _resnet18() -> nn.Module:
-    from torchvision.models import resnet18
+    def made() -> nn.Module:
+        from torchvision.models import resnet18
 
-    return resnet18()
+        model: nn.Module = resnet18()
+        return model
+
+    return with_torchvision_schemas(made)
 
 
 def _perceptron(width: int, depth: int) -> nn.Module:
