@@ -157,6 +157,17 @@ def offload_published(result: Any) -> Iterable[Row]:
         )  # fmt: skip
 
 
+def parallel_steps(result: Any) -> Iterable[Row]:
+    """Steps of two processes, and what of them is left to wait for once the last gradient is there."""
+    yield "model", "parameters", "buckets", "eager", "planned", "exposed: eager", "planned", "planned, all at once"
+    for model, row in result.items():
+        eager, planned, at_once = (row[mode] for mode in ("eager", "planned", "at_once"))
+        yield (
+            model, _megabytes(row["parameter_bytes"]), str(row["buckets"]), f"{eager['step_s']:.3f} s",
+            f"{planned['step_s']:.3f} s", *(f"{mode['exposed_s']:.3f} s" for mode in (eager, planned, at_once)),
+        )  # fmt: skip
+
+
 def _megabytes(count: int | None) -> str:
     return "–" if count is None else f"{count / 1e6:,.0f} MB"
 
@@ -168,6 +179,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "memory-budget": ("peers.json", memory_budget),
     "curves": ("curve.json", curves),
     "guided": ("guided.json", guided),
+    "parallel-steps": ("ddp.json", parallel_steps),
     "offload": ("offload.json", offload),
     "offload-smallest": ("offload.json", offload_smallest),
     "offload-published": ("offload.json", offload_published),

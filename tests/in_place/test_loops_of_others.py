@@ -117,6 +117,7 @@ def test_a_budget_that_is_too_small_is_no_reason_for_smaller_batches(tmp_path: P
     assert trainer._train_batch_size == 4
 
 
+@pytest.mark.slow  # the trainer begins three times
 def test_memory_that_is_out_elsewhere_makes_batches_smaller(tmp_path: Path) -> None:
     needs("transformers")
 
