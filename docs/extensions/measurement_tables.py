@@ -157,6 +157,20 @@ def offload_published(result: Any) -> Iterable[Row]:
         )  # fmt: skip
 
 
+def estimates(result: Any) -> Iterable[Row]:
+    """Estimated less measured: eager's peak, and the overhead that differs most, over the shares that have plans."""
+    yield "model", "eager's peak", "overheads, largest difference", "shares compared"
+    for model, row in result["models"].items():
+        found = row["differences"]
+        points = found["overhead_points"].values()
+        yield (
+            model,
+            f"{found['eager_peak']:+.2%}",
+            f"{max(points, key=abs):+.1f} points",
+            ", ".join(found["overhead_points"]),
+        )
+
+
 def parallel_steps(result: Any) -> Iterable[Row]:
     """Steps of two processes, and what of them is left to wait for once the last gradient is there."""
     yield "model", "parameters", "buckets", "eager", "planned", "exposed: eager", "planned", "planned, all at once"
@@ -179,6 +193,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "memory-budget": ("peers.json", memory_budget),
     "curves": ("curve.json", curves),
     "guided": ("guided.json", guided),
+    "estimates": ("fit.json", estimates),
     "parallel-steps": ("ddp.json", parallel_steps),
     "offload": ("offload.json", offload),
     "offload-smallest": ("offload.json", offload_smallest),
