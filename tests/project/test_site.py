@@ -110,8 +110,9 @@ def test_the_training_step() -> None:
 
 def test_profile_guided_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps, kinds and interrupted parts; the callback that it shows is run over a trainer in tests/guided."""
+    pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    space = run_all("profile-guided.md")
+    space = with_torchvision_schemas(lambda: run_all("profile-guided.md"))
     assert torch.isfinite(space["loss"]) and "<rect " in (tmp_path / "arena.html").read_text()
     assert space["arena"].report().kinds == 2
 
