@@ -112,6 +112,7 @@ def test_a_scaled_step_costs_in_proportion() -> None:
     assert replace(problem_at_batch(problem, per_batch, 1.0), name="") == replace(problem, name="")
 
 
+@pytest.mark.slow  # plans several batches, and runs a step in two processes
 def test_the_command_finds_plans_and_measures_a_batch(tmp_path: Path) -> None:
     arguments = ("tiny.yaml", "--budget", str(BUDGET), "--max-batch", "--time-limit", "5", "--gap", "0.05", "--measure")
     done = run(tmp_path, *arguments, "--json", "out.json")

@@ -255,7 +255,7 @@ def test_checkpoints_that_cannot_be_traced_are_refused() -> None:
         model(torch.randn(6, 8).requires_grad_())
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_trainer_of_lightning(whole: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The line in ``configure_model``, for the network that the module has, or for the module itself where its steps
     call it. Lightning zeroes gradients between forward and backward."""

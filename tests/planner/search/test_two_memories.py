@@ -115,7 +115,7 @@ def bound_s(problem: Problem, budget_bytes: int, stages: tuple[int, ...], forwar
 
 
 class TestAgainstEveryPlan:
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(problems(operators=2, pinned=True), st.integers(60, 2000), st.integers(2, 30), st.booleans(), st.booleans())
     def test_no_plan_beats_the_bound(self, problem: Problem, rate: int, extra: int, stage: bool, forward: bool) -> None:
         """Of all kinds: kept, made again, moved, each at any time; memory may be counted at other moments, too."""
