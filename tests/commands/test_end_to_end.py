@@ -69,6 +69,7 @@ def _as_if_quiet() -> None:
         )
 
 
+@pytest.mark.slow  # two whole runs of the command
 def test_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONET_CACHE", str(tmp_path / "cache"))
     command = ("plan", "tiny.yaml", "--budget", "90%")
