@@ -35,20 +35,23 @@ def halve_budgets(hunt: Hunt, limit_s: float, start: Runs | None, without_moves:
     plan that is as fast. ``without_moves`` makes the best plan of another search, in so many seconds.
 
     Raises:
+        InfeasibleBudget: no plan is that fast.
         KeyboardInterrupt: on Ctrl-C.
+        SolverError: none that fast was found in time.
     """
     best, problem, clock = hunt.best, hunt.best.problem, hunt.clock
     hunt.scope, hunt.bound = "full", float(floor_bytes(problem))
     fastest = fastest_plan(problem)
-    if fastest is not None and not best.offer(fastest.runs):  # whatever is moved, no plan is faster
-        hunt.status = "infeasible"
-        return
+    if fastest is not None:
+        best.offer(fastest.runs)
     if start is not None:
         best.offer(start)
     known = smallest_budget(problem, time.monotonic() + CONSTRUCTION_SHARE * clock.time_limit_s)
     if known is not None:
         best.offer(known[1].runs)
-    if best.cost is not None and not _is_done(hunt):
+    if best.cost is None:  # moves make no plan faster: where there is none without them, there is none
+        best.offer(without_moves(WITHOUT_SHARE * clock.time_limit_s))
+    elif not _is_done(hunt):
         with suppress(SolverError):
             best.offer(without_moves(WITHOUT_SHARE * clock.time_limit_s))
     hunt.built_s = clock.elapsed_s()
