@@ -122,7 +122,7 @@ def _prove(case: Case, time_limit_s: float) -> None:
         return
     start = time.perf_counter()
     problem = load_published(case.path)
-    best = BestPlan(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= case.budget_bytes)
+    best = BestPlan.fastest_within(problem, case.budget_bytes)
     best.offer(case.plan.runs)
     scope = scope_of(problem, None)
     program = build(problem, case.budget_bytes, scope, needed_besides(problem, best.runs, scope))

@@ -40,6 +40,11 @@ class BestPlan:
                 self.runs, self.cost = runs, cost
         return True
 
+    @classmethod
+    def fastest_within(cls, problem: Problem, budget_bytes: int) -> BestPlan:
+        """No plan yet; seconds are minimised, and a plan fits if its peak is at most ``budget_bytes``."""
+        return cls(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
+
     @property
     def value(self) -> float:
         """Of the best plan; infinity without one."""

@@ -94,7 +94,7 @@ def plan_problem(
     if budget_bytes < least:
         scope = "every plan in the captured order"
         raise refusal(problem, budget_bytes, "infeasible", scope, solving.time_limit_s, least)
-    best = BestPlan(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
+    best = BestPlan.fastest_within(problem, budget_bytes)
     hunt = hunt_for(best, solving, progress, enough=float("-inf") if enough_s is None else enough_s)
     with hunt:
         _hunt(hunt, budget_bytes, start)
@@ -146,7 +146,7 @@ def _hunt_with_moves(hunt: Hunt, index: Index, budget_bytes: int) -> None:
     def without_moves(limit_s: float) -> None:
         problem, solving = replace(hunt.best.problem, second=None), replace(hunt.solving, time_limit_s=limit_s)
         with suppress(InfeasibleBudget, SolverError):
-            hunt.best.offer(plan_problem(problem, budget_bytes, replace(solving, prove=False)).runs)
+            hunt.take(plan_problem(problem, budget_bytes, replace(solving, prove=False)))
 
     moments = search_moves(hunt, index, budget_bytes, without_moves)
     if hunt.status == "infeasible":

@@ -65,6 +65,13 @@ class Hunt:
             return False
         return True
 
+    def take(self, found: Solution) -> None:
+        """Offers what a search inside of this one found. Raises ``KeyboardInterrupt`` where Ctrl-C has ended that one:
+        it is meant for all of them."""
+        self.best.offer(found.runs)
+        if found.status == "interrupted":
+            raise KeyboardInterrupt
+
     def stop_if_enough(self) -> None:
         """Raises ``GoodEnough`` where the best plan is as good as was asked for, or is proven not to get that good."""
         if self.best.runs is not None and (self.best.value <= self.enough or self.known > self.enough > 0):

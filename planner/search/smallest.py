@@ -76,9 +76,9 @@ def smallest_plan(
     with hunt:
         if problem.second is not None:
 
-            def without_moves(time_limit_s: float) -> Runs:
+            def without_moves(time_limit_s: float) -> Solution:
                 plain, less = replace(problem, second=None), replace(solving, time_limit_s=time_limit_s)
-                return smallest_plan(plain, most_s, less).solution.runs
+                return smallest_plan(plain, most_s, less).solution
 
             halve_budgets(hunt, limit_s, start, without_moves)
         else:

@@ -157,7 +157,7 @@ def test_a_repaired_plan_fits(problem: Problem, data: st.DataObject) -> None:
 
 
 def search(problem: Problem, budget_bytes: int, gap: float = 0.0) -> MomentSearch:
-    best = BestPlan(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
+    best = BestPlan.fastest_within(problem, budget_bytes)
     found = MomentSearch(index_of(problem), budget_bytes, solver("HIGHS"), best, Clock(60.0), gap)
     found.run(60.0)
     return found

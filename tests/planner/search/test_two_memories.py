@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ from monet.planner.program.readback import write_point
 from monet.planner.replay import Replay, replay
 from monet.planner.schedules import MOVING, plan_variant
 from monet.planner.search import Solving, plan_problem, smallest_plan
-from monet.planner.solution import Run, Runs, Stage
+from monet.planner.search.smallest import SmallestBudget
+from monet.planner.solution import Run, Runs, Solution, Stage
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Limits, Model
 
@@ -220,6 +222,35 @@ class TestSmallestBudget:
         found = smallest_plan(problem, most_s, Solving(time_limit_s=60.0, gap=0.0), progress=interrupted)
         assert found.solution.status == "interrupted" and found.solution.objective_s <= most_s
         assert found.bound_bytes <= found.solution.peak_bytes == replay(problem, found.solution.runs).peak_bytes
+
+    def test_ctrl_c_in_a_search_inside_ends_all_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[Problem] = []
+
+        def interrupted(problem: Problem, *args: Any) -> SmallestBudget:
+            asked.append(problem)
+            found = smallest_plan(problem, *args)
+            return replace(found, solution=replace(found.solution, status="interrupted"))
+
+        monkeypatch.setattr("monet.planner.search.smallest.smallest_plan", interrupted)
+        problem = replace(chain(20, 100), second=second(1e4))
+        most_s = plan_variant("pytorch", problem, 10**9).objective_s * 1.05
+        found = smallest_plan(problem, most_s, Solving(time_limit_s=5.0, gap=0.0))
+        assert asked == [replace(problem, second=None)]
+        assert found.solution.status == "interrupted"
+
+
+def test_ctrl_c_without_moves_ends_the_search_with_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Problem] = []
+
+    def interrupted(problem: Problem, *args: Any) -> Solution:
+        asked.append(problem)
+        return replace(plan_problem(problem, *args), status="interrupted")
+
+    monkeypatch.setattr("monet.planner.search.fastest.plan_problem", interrupted)
+    problem = replace(chain(20, 100), second=second(2e2))
+    found = plan_problem(problem, plan_variant("pytorch", problem, 10**9).peak_bytes * 2 // 3, Solving(5.0, gap=0.0))
+    assert asked == [replace(problem, second=None)]
+    assert found.status == "interrupted"
 
 
 class TestEndsOfTheBandwidth:
