@@ -46,12 +46,11 @@ class MonetModule(torch.nn.Module):
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = model.__dict__[shared]
         self.training = model.training
-        if isinstance(plan, str | os.PathLike):
-            plan = Plan.load(plan)
-        if not isinstance(plan, Plan):
+        if not isinstance(plan, Plan | str | os.PathLike):
             raise TypeError(
                 f"a MonetModule runs one Plan, not a {type(plan).__name__}; monet.apply takes several plans"
             )
+        plan = Plan.of(plan)
         captured = captured or capture_as_planned(model, plan)
         self._captured = captured
         self._accumulator: Accumulator | None = None

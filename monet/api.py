@@ -8,6 +8,8 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -30,8 +32,8 @@ from monet.pipeline.preparation import Prepared, Preparing, prepare, prepare_who
 from monet.planner.ablation import MONET
 from monet.planner.schedules import STORAGE
 from monet.planner.search import Solving
-from monet.plans.plan import Plan
-from monet.second_memory.offload import parse_offload, variant_with
+from monet.plans.plan import FREED, Plan
+from monet.second_memory.offload import Offload, parse_offload, variant_with
 from monet.training_step.whole_step import LossFunction, capture_whole_step, plain_inputs
 
 _Parameters = ParamSpec("_Parameters")
@@ -99,20 +101,24 @@ def plan(
     """
     args = (args,) if isinstance(args, torch.Tensor) else args
     how = _How(
-        variant, exact, accumulate, gradients, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache,
-        progress, seed, bucket_bytes,
+        variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
+        accumulate, gradients, bucket_bytes,
     )  # fmt: skip
-    return how.plan(how.prepared(model, args, kwargs or {}), parse_budget(budget))
+    return how.plan(how.module_step(model, args, kwargs or {}), parse_budget(budget))
+
+
+PLAN_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {p.name: p.default for p in inspect.signature(plan).parameters.values() if p.kind is p.KEYWORD_ONLY}
+)
+"""The keyword arguments of ``monet.plan`` and their defaults; ``budget`` has none that means anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """The options of ``plan``, but for the budget."""
+    """The options of ``plan`` and ``optimize``, but for the budget."""
 
     variant: str
     exact: bool
-    accumulate: bool
-    gradients: str
     offload: str | None
     reserve_bytes: int
     time_limit_s: float
@@ -123,26 +129,34 @@ class _How:
     cache: bool
     progress: bool
     seed: int
-    bucket_bytes: int
+    accumulate: bool = False
+    gradients: str = FREED
+    bucket_bytes: int = 0
 
-    def prepared(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+    def module_step(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        return self.prepared(partial(prepare, model, args, kwargs))
+
+    def prepared(self, prepare: Callable[..., Prepared]) -> Prepared:
+        """The step that ``prepare`` gives, with the second memory that was asked for."""
         preparing = Preparing(
             self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients, bucket_bytes=self.bucket_bytes
         )
         offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()))
-        asked = None if self.offload is None else parse_offload(self.offload)
-        variant_with(asked, self.variant)  # refused before anything is measured
-        check_second_memory(asked)
-        prepared = prepare(model, args, kwargs, preparing, offering, progress=self.progress)
-        return prepared if asked is None else offloaded(prepared, asked, cache=self.cache)
+        offload, _ = self._moving()  # refused before anything is measured
+        check_second_memory(offload)
+        return offloaded(prepare(preparing, offering, progress=self.progress), offload, cache=self.cache)
 
     def plan(self, prepared: Prepared, budget: ByteBudget) -> Plan:
-        asked = None if self.offload is None else parse_offload(self.offload)
-        variant = variant_with(asked, self.variant)
+        _, variant = self._moving()
         solving = Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove)
         meter = on_stderr if self.progress else silent
         with refusals_in(budget.unit):
             return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
+
+    def _moving(self) -> tuple[Offload | None, str]:
+        """The second memory, and the variant that uses it. Raises ``ConfigError`` where these do not go together."""
+        offload = None if self.offload is None else parse_offload(self.offload)
+        return offload, variant_with(offload, self.variant)
 
 
 def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int, **options: Any) -> tuple[Plan, ...]:
@@ -156,13 +170,12 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
     Raises ``ConfigError`` for samples that are none; ``InfeasibleBudget``, with a budget that works for the geometry
     that does not fit; what else ``monet.plan`` raises. Ctrl-C while it plans is a KeyboardInterrupt.
     """
-    known = {p.name: p.default for p in inspect.signature(_make_plan).parameters.values() if p.kind is p.KEYWORD_ONLY}
-    known.pop("budget")
+    known = {name: default for name, default in PLAN_OPTIONS.items() if name != "budget"}
     require_known("plan_many", options, known)
     how, asked = _How(**{**known, **options}), parse_budget(budget)
     with slot.apart(model):
         calls = distinct_calls(samples)
-        prepared = [how.prepared(model, args, kwargs) for args, kwargs in calls]
+        prepared = [how.module_step(model, args, kwargs) for args, kwargs in calls]
     limit_bytes = asked.resolve(max(one.full_bytes for one in prepared))
     most_fixed = max(one.problem.fixed_bytes for one in prepared)
     plans: dict[int, Plan] = {}
@@ -233,21 +246,13 @@ def optimize(
     )  # fmt: skip
     if plan is None:
         assert budget is not None
-        preparing = Preparing(reserve_bytes, cache=cache, seed=seed)
-        offering = Offering(exact, STORAGE.get(variant, frozenset()))
-        asked = None if offload is None else parse_offload(offload)
-        variant = variant_with(asked, variant)
-        check_second_memory(asked)
-        prepared = prepare_whole(step, preparing, offering, progress=progress)
-        if asked is not None:
-            prepared = offloaded(prepared, asked, cache=cache)
-        solving, meter = Solving(time_limit_s, gap, window, solver, prove), on_stderr if progress else silent
-        with refusals_in(parse_budget(budget).unit):
-            plan = plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
+        how = _How(
+            variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed
+        )
+        plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
-    elif not isinstance(plan, Plan):
-        plan = Plan.load(plan)
+    plan = Plan.of(plan)
     planned, now = plan.model.get("autocast"), autocast.state(device_type(model, sample_inputs))
     if planned != now:
         raise PlanMismatch(
@@ -295,14 +300,13 @@ def apply(
     ``monet.plan``.
     """
     slot.require_plain(model)
-    known = [p.name for p in inspect.signature(_make_plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    require_known("apply", options, known)
+    require_known("apply", options, PLAN_OPTIONS)
     if (plan is None) == (budget is None):
         raise TypeError("apply takes a budget or a plan, and exactly one of them")
     plans: list[Plan] = []
     if plan is not None:
         several = [plan] if isinstance(plan, Plan | str | os.PathLike) else list(plan)
-        plans = [one if isinstance(one, Plan) else Plan.load(one) for one in several]
+        plans = [Plan.of(one) for one in several]
         options = {**common_options([options_of(one) for one in plans]), **options}
         budget = max(one.budget_bytes for one in plans)
     assert budget is not None

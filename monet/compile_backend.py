@@ -6,18 +6,17 @@ planned and run as ``monet.apply`` plans and runs a model.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from monet.api import plan, require_known
+from monet.api import PLAN_OPTIONS, plan, require_known
 from monet.errors import CaptureError, ConfigError
+from monet.executor import parallel
 from monet.in_place.lifted_graph import LiftedGraph
 from monet.in_place.plan_family import MOST_PLANS, REPLACED, PlanFamily
 from monet.in_place.plan_source import PlanSource
@@ -52,8 +51,7 @@ def monet(
     and ``TypeError`` for options that there are not.
     """
     given = dict(options or {})
-    known = [p.name for p in inspect.signature(plan).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    require_known('torch.compile(backend="monet")', given, [*known, *_OWN])
+    require_known('torch.compile(backend="monet")', given, [*PLAN_OPTIONS, *_OWN])
     if mode is not None or "budget" not in given:
         raise ConfigError('backend="monet" needs options={"budget": "6GB"} or the like, and takes no mode')
     if given.get("on_break", "error") not in ("error", "eager"):
@@ -69,7 +67,7 @@ def monet(
             _cuts_told.append(options)
             logger.warning("torch.compile cuts the model, and its parts run without a plan: %s (told once)", place)
         return graph.forward
-    if DistributedDataParallel._get_active_ddp_module() is not None and torch._dynamo.config.optimize_ddp:
+    if parallel.active() is not None and torch._dynamo.config.optimize_ddp:
         raise CaptureError(
             "torch.compile cuts a model in DistributedDataParallel at its buckets: set "
             "torch._dynamo.config.optimize_ddp = False, or compile the model before it is put there"

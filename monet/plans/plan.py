@@ -129,6 +129,11 @@ class Plan:
         write_plan(self, Path(path))
 
     @classmethod
+    def of(cls, plan: Plan | str | os.PathLike[str]) -> Plan:
+        """``plan`` itself, or what its file holds. Raises as ``load``."""
+        return plan if isinstance(plan, Plan) else cls.load(plan)
+
+    @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read and verify a plan file. Raises InvalidPlan: which file, where in it, and what is wrong."""
         from monet.plans.document import read_plan
