@@ -6,13 +6,13 @@ from functools import partial
 
 import torch
 
-from monet.capture import autocast, capture_once
+from monet.capture import capture_once
 from monet.models.probes import probes
 from monet.ops.catalogue import catalogue
 from monet.ops.estimating.rates import Rates
 from monet.ops.estimating.work import Work, work
-from monet.ops.measuring.cache import ProfileCache
-from monet.ops.measuring.profiling import implementations, profile
+from monet.ops.measuring.profiling import implementations
+from monet.pipeline.preparation import measured_costs
 
 
 def calibrated_rates(dtype: torch.dtype = torch.float32, *, cache: bool = True, progress: bool = False) -> Rates:
@@ -23,20 +23,14 @@ def calibrated_rates(dtype: torch.dtype = torch.float32, *, cache: bool = True, 
     and threads are the same. ``progress``: show the measuring on stderr. Raises ``ProfileError``.
     """
     dtype = dtype if dtype is torch.bfloat16 else torch.float32
-    store = ProfileCache() if cache else None
     found: list[tuple[Work, float]] = []
     convert = partial(torch.Tensor.to, dtype=dtype)
-    try:
-        with torch.autocast("cpu", enabled=False):
-            for model, inputs in probes():
-                given = [convert(x) if x.is_floating_point() else x for x in inputs]
-                captured = capture_once(model.to(dtype).train(), given, on_disk=cache)
-                offers = catalogue(captured.graph)
-                with autocast.ignored():
-                    profiled = profile(offers, cache=store, progress=progress)
-                for run in implementations(offers):
-                    found.append((work(run, offers.values), profiled.of(run, offers).time_s))
-    finally:
-        if store is not None:
-            store.close()
+    with torch.autocast("cpu", enabled=False):
+        for model, inputs in probes():
+            given = [convert(x) if x.is_floating_point() else x for x in inputs]
+            captured = capture_once(model.to(dtype).train(), given, on_disk=cache)
+            offers = catalogue(captured.graph)
+            costs = measured_costs(offers, cache=cache, progress=progress)
+            for run in implementations(offers):
+                found.append((work(run, offers.values), costs.of(run, offers).time_s))
     return Rates.measured(found)

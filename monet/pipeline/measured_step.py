@@ -6,7 +6,6 @@ plan. The plan runs where it was measured.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,10 +20,7 @@ from monet.ops.catalogue import catalogue
 from monet.ops.measuring.profiling import Profile, implementations
 from monet.ops.offers.implementation import Guard
 from monet.ops.offers.offering import Offering
-from monet.pipeline.lowering import Lowered, lower
-from monet.pipeline.preparation import Prepared
-from monet.planner.baselines.pytorch import keep_all
-from monet.plans.plan import FREED
+from monet.pipeline.preparation import Prepared, prepared_step
 
 
 def write_step(prepared: Prepared, offering: Offering, path: Path) -> None:
@@ -42,10 +38,8 @@ def write_step(prepared: Prepared, offering: Offering, path: Path) -> None:
     write_step_file(
         path,
         {
-            "name": lowered.problem.name,
             "model": dict(prepared.model),
             "environment": dict(prepared.environment),
-            "eager_peak_bytes": prepared.eager_peak_bytes,
             "offering": {**asdict(offering), "storage": sorted(offering.storage)},
             "guards": sorted(([g.scale, g.shift, g.least] for g in guards), key=str),
             "graph": graph,
@@ -71,19 +65,7 @@ def _prepared(document: Mapping[str, Any], reserve_bytes: int) -> Prepared:
     measurements = {key: decode(text, Measurement) for key, text in document["measurements"].items()}
     environment, model = document["environment"], document["model"]
     profile = Profile(environment["profile"], measurements, 0).restricted(offers)
-
-    def lowered(*, eager: bool) -> Lowered:
-        return lower(
-            offers,
-            profile,
-            name=document["name"],
-            beside={"reserve": reserve_bytes},
-            gradients=model.get("gradients", FREED),
-            eager=eager,
-        )
-
-    eager = keep_all(lowered(eager=True).problem, sys.maxsize)
-    return Prepared(lowered(eager=False), eager, document["eager_peak_bytes"] + reserve_bytes, model, environment)
+    return prepared_step(offers, profile, model, environment, beside={"reserve": reserve_bytes})
 
 
 def _offering(data: Mapping[str, Any]) -> Offering:

@@ -37,12 +37,14 @@ def _found(offload: Offload) -> tuple[Path, int]:
     return folder, limit
 
 
-def offloaded(prepared: Prepared, offload: Offload, *, cache: bool = True) -> Prepared:
-    """``prepared`` with the second memory that was asked for; a disk whose rates are not given is measured for some
-    seconds, once.
+def offloaded(prepared: Prepared, offload: Offload | None, *, cache: bool = True) -> Prepared:
+    """``prepared`` with the second memory that was asked for, if one was; a disk whose rates are not given is measured
+    for some seconds, once.
 
     Raises ``ConfigError`` and ``ExecutionError`` where the folder will not do.
     """
+    if offload is None:
+        return prepared
     described: dict[str, Any] = {"disk": offload.disk}
     if offload.disk:
         folder, limit = _found(offload)

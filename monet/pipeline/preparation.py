@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,38 +148,47 @@ class _Step:
 
 def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: bool) -> Prepared:
     offers = catalogue(step.graph, offering, scales=present_scales(step.module, step.captured))
-    lowered = _measured(offers, step.name, preparing, progress)
-    as_eager = lower(
-        replace(offers, graph=step.as_eager),
-        lowered.profile,
-        name=step.name,
-        beside=_beside(preparing),
-        gradients=preparing.gradients,
-        eager=True,
-    )
-    eager = keep_all(as_eager.problem, sys.maxsize)
-    return Prepared(
-        lowered,
-        eager,
-        eager_peak_bytes(eager, as_eager),
-        _described(step, lowered, preparing, offering),
-        _environment(lowered),
-    )
+    costs = _costs(offers, preparing, progress)
+    buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
+    beside = {**buckets, "reserve": preparing.reserve_bytes}
+    model, environment = _described(step, preparing, offering), _environment(costs, step.graph)
+    return prepared_step(offers, costs, model, environment, beside=beside, as_eager=step.as_eager)
 
 
-def _measured(offers: Catalogue, name: str, preparing: Preparing, progress: bool) -> Lowered:
+def prepared_step(
+    offers: Catalogue,
+    costs: Profile,
+    model: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    *,
+    beside: Mapping[str, int],
+    as_eager: Graph | None = None,
+) -> Prepared:
+    """A step whose costs are known. ``model`` and ``environment`` as in ``Prepared``; ``beside``: bytes by kind that a
+    budget must leave room for, and that no operator asks for; ``as_eager``: what PyTorch itself would run, None for the
+    graph of ``offers``."""
+    lowered_as = partial(
+        lower, name=model["name"], profile=costs, beside=beside, gradients=model.get("gradients", FREED)
+    )
+    plain = lowered_as(offers if as_eager is None else replace(offers, graph=as_eager), eager=True)
+    eager = keep_all(plain.problem, sys.maxsize)
+    return Prepared(lowered_as(offers), eager, eager_peak_bytes(eager, plain), model, environment)
+
+
+def _costs(offers: Catalogue, preparing: Preparing, progress: bool) -> Profile:
     match preparing.costs:
         case None:
-            profiled = _profiled(offers, preparing, progress)
+            return measured_costs(offers, cache=preparing.cache, progress=progress)
         case Rates():
-            profiled = estimated_profile(offers, preparing.costs)
+            return estimated_profile(offers, preparing.costs)
         case Profile():
-            profiled = preparing.costs.restricted(offers)
-    return lower(offers, profiled, name=name, beside=_beside(preparing), gradients=preparing.gradients)
+            return preparing.costs.restricted(offers)
 
 
-def _profiled(offers: Catalogue, preparing: Preparing, progress: bool) -> Profile:
-    store = ProfileCache() if preparing.cache else None
+def measured_costs(offers: Catalogue, *, cache: bool, progress: bool) -> Profile:
+    """What each implementation takes here; ``cache``: read and write measurements of earlier runs. Raises
+    ``ProfileError``."""
+    store = ProfileCache() if cache else None
     try:
         with autocast.ignored():  # the graph has its casts in it
             return profile(offers, cache=store, progress=progress)
@@ -187,18 +197,12 @@ def _profiled(offers: Catalogue, preparing: Preparing, progress: bool) -> Profil
             store.close()
 
 
-def _beside(preparing: Preparing) -> dict[str, int]:
-    """Bytes by kind that a budget must leave room for, and that no operator asks for."""
-    buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
-    return {**buckets, "reserve": preparing.reserve_bytes}
-
-
-def _described(step: _Step, lowered: Lowered, preparing: Preparing, offering: Offering) -> dict[str, Any]:
+def _described(step: _Step, preparing: Preparing, offering: Offering) -> dict[str, Any]:
     """What a plan says of its model."""
-    cast = autocast.state(lowered.catalogue.graph.device.type)
+    cast = autocast.state(step.graph.device.type)
     return {
-        "name": lowered.problem.name,
-        "fingerprint": lowered.catalogue.graph.fingerprint(),
+        "name": step.name,
+        "fingerprint": step.graph.fingerprint(),
         "inputs": describe_inputs(*step.inputs),
         "training": [part.training for part in step.module.modules()],
         "exact": offering.exact,
@@ -210,10 +214,10 @@ def _described(step: _Step, lowered: Lowered, preparing: Preparing, offering: Of
     }
 
 
-def _environment(lowered: Lowered) -> dict[str, Any]:
+def _environment(costs: Profile, graph: Graph) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
-        "profile": lowered.profile.environment,
+        "profile": costs.environment,
         "threads": torch.get_num_threads(),
-        "device": str(lowered.catalogue.graph.device),
+        "device": str(graph.device),
     }
