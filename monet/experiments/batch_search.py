@@ -81,8 +81,6 @@ def largest_batch(
 
     def prepare(batch: int) -> Prepared:
         prepared = prepare_config(config.with_batch(batch), preparing, offering, progress=progress)
-        if offload is None:
-            return prepared
         return offloaded(prepared, offload, cache=preparing is None or preparing.cache)
 
     found = largest_planned(

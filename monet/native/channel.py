@@ -54,6 +54,23 @@ def _why(error: int) -> str:
     return _SAID.get(error) or os.strerror(error)
 
 
+def _opened(library: ctypes.CDLL, folder: Path, size: int, *, buffered: bool = False) -> ctypes.c_void_p | str:
+    """What stands for the open channel, or why there is none."""
+    error = ctypes.c_int()
+    opened = library.monet_channel_open(os.fsencode(folder), size, int(buffered), ctypes.byref(error))
+    return ctypes.c_void_p(opened) if opened else _why(error.value)
+
+
+def reason_against(folder: Path) -> str | None:
+    """Why no second memory can lie in ``folder``; None where one can. Raises ``ExecutionError`` without a compiler."""
+    library = _library()
+    opened = _opened(library, folder, 1)
+    if isinstance(opened, str):
+        return opened
+    library.monet_channel_close(opened)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Copied:
     """Since the channel was opened; seconds are those of copying alone."""
@@ -79,11 +96,10 @@ class Channel:
     def __init__(self, folder: Path, size: int, *, buffered: bool = False) -> None:
         self._lib = _library()
         self.folder, self.bytes = folder, size
-        error = ctypes.c_int()
-        opened = self._lib.monet_channel_open(os.fsencode(folder), size, int(buffered), ctypes.byref(error))
-        if not opened:
-            raise ExecutionError(f"{folder} cannot hold a second memory of {size:,} bytes: {_why(error.value)}")
-        self._channel = ctypes.c_void_p(opened)
+        opened = _opened(self._lib, folder, size, buffered=buffered)
+        if isinstance(opened, str):
+            raise ExecutionError(f"{folder} cannot hold a second memory of {size:,} bytes: {opened}")
+        self._channel = opened
         self._open = True
         self.direct = bool(self._lib.monet_channel_is_direct(self._channel))
 

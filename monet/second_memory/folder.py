@@ -7,9 +7,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from monet.errors import ConfigError, ExecutionError
+from monet.errors import ConfigError
 from monet.files.cache import cache_folder
-from monet.native.channel import Channel
+from monet.native.channel import reason_against
 
 ENVIRONMENT = "MONET_OFFLOAD"
 
@@ -41,10 +41,9 @@ def find_folder(folder: Path | None) -> Path:
 def _usable(folder: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
-    try:
-        Channel(folder, 1).close()
-    except ExecutionError as error:
-        raise ConfigError(str(error).replace(" of 1 bytes", "")) from error
+    reason = reason_against(folder)
+    if reason is not None:
+        raise ConfigError(f"{folder} cannot hold a second memory: {reason}")
     return folder.resolve()
 
 

@@ -178,8 +178,7 @@ class _ModelPlanner:
         self._solving = _solving(options, cores)
         self.step = _step(self.problem.name, self.problem, self._prepared.eager, self._prepared.full_bytes)
         self._offload = None if options.offload is None else parse_offload(options.offload)
-        if self._offload is not None:
-            self._prepared = offloaded(self._prepared, self._offload)
+        self._prepared = offloaded(self._prepared, self._offload)
 
     @property
     def problem(self) -> Problem:

@@ -204,3 +204,12 @@ def test_cuda_is_refused_where_there_is_none(
     result = run(*command, "tiny.yaml", "--device", "cuda")
     assert result.exit_code == 2 and "this PyTorch" in result.output and "monet profile" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_and_summary_are_two_files(path: Path, tmp_path: Path) -> None:
+    both = str(tmp_path / "both.json")
+    said = CliRunner().invoke(
+        program, ["plan", "--profile", str(path), "--budget", "90%", "-o", both, "--json", both, "--quiet"]
+    )
+    assert said.exit_code == 2 and "is the plan file, too" in said.output
+    assert not Path(both).exists()

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-
-import click
 
 from monet.amounts import refusals_in
-from monet.commands.exit_status import INTERRUPTED
-from monet.commands.options import check_target
+from monet.commands.planning.plan_file import hand_over, plan_path
 from monet.commands.planning.request import PlanRequest
-from monet.commands.rendering import render_summary
 from monet.errors import ConfigError
-from monet.files.atomic import write_json
 from monet.pipeline.measured_step import read_step
 from monet.pipeline.meter import on_stderr, silent
 from monet.pipeline.offloading import offloaded
@@ -26,19 +20,10 @@ def plan_step(request: PlanRequest) -> None:
     """Prints the summary and writes the plan file."""
     assert request.profile is not None
     stem = request.profile.name.removesuffix(".json").removesuffix(".step")
-    output = request.output or Path(f"{stem}.plan.json")
-    check_target(output, "--output")
-    check_target(request.json_path, "--json")
+    output = plan_path(request, stem)
     with refusals_in(request.unit):
         result = _planned(request)
-    result.plan.save(output)
-    click.echo(render_summary(result.summary, request.unit))
-    click.echo(f"saved {output}; it runs on {result.plan.environment['profile']}")
-    if request.json_path is not None:
-        write_json(request.json_path, result.summary.as_json())
-    if result.summary.status == "interrupted":
-        click.echo("monet: interrupted; the plan is the best so far", err=True)
-        raise click.exceptions.Exit(INTERRUPTED)
+    hand_over(result, output, request, runs_on=str(result.plan.environment["profile"]))
 
 
 def _planned(request: PlanRequest) -> PlanResult:
@@ -48,12 +33,9 @@ def _planned(request: PlanRequest) -> PlanResult:
         raise ConfigError(f"{request.variant} has storages of its own, which monet profile does not measure")
     prepared = read_step(request.profile, planning.reserve)
     variant = variant_with(planning.offload, request.variant)
-    if planning.offload is not None:
-        if planning.offload.disk:
-            raise ConfigError(
-                "the disk is that of the machine where the step runs; give rates: --offload bandwidth=2GB/s"
-            )
-        prepared = offloaded(prepared, planning.offload)
+    if planning.offload is not None and planning.offload.disk:
+        raise ConfigError("the disk is that of the machine where the step runs; give rates: --offload bandwidth=2GB/s")
+    prepared = offloaded(prepared, planning.offload)
     if request.minimise is not None:
         return plan_smallest(prepared, request.max_overhead, planning.solving(), variant=variant, meter=meter)
     assert request.budget is not None

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from monet.amounts import refusals_in
-from monet.commands.exit_status import INTERRUPTED
-from monet.commands.options import check_target
+from monet.commands.planning.plan_file import hand_over, plan_path
 from monet.commands.planning.request import PlanRequest
 from monet.configuration.config import Config, load_config
 
@@ -28,15 +27,11 @@ def plan_model(request: PlanRequest) -> None:
     loaded = loaded.on(request.device)
     if request.batch is not None:
         loaded = loaded.with_batch(request.batch)
-    output = request.output or Path(f"{Path(request.config).stem}.plan.json")
-    check_target(output, "--output")
-    check_target(request.json_path, "--json")
-    if request.json_path is not None and request.json_path.absolute() == output.absolute():
-        raise click.BadParameter(f"{request.json_path} is the plan file, too", param_hint="--json")
+    output = plan_path(request, Path(request.config).stem)
 
     import torch
 
-    from monet.commands.rendering import render_measurement, render_summary
+    from monet.commands.rendering import render_measurement
     from monet.files.atomic import write_json
     from monet.pipeline.offloading import check_second_memory
 
@@ -45,20 +40,12 @@ def plan_model(request: PlanRequest) -> None:
     check_second_memory(request.planning.offload)
     with refusals_in(request.unit):
         planned, result = _plan(loaded, request)
-    result.plan.save(output)
-    summary = result.summary
-    click.echo(render_summary(summary, request.unit))
-    click.echo(f"saved {output}")
-    if request.json_path is not None:
-        write_json(request.json_path, summary.as_json())
-    if summary.status == "interrupted":
-        click.echo("monet: interrupted; the plan is the best so far" + ", not measured" * request.measure, err=True)
-        raise click.exceptions.Exit(INTERRUPTED)
+    hand_over(result, output, request)
     if request.measure:
         from monet.experiments.measured_steps import measure_config
 
         measured = measure_config(planned, output, progress=not request.quiet)
-        summary = replace(summary, measured=measured)
+        summary = replace(result.summary, measured=measured)
         click.echo()
         click.echo(render_measurement(summary, measured, request.unit))
         if request.json_path is not None:
@@ -91,7 +78,7 @@ def _smallest(config: Config, request: PlanRequest) -> PlanResult:
     from monet.second_memory.offload import variant_with
 
     variant = variant_with(request.planning.offload, request.variant)
-    prepared, solving = _with_second_memory(_prepared(config, request), request), request.planning.solving()
+    prepared, solving = _prepared(config, request), request.planning.solving()
     return plan_smallest(prepared, request.max_overhead, solving, variant=variant, meter=_meter(request))
 
 
@@ -101,16 +88,9 @@ def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
 
     assert request.budget is not None
     variant = variant_with(request.planning.offload, request.variant)
-    prepared = _with_second_memory(_prepared(config, request), request)
+    prepared = _prepared(config, request)
     solving = request.planning.solving(prove=request.prove)
     return plan_prepared(prepared, request.budget, solving, variant=variant, meter=_meter(request))
-
-
-def _with_second_memory(prepared: Prepared, request: PlanRequest) -> Prepared:
-    from monet.pipeline.offloading import offloaded
-
-    offload = request.planning.offload
-    return prepared if offload is None else offloaded(prepared, offload, cache=not request.no_cache)
 
 
 def _preparing(request: PlanRequest) -> Preparing:
@@ -134,5 +114,7 @@ def _meter(request: PlanRequest) -> Meter:
 
 def _prepared(config: Config, request: PlanRequest) -> Prepared:
     from monet.experiments.configured import prepare_config
+    from monet.pipeline.offloading import offloaded
 
-    return prepare_config(config, _preparing(request), _offering(request), progress=not request.quiet)
+    prepared = prepare_config(config, _preparing(request), _offering(request), progress=not request.quiet)
+    return offloaded(prepared, request.planning.offload, cache=not request.no_cache)
