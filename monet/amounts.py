@@ -99,6 +99,14 @@ def parse_budget(value: ByteBudget | int | float | str) -> ByteBudget:
     return ByteCount(count, unit)
 
 
+def parse_memory(value: ByteCount | int | float | str) -> ByteCount:
+    """An amount of memory, as ``parse_budget`` reads it. Raises ``ConfigError`` for a share of eager's peak, too."""
+    room = parse_budget(value)
+    if isinstance(room, PeakShare):
+        raise ConfigError(f"{value!r} is a share of eager's peak, which fits or not by itself; give bytes, as 16GB")
+    return room
+
+
 def parse_byte_count(value: int | float | str) -> int:
     """A number of bytes, zero included, from ``"500MB"`` or ``0``; raises :class:`ConfigError`."""
     amount, unit = _read(value, _ACCEPTED_COUNT)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from monet.amounts import ByteCount, PeakShare, parse_budget
+from monet.amounts import parse_memory
 from monet.capacity.answer import Answer
 from monet.capacity.search import FitSearch
 from monet.capacity.steps import model_steps
@@ -68,14 +68,6 @@ def fit(
     steps = model_steps(model, args, kwargs or {}, preparing, Offering(exact), progress=progress)
     solving = Solving(time_limit_s, gap, window, solver)
     return FitSearch(steps, room, solving, on_stderr if progress else silent).run(batch=batch)
-
-
-def parse_memory(memory: str | int) -> ByteCount:
-    """An amount of memory. Raises ``ConfigError`` for a share of eager's peak, and as ``parse_budget``."""
-    room = parse_budget(memory)
-    if isinstance(room, PeakShare):
-        raise ConfigError(f"{memory!r} is a share of eager's peak, which fits or not by itself; give bytes, as 16GB")
-    return room
 
 
 def _dtype(model: torch.nn.Module, inputs: Any) -> torch.dtype:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from monet.amounts import ByteCount, parse_budget
+from monet.amounts import ByteCount, parse_memory
 from monet.commands import options
 from monet.commands.exit_status import FAILED, INTERRUPTED, reports_errors
-from monet.commands.options import BUDGET, CHOICES, RESULT, WHAT, amount, check_target, option
+from monet.commands.options import BUDGET, CHOICES, RESULT, amount, check_target, option
 from monet.commands.sectioned_help import Rows, SectionedCommand
-from monet.errors import ConfigError
 
 if TYPE_CHECKING:
     from monet.capacity.answer import Answer
@@ -23,26 +22,19 @@ if TYPE_CHECKING:
 TIME_LIMIT_S = 20.0
 
 
-def _memory(text: str) -> ByteCount:
-    room = parse_budget(text)
-    if not isinstance(room, ByteCount):
-        raise ConfigError(f"{text!r} is a share of eager's peak; give bytes, as 16GB")
-    return room
-
-
 def _lists() -> Iterable[tuple[str, Rows]]:
     return (("Solvers", options.solvers()), ("Words", options.words()))
 
 
 @click.command(cls=SectionedCommand, lists=_lists, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("config")
-@option(WHAT, "--batch", type=click.IntRange(min=1), help="Another batch than CONFIG's: its inputs' first dimension.")
+@options.batch
 @option(
     BUDGET,
     "--memory",
     metavar="BYTES",
     required=True,
-    callback=amount(_memory),
+    callback=amount(parse_memory),
     help="The memory that the step should fit into: 16GB (10^9 bytes each), 15GiB (2^30) or 16000000000.",
 )
 @options.reserve
@@ -70,7 +62,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     RESULT, "--json", "json_path", metavar="FILE", type=click.Path(path_type=Path),
     help="Write the answer here as data, too; docs/fit.md explains it.",
 )  # fmt: skip
-@option(CHOICES, "--no-cache", is_flag=True, help="Measure every operator again, and keep none of the measurements.")
+@options.no_cache
 @reports_errors
 def fit(
     config: str,

@@ -60,6 +60,9 @@ profile = option(
     help="Plan a step that was measured elsewhere: a file of monet profile. Or published costs, in the format "
     "monet-profile-1; there is no plan file then: a schedule comes out, which says what is run again and when.",
 )
+batch = option(
+    WHAT, "--batch", type=click.IntRange(min=1), help="Another batch than CONFIG's: its inputs' first dimension."
+)
 device = option(
     WHAT, "--device", type=click.Choice(["cpu", "cuda"]), help="Where the model is, instead of where CONFIG says."
 )
@@ -89,6 +92,9 @@ density = option(
     callback=amount(parse_percentage),
     help="For the baselines gist and gist-reduced: the share of non-zero values that there is room for where a tensor "
     "is stored as its non-zero values alone.",
+)
+no_cache = option(
+    CHOICES, "--no-cache", is_flag=True, help="Measure every operator again, and keep none of the measurements."
 )
 exact = option(
     CHOICES, "--exact", is_flag=True, help="Only implementations of operators whose results equal eager's bit for bit."
@@ -141,7 +147,12 @@ def measure(what: str) -> Decorator:
 def output(what: str, default: str) -> Decorator:
     """``--output``; ``what`` is written there."""
     return option(
-        RESULT, "--output", metavar="PATH", type=click.Path(path_type=Path), help=f"{what}.  [default: {default}]"
+        RESULT,
+        "--output",
+        "-o",
+        metavar="PATH",
+        type=click.Path(path_type=Path),
+        help=f"{what}.  [default: {default}]",
     )
 
 

@@ -11,7 +11,7 @@ import click
 from monet.amounts import parse_budget, parse_percentage
 from monet.commands import options
 from monet.commands.exit_status import reports_errors
-from monet.commands.options import BUDGET, CHOICES, RESULT, SOLVING, WHAT, amount, option
+from monet.commands.options import BUDGET, CHOICES, RESULT, SOLVING, amount, option
 from monet.commands.planning.request import PlanRequest, refuse_for_published
 from monet.commands.sectioned_help import Rows, SectionedCommand
 from monet.planner.ablation import MONET
@@ -31,7 +31,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
 @click.argument("config", required=False)
 @options.profile
 @options.device
-@option(WHAT, "--batch", type=click.IntRange(min=1), help="Another batch than CONFIG's: its inputs' first dimension.")
+@options.batch
 @option(
     BUDGET,
     "--budget",
@@ -76,7 +76,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     type=click.Path(path_type=Path),
     help="Write the summary here as data, too; docs/summary-format.md explains it.",
 )
-@option(CHOICES, "--no-cache", is_flag=True, help="Measure every operator again, and keep none of the measurements.")
+@options.no_cache
 @reports_errors
 def plan(**given: Any) -> None:
     """Plan the training step that CONFIG describes so that it stays under a budget of memory.

@@ -8,25 +8,17 @@ import click
 
 from monet.commands import options
 from monet.commands.exit_status import reports_errors
-from monet.commands.options import CHOICES, RESULT, WHAT, option
 from monet.commands.sectioned_help import SectionedCommand
 
 
 @click.command(cls=SectionedCommand, lists=tuple, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("config")
-@option(WHAT, "--batch", type=click.IntRange(min=1), help="Another batch than CONFIG's: its inputs' first dimension.")
+@options.batch
 @options.device
 @options.exact
 @options.threads
-@option(CHOICES, "--no-cache", is_flag=True, help="Measure every operator again, and keep none of the measurements.")
-@option(
-    RESULT,
-    "--output",
-    "-o",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="The file.  [default: CONFIG's name with .step.json, in the working directory]",
-)
+@options.no_cache
+@options.output("The file", "CONFIG's name with .step.json, in the working directory")
 @reports_errors
 def profile(
     config: str, batch: int | None, device: str | None, exact: bool, threads: int | None, no_cache: bool,
