@@ -96,7 +96,9 @@ def test_interrupted_with_what_is_known(tmp_path: Path) -> None:
     assert process.stderr is not None
     said = ""
     while "planning for" not in said:
-        said += process.stderr.read(1)
+        letter = process.stderr.read(1)
+        assert letter, f"ended before it planned: {said}"
+        said += letter
     process.send_signal(signal.SIGINT)
     printed, rest = process.communicate()
     assert process.returncode == 130, said + rest
