@@ -150,7 +150,7 @@ def test_proofs_get_tighter(
 
 
 def test_enough_stops_early() -> None:
-    problem, budget = tight(10)
+    problem, budget = tight(8)
     best = plan_problem(problem, budget, Solving(gap=0.0)).objective_s
     easy = plan_problem(problem, budget, Solving(gap=0.0), enough_s=math.inf)
     assert easy.status == "good_enough" and easy.columns == 0

@@ -180,7 +180,7 @@ class TestAgainstEveryPlan:
 
 
 class TestSmallestBudget:
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(problems(operators=2), st.integers(20, 2000), st.sampled_from([None, 1.0, 1.3]))
     def test_bound_and_plan(self, problem: Problem, rate: int, slower: float | None) -> None:
         """No plan of the class that is as fast has a smaller peak than the bound, and the plan found is one of them."""
