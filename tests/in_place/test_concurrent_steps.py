@@ -103,15 +103,17 @@ def networks() -> tuple[nn.Module, nn.Module]:
     return maker, nn.Sequential(nn.Linear(6, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
 
 
-def test_two_networks_against_each_other() -> None:
-    """The discriminator's calls on real and on made data are both planned; a plan more, for its call that trains the
-    generator, is made while nothing is under way."""
+@pytest.mark.parametrize(("concurrent", "judged"), [(1, (6, 3, 2)), (2, (9, 0, 2))])
+def test_two_networks_against_each_other(concurrent: int, judged: tuple[int, int, int]) -> None:
+    """Of the discriminator's calls on real and on made data, before their backward pass, one is planned for each arena;
+    a plan more, for its call that trains the generator, is made while nothing is under way."""
+    how = {**EXACT, "concurrent": concurrent}
     results = []
     for applied in (True, False):
         maker, judge = networks()
         if applied:
-            monet.apply(maker, **EXACT)
-            monet.apply(judge, on_mismatch="replan", **EXACT)
+            monet.apply(maker, **how)
+            monet.apply(judge, on_mismatch="replan", **how)
         optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (maker, judge)]
         torch.manual_seed(1)
         for _ in range(3):
@@ -126,7 +128,7 @@ def test_two_networks_against_each_other() -> None:
         results.append([*maker.state_dict().values(), *judge.state_dict().values()])
         if applied:
             assert counts(maker) == (3, 0, 1)
-            assert counts(judge) == (9, 0, 2)
+            assert counts(judge) == judged
     assert equal(*results)
 
 

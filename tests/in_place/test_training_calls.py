@@ -187,34 +187,6 @@ def test_a_step_that_is_given_up_is_not_waited_for() -> None:
     assert counts(planned) == (3, 0, 1)
 
 
-def test_two_networks_against_each_other() -> None:
-    """The discriminator is called on real and on made data before its backward pass, and trains the generator."""
-    torch.manual_seed(0)
-    results = []
-    for applied in (True, False):
-        torch.manual_seed(0)
-        maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
-        judge = nn.Sequential(nn.Linear(6, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
-        if applied:
-            monet.apply(maker, **EXACT)
-            monet.apply(judge, on_mismatch="replan", **EXACT)
-        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (maker, judge)]
-        for _ in range(3):
-            real, noise = torch.randn(8, 6), torch.randn(8, 4)
-            made = maker(noise)
-            judge.zero_grad()
-            (judge(made.detach()).mean() - judge(real).mean()).backward()
-            optimizers[1].step()
-            maker.zero_grad()
-            (-judge(made).mean()).backward()
-            optimizers[0].step()
-        results.append([*maker.state_dict().values(), *judge.state_dict().values()])
-        if applied:
-            assert counts(maker) == (3, 0, 1)
-            assert counts(judge) == (6, 3, 2)
-    assert equal(*results)
-
-
 def test_two_backward_passes_are_an_error() -> None:
     planned, _ = pair()
     monet.apply(planned, **EXACT)
