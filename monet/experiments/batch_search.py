@@ -47,16 +47,6 @@ class LargestPlan:
     tried: Mapping[int, bool]
 
 
-@dataclass(frozen=True)
-class LargestBatch:
-    """``config`` has the batch ``batch``, and ``result`` is its plan. ``tried``: batch → whether it fits."""
-
-    batch: int
-    config: Config
-    result: PlanResult
-    tried: Mapping[int, bool]
-
-
 def largest_batch(
     config: Config,
     budget: ByteBudget,
@@ -67,7 +57,7 @@ def largest_batch(
     *,
     offload: Offload | None = None,
     progress: bool = False,
-) -> LargestBatch:
+) -> LargestPlan:
     """The largest batch of ``config`` that was planned and fits ``budget``.
 
     ``max_overhead``: predicted seconds beyond eager's at the same batch, relative; None: any. ``preparing`` and
@@ -83,11 +73,10 @@ def largest_batch(
         prepared = prepare_config(config.with_batch(batch), preparing, offering, progress=progress)
         return offloaded(prepared, offload, cache=preparing is None or preparing.cache)
 
-    found = largest_planned(
+    return largest_planned(
         prepare, config.batch(), budget, max_overhead, solving, variant=variant_with(offload, MONET),
         name=f"no batch of {config.model}", meter=on_stderr if progress else silent,
     )  # fmt: skip
-    return LargestBatch(found.batch, config.with_batch(found.batch), found.result, found.tried)
 
 
 def largest_planned(

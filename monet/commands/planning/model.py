@@ -70,7 +70,7 @@ def _largest_batch(config: Config, request: PlanRequest) -> tuple[Config, PlanRe
         _preparing(request), _offering(request), offload=request.planning.offload, progress=not request.quiet,
     )  # fmt: skip
     summary = replace(largest.result.summary, batch=largest.batch, batches_tried=dict(largest.tried))
-    return largest.config, replace(largest.result, summary=summary)
+    return config.with_batch(largest.batch), replace(largest.result, summary=summary)
 
 
 def _smallest(config: Config, request: PlanRequest) -> PlanResult:
