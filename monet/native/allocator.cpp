@@ -7,9 +7,9 @@
 // that is not planned carries a 64-byte header with its size, because a
 // deleter only gets a pointer, and raw_allocate demands that pointer and context be the same.
 //
-// arena.h has what is served, move.h what outlives a step, guided.h steps without a graph, recorder.h what is recorded,
-// workers.h the other threads; here are the allocator that asks all of them, and the functions that Python calls. It is one library, built from this
-// file.
+// program.h says which planned request one is, arena.h has what is served, move.h what outlives a step, guided.h steps
+// without a graph, recorder.h what is recorded, workers.h the other threads; here are the allocator that asks all of
+// them, and the functions that Python calls. It is one library, built from this file.
 //
 //   base               base + 64 (what PyTorch sees, 64-byte aligned)
 //   | Header .......... | n bytes ............... |
@@ -18,7 +18,6 @@
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -77,28 +76,18 @@ class PlannedAllocator final : public c10::Allocator {
     if (n == 0) return {nullptr, nullptr, &release, c10::Device(c10::DeviceType::CPU)};
     if (session.program != nullptr) {
       Program& program = *session.program;
-      if (session.cursor < session.end && program.sizes[session.cursor] == static_cast<int64_t>(n)) {
-        const int64_t request = session.cursor++, offset = program.offsets[request];
-        if (offset >= 0) {
-          ++program.served;
-          Home& home = *program.home;
-          home.range->blocks.fetch_add(1);
-          char* at = home.base + offset;
-          if (program.leaves[request] != 0) {
-            Leaving* block = lend(*home.range, offset, static_cast<int64_t>(n));
-            return {at, block, &release_leaving, c10::Device(c10::DeviceType::CPU)};
-          }
-          return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
+      const int64_t request = next_request(program, session, n);
+      if (request >= 0 && program.offsets[request] >= 0) {
+        const int64_t offset = program.offsets[request];
+        ++program.served;
+        Home& home = *program.home;
+        home.range->blocks.fetch_add(1);
+        char* at = home.base + offset;
+        if (program.leaves[request] != 0) {
+          Leaving* block = lend(*home.range, offset, static_cast<int64_t>(n));
+          return {at, block, &release_leaving, c10::Device(c10::DeviceType::CPU)};
         }
-      } else {
-        if (program.misses++ == 0) {
-          program.first_miss[0] = session.step;
-          program.first_miss[1] = session.cursor - program.step_begin[session.step];
-          program.first_miss[2] = static_cast<int64_t>(n);
-          program.first_miss[3] = session.cursor < session.end ? program.sizes[session.cursor] : -1;
-        }
-        // Stay in step with the plan where only the size differs.
-        if (session.cursor < session.end) ++session.cursor;
+        return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
       }
     }
     if (works_for(Crew::kServing)) {
@@ -174,11 +163,7 @@ void monet_reset_peak() { peak_bytes.store(live_bytes.load()); }
 Program* monet_program_create(int64_t steps, const int64_t* step_begin, const int64_t* sizes, const int64_t* offsets,
                               const int64_t* leaves, int64_t arena_bytes, int crew, const int64_t* crew_offset,
                               const int64_t* crew_bytes) {
-  auto* program = new Program;
-  program->step_begin.assign(step_begin, step_begin + steps + 1);
-  program->sizes.assign(sizes, sizes + step_begin[steps]);
-  program->offsets.assign(offsets, offsets + step_begin[steps]);
-  program->leaves.assign(leaves, leaves + step_begin[steps]);
+  auto* program = new Program(steps, step_begin, sizes, offsets, leaves);
   program->arena_bytes = arena_bytes;
   program->crew = crew;
   program->crew_offset.assign(crew_offset, crew_offset + steps);
@@ -227,9 +212,7 @@ void monet_program_destroy(Program* program) {
 
 void monet_enter(Program* program, int64_t step) {
   session.program = program;
-  session.step = step;
-  session.cursor = program->step_begin[step];
-  session.end = program->step_begin[step + 1];
+  session.enter(*program, step);
   if (own_crew == nullptr) return;  // nobody joined it
   end_turn(program);
   own_crew->mode = Crew::kServing;
@@ -258,9 +241,7 @@ void* monet_crew() { return &crew_of_this_thread(); }
 
 // misses, served, then step, request number, bytes asked and planned of the first miss.
 void monet_statistics(const Program* program, int64_t* out) {
-  out[0] = program->misses;
-  out[1] = program->served;
-  std::copy(program->first_miss, program->first_miss + 4, out + 2);
+  read_statistics(*program, out);
 }
 
 void monet_record_begin() {

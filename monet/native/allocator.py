@@ -25,22 +25,11 @@ class Event:
     pointer: int
 
 
-@cache
-def library() -> ctypes.PyDLL | None:
-    """The installed allocator, or None (said once) where it cannot be built.
-
-    Installing replaces torch's CPU allocator for the whole process; what is not planned goes to
-    the one that was there before, with 64 bytes more a block.
-    """
-    lib = build(Path(__file__).parent / "allocator.cpp", with_torch=True, openmp=False)
-    if lib is None:
-        return None
+def arena_signatures() -> dict[str, tuple[object, list[object]]]:
+    """What ``Arena`` and ``Recording`` call, in the library of each device."""
     int64, pointer = ctypes.c_int64, ctypes.c_void_p
-    signatures: dict[str, tuple[object, list[object]]] = {
+    return {
         "monet_install": (ctypes.c_int, []),
-        "monet_live_bytes": (int64, []),
-        "monet_peak_bytes": (int64, []),
-        "monet_reset_peak": (None, []),
         "monet_program_create": (pointer, [int64, *[pointer] * 4, int64, ctypes.c_int, *[pointer] * 2]),
         "monet_program_destroy": (None, [pointer]),
         "monet_arena_map": (ctypes.c_int, [pointer]),
@@ -53,11 +42,32 @@ def library() -> ctypes.PyDLL | None:
         "monet_statistics": (None, [pointer, pointer]),
         "monet_record_begin": (None, []),
         "monet_record_end": (int64, [pointer]),
-        "monet_crew": (pointer, []),
-        "monet_join_crew": (None, [pointer]),
         "monet_record_read": (None, [pointer]),
     }
-    declare(lib, signatures)
+
+
+@cache
+def library() -> ctypes.PyDLL | None:
+    """The installed allocator, or None (said once) where it cannot be built.
+
+    Installing replaces torch's CPU allocator for the whole process; what is not planned goes to
+    the one that was there before, with 64 bytes more a block.
+    """
+    lib = build(Path(__file__).parent / "allocator.cpp", with_torch=True, openmp=False)
+    if lib is None:
+        return None
+    int64, pointer = ctypes.c_int64, ctypes.c_void_p
+    declare(lib, arena_signatures())
+    declare(
+        lib,
+        {
+            "monet_live_bytes": (int64, []),
+            "monet_peak_bytes": (int64, []),
+            "monet_reset_peak": (None, []),
+            "monet_crew": (pointer, []),
+            "monet_join_crew": (None, [pointer]),
+        },
+    )
     if lib.monet_install() != 0:
         raise ExecutionError("torch kept another CPU allocator: something installed one with a higher priority")
     _made_before.append(_tensor_bytes())
@@ -121,18 +131,22 @@ class Recording:
     multiples of 64 bytes, and ``worker_leaks`` the number of blocks that are still held.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: ctypes.PyDLL | None = None) -> None:
+        self._lib = installed() if library is None else library
         self.events: tuple[Event, ...] = ()
         self.worker_bytes = 0
         self.worker_leaks = 0
 
     def __enter__(self) -> Recording:
-        gather_crew()
-        installed().monet_record_begin()
+        self._begin()
+        self._lib.monet_record_begin()
         return self
 
+    def _begin(self) -> None:
+        gather_crew()
+
     def __exit__(self, *_: object) -> None:
-        lib = installed()
+        lib = self._lib
         crew = (ctypes.c_int64 * 2)()
         count = lib.monet_record_end(crew)
         self.worker_bytes, self.worker_leaks = crew
@@ -160,6 +174,7 @@ class Arena:
     ``crew[s]`` is (bytes, offset) of the region that the other threads of its parallel loops share evenly; (0, 0): they
     ask for nothing. ``leaves[s]``: the numbers of its requests whose blocks outlive the step; until the next ``ready``,
     which moves the arena away from those that somebody still holds. ``map`` makes the memory, ``close`` gives it back.
+    ``library``: that of the device, None for the CPU.
     """
 
     _open = False  # Ctrl-C may come before the constructor ends
@@ -171,8 +186,9 @@ class Arena:
         arena_bytes: int,
         crew: Sequence[tuple[int, int]] | None = None,
         leaves: Sequence[Collection[int]] | None = None,
+        library: ctypes.PyDLL | None = None,
     ) -> None:
-        self._lib = installed()
+        self._lib = installed() if library is None else library
         crew = [(0, 0)] * len(requests) if crew is None else crew
         leaves = [()] * len(requests) if leaves is None else leaves
         self.bytes = arena_bytes

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <vector>
 
+#include "program.h"
+
 namespace {
 
 constexpr size_t kPage = size_t{2} << 20;
@@ -125,28 +127,19 @@ Range* reserve_range(int64_t arena_bytes) {
 }
 
 // The requests of a plan's steps, and the arena that they are served from.
-struct Program {
-  std::vector<int64_t> step_begin;  // requests of step s: [step_begin[s], step_begin[s + 1])
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> offsets;  // -1: PyTorch's own allocator
-  std::vector<int64_t> leaves;   // 1: the block outlives the step
+struct Program : Requests {
+  using Requests::Requests;
   std::vector<int64_t> crew_offset;  // of step s: where the other threads' region begins
   std::vector<int64_t> crew_bytes;   // and its size, for `crew` threads; 0: there is none
   int crew = 0;
   int64_t arena_bytes = 0;
-  int64_t misses = 0;
-  int64_t first_miss[4] = {-1, -1, -1, -1};  // step, request number, bytes asked, bytes planned
-  int64_t served = 0;
   std::shared_ptr<Home> home = std::make_shared<Home>();
   bool owner = false;  // of that home
 };
 
-// The step that a thread is in: its next request is number `cursor` of the program's.
-struct Session {
+// The step that a thread is in.
+struct Session : Cursor {
   Program* program = nullptr;
-  int64_t step = 0;
-  int64_t cursor = 0;
-  int64_t end = 0;
 };
 thread_local Session session;
 

@@ -37,8 +37,11 @@ def _cpu_model() -> str:
     return next((line for line in lines if line.startswith("flags")), platform.processor())
 
 
-def shared_library(source: Path, compile_flags: Sequence[str] = (), link_flags: Sequence[str] = ()) -> Path | None:
-    """The shared library made from ``source`` with ``FLAGS`` and these, or None where it cannot be made.
+def shared_library(
+    source: Path, compile_flags: Sequence[str] = (), link_flags: Sequence[str] = (), include: Sequence[Path] = ()
+) -> Path | None:
+    """The shared library made from ``source`` with ``FLAGS`` and these, or None where it cannot be made. ``include``:
+    folders of our own that it includes files of, beside its own folder.
 
     Without a compiler nothing is said: the caller knows what is lost. A failed build is logged with its reason.
     Raises ``CacheRefused`` where others could have changed the library.
@@ -47,6 +50,8 @@ def shared_library(source: Path, compile_flags: Sequence[str] = (), link_flags: 
     if cxx is None:
         return None
     files = [source, *sorted(source.parent.glob("*.h"))]  # a header is beside what includes it
+    files += [file for folder in include for file in sorted(folder.glob("*.h")) + sorted(folder.glob("*.cpp"))]
+    compile_flags = [*compile_flags, *(f"-I{folder}" for folder in include)]
     texts = (*FLAGS, *compile_flags, *link_flags, _cpu_model(), cxx)
     parts = [*(file.read_bytes() for file in files), *(text.encode() for text in texts)]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]

@@ -24,26 +24,32 @@ def _say_no_compiler() -> None:
 
 
 @cache
-def build(source: Path, *, with_torch: bool, openmp: bool) -> ctypes.PyDLL | None:
+def build(
+    source: Path, *, with_torch: bool, openmp: bool, with_cuda: bool = False, include: tuple[Path, ...] = ()
+) -> ctypes.PyDLL | None:
     """The shared library made from ``source``, or None (said once, with the reason) where it cannot be made.
 
-    ``with_torch``: use c10's headers and symbols. ``openmp``: parallel loops on the OpenMP runtime
+    ``with_torch``: use c10's headers and symbols. ``with_cuda``: c10_cuda's symbols, too. ``include``: as
+    ``shared_library`` takes it. ``openmp``: parallel loops on the OpenMP runtime
     that torch has loaded already; linking another one would start a second pool of threads.
     Loaded as a ``PyDLL``: calls keep the interpreter lock, which costs a third of releasing it.
     """
     if compiler() is None:
         _say_no_compiler()
         return None
-    include, library = (Path(torch.__file__).parent / name for name in ("include", "lib"))
+    headers, library = (Path(torch.__file__).parent / name for name in ("include", "lib"))
     compile_flags = [f'-DMONET_TORCH_VERSION="{torch.__version__}"']  # another torch, another library
     link_flags: list[str] = []
     if with_torch:
-        compile_flags += [f"-I{include}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+        compile_flags += [f"-I{headers}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
         link_flags += [f"-L{library}", "-lc10", f"-Wl,-rpath,{library}"]
+    if with_cuda:
+        compile_flags.append("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE")  # a header that not every wheel has
+        link_flags.append("-lc10_cuda")
     if openmp:
         # Compiled only, not linked: the symbols come from the runtime that torch has made global.
         compile_flags.append("-fopenmp")
-    target = shared_library(source, compile_flags, link_flags)
+    target = shared_library(source, compile_flags, link_flags, include)
     if target is None:
         return None
     try:

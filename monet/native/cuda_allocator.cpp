@@ -1,0 +1,463 @@
+// A CUDA allocator in front of PyTorch's: it serves planned requests from an arena and records what an operator asks
+// for, as allocator.cpp does on the CPU. Everything else goes to PyTorch's allocator as it is: all other calls, other
+// threads, other devices, other streams, and what is not as planned.
+//
+// program.h says which planned request one is, cuda_arena.h has arenas, streams and graphs, recorder.h what is recorded;
+// here are the allocator, and the functions that Python calls: their names are those of allocator.cpp. Those that can
+// fail return what Python looks for in monet_error().
+#include <torch/headeronly/version.h>
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#include "cuda_arena.h"
+#include "recorder.h"
+
+// What a version of PyTorch has that an earlier one has not.
+#define MONET_SINCE(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+namespace {
+
+namespace native = c10::cuda::CUDACachingAllocator;
+
+// The step that a thread is in, and the stream that it runs on.
+struct Session : Cursor {
+  Program* program = nullptr;
+  cudaStream_t stream = nullptr;
+};
+thread_local Session session;
+
+// Blocks of PyTorch's allocator that a recording saw.
+struct Recorded {
+  uint64_t recording;
+  int64_t index;
+};
+std::unordered_map<const void*, Recorded> recorded;
+std::atomic<int64_t> recorded_count{0};
+
+void note_request(const void* pointer, size_t n) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  const int64_t index = recorder->requests++;
+  recorded[pointer] = {recorder->number, index};
+  recorded_count.store(static_cast<int64_t>(recorded.size()));
+  recorder->events.push_back({index, static_cast<int64_t>(n), reinterpret_cast<int64_t>(pointer)});
+}
+
+void note_release(const void* pointer) {
+  if (recorded_count.load() == 0) return;
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  const auto found = recorded.find(pointer);
+  if (found == recorded.end()) return;
+  if (recorder != nullptr && found->second.recording == recorder->number)
+    recorder->events.push_back({found->second.index, -1, 0});
+  recorded.erase(found);
+  recorded_count.store(static_cast<int64_t>(recorded.size()));
+}
+
+// The deleter of what was requested during a recording.
+void release_recorded(void* pointer) {
+  note_release(pointer);
+  previous->raw_delete(pointer);
+}
+
+struct Served {
+  char* at = nullptr;
+  Block* block = nullptr;
+};
+
+// The place of this request, of n bytes on a stream, where the plan has one.
+Served serve(size_t n, cudaStream_t stream) {
+  Program& program = *session.program;
+  Range* range = program.home->range;
+  if (c10::cuda::current_device() != program.device || stream != session.stream) {
+    count_miss(program, session, n, -1);
+    return {};
+  }
+  const int64_t request = next_request(program, session, n);
+  if (request < 0 || program.offsets[request] < 0) return {};
+  TORCH_CHECK(range != nullptr, "a planned step runs without its arena");
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  settle(*range);
+  ++program.served;
+  return {range->base + program.offsets[request], lend(*range, program.leaves[request] != 0)};
+}
+
+cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
+
+class PlannedAllocator final : public CUDAAllocator {
+ public:
+  DataPtr allocate(size_t n) override {
+    if (n == 0) return previous->allocate(n);
+    if (session.program != nullptr) {
+      const Served served = serve(n, current_stream());
+      if (served.at != nullptr)
+        return {served.at, served.block, &release_block, device_of(*served.block->range)};
+    }
+    DataPtr made = previous->allocate(n);
+    // Its own deleter stays, which PyTorch's allocator knows its blocks by; but a recording has to hear of the release.
+    if (recorder != nullptr && made.get() != nullptr) {
+      const c10::Device device = made.device();
+      note_request(made.get(), n);
+      void* at = made.release_context();
+      return {at, at, &release_recorded, device};
+    }
+    return made;
+  }
+
+  void* raw_alloc(size_t n) override {
+    if (void* at = raw_serve(n, nullptr)) return at;
+    return raw_noted(previous->raw_alloc(n), n);
+  }
+  void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override {
+    if (void* at = raw_serve(n, &stream)) return at;
+    return raw_noted(previous->raw_alloc_with_stream(n, stream), n);
+  }
+  void raw_delete(void* pointer) override {
+    {
+      std::lock_guard<std::recursive_mutex> lock(mutex);
+      const auto found = raw_blocks.find(pointer);
+      if (found != raw_blocks.end()) {
+        Block* block = found->second;
+        raw_blocks.erase(found);
+        take_back(block);
+        return;
+      }
+      const Range* range = range_of(pointer);
+      TORCH_CHECK(range == nullptr, "an address of a plan's arena is freed, ", pointer, ", where nothing is allocated "
+                  "by address: it was freed already, or belongs to a tensor");
+    }
+    note_release(pointer);
+    previous->raw_delete(pointer);
+  }
+
+  using CUDAAllocator::recordStream;
+  void recordStream(const DataPtr& pointer, CUDAStream stream) override {
+    if (pointer.get_deleter() == &release_block) {
+      std::lock_guard<std::recursive_mutex> lock(mutex);
+      auto* block = static_cast<Block*>(pointer.get_context());
+      Range& range = *block->range;
+      TORCH_CHECK(stream.device_index() == range.device, "record_stream: a tensor of a plan's arena on cuda:",
+                  static_cast<int>(range.device), " is used on a stream of cuda:",
+                  static_cast<int>(stream.device_index()), "; give that device a copy (tensor.to(device))");
+      if (stream == range.stream) return;
+      make_known(range, stream);
+      add(block->streams, stream);
+    } else if (pointer.get_deleter() == &release_recorded) {
+      DataPtr plain(pointer.get(), pointer.get(), previous->raw_deleter(), pointer.device());
+      try {
+        previous->recordStream(plain, stream);
+      } catch (...) {
+        (void)plain.release_context();
+        throw;
+      }
+      (void)plain.release_context();
+    } else {
+      previous->recordStream(pointer, stream);
+    }
+  }
+
+  // What is asked about an address of an arena is answered by what PyTorch's allocator says of the arena.
+  void* getBaseAllocation(void* pointer, size_t* size) override {
+    return previous->getBaseAllocation(start_of(pointer), size);
+  }
+  native::ShareableHandle shareIpcHandle(void* pointer) override {
+    void* start = start_of(pointer);
+    native::ShareableHandle handle = previous->shareIpcHandle(start);
+    handle.offset += static_cast<char*>(pointer) - static_cast<char*>(start);
+    return handle;
+  }
+
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
+    previous->beginAllocateToPool(device, pool, filter);
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    captures.push_back({device, pool, std::move(filter)});
+  }
+  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
+    {
+      std::lock_guard<std::recursive_mutex> lock(mutex);
+      const auto ended = std::find_if(captures.begin(), captures.end(), [&](const Capture& capture) {
+        return capture.device == device && capture.pool == pool;
+      });
+      if (ended != captures.end()) captures.erase(ended);
+    }
+    previous->endAllocateToPool(device, pool);
+  }
+  void releasePool(DeviceIndex device, MempoolId_t pool) override {
+    previous->releasePool(device, pool);
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    // Graphs that share a pool release it one by one; only with the last one is nothing replayed any more.
+    bool of_arena = false;
+    for (const auto& [base, range] : ranges) of_arena |= range->device == device && range->graphs.count(pool) != 0;
+    if (!of_arena || previous->getPoolUseCount(device, pool) > 0) return;
+    for (auto at = ranges.begin(); at != ranges.end();) {
+      Range& range = *(at++)->second;  // which may end here
+      if (range.device == device && range.graphs.erase(pool) != 0) end_if_unused(range);
+    }
+  }
+
+  // As they are.
+  c10::DeleterFnPtr raw_deleter() const override { return previous->raw_deleter(); }
+  bool is_simple_data_ptr(const DataPtr& pointer) const override { return previous->is_simple_data_ptr(pointer); }
+  void copy_data(void* to, const void* from, size_t count) const override { previous->copy_data(to, from, count); }
+  void init(int count) override { previous->init(count); }
+  bool initialized() override { return previous->initialized(); }
+  double getMemoryFraction(DeviceIndex device) override { return previous->getMemoryFraction(device); }
+  void setMemoryFraction(double part, DeviceIndex device) override { previous->setMemoryFraction(part, device); }
+  std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
+    return previous->getExpandableSegmentSizes(device);
+  }
+  void enable(bool value) override { previous->enable(value); }
+  bool isEnabled() const override { return previous->isEnabled(); }
+  void emptyCache(MempoolId_t pool) override { previous->emptyCache(pool); }
+  void cacheInfo(DeviceIndex device, size_t* largest) override { previous->cacheInfo(device, largest); }
+  native::DeviceStats getDeviceStats(DeviceIndex device) override { return previous->getDeviceStats(device); }
+  void resetAccumulatedStats(DeviceIndex device) override { previous->resetAccumulatedStats(device); }
+  void resetPeakStats(DeviceIndex device) override { previous->resetPeakStats(device); }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override { return previous->getMemoryInfo(device); }
+  native::SnapshotInfo snapshot(MempoolId_t pool, bool traces) override { return previous->snapshot(pool, traces); }
+  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
+    return previous->getPoolUseCount(device, pool);
+  }
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> of) override {
+    previous->createOrIncrefPool(device, pool, std::move(of));
+  }
+  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override {
+    previous->setUseOnOOM(device, pool, use);
+  }
+  void setNoSplit(DeviceIndex device, MempoolId_t pool) override { previous->setNoSplit(device, pool); }
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
+                                const std::unordered_set<void*>& expected) override {
+    return previous->checkPoolLiveAllocations(device, pool, expected);
+  }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return previous->getIpcDevPtr(std::move(handle)); }
+  bool isHistoryEnabled() override { return previous->isHistoryEnabled(); }
+  void recordHistory(bool enabled, native::CreateContextFn context, size_t most, native::RecordContext when, bool clear,
+                     const std::vector<std::string>& skipped) override {
+    previous->recordHistory(enabled, context, most, when, clear, skipped);
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override {
+    previous->recordAnnotation(pairs);
+  }
+  void pushCompileContext(std::string& text) override { previous->pushCompileContext(text); }
+  void popCompileContext() override { previous->popCompileContext(); }
+  void setUserMetadata(const std::string& text) override { previous->setUserMetadata(text); }
+  std::string getUserMetadata() override { return previous->getUserMetadata(); }
+  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override {
+    previous->attachOutOfMemoryObserver(std::move(observer));
+  }
+  void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override {
+    previous->attachAllocatorTraceTracker(std::move(tracker));
+  }
+  void enablePeerAccess(DeviceIndex device, DeviceIndex other) override { previous->enablePeerAccess(device, other); }
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count, cudaStream_t stream,
+                          bool peer) override {
+    return previous->memcpyAsync(to, to_device, from, from_device, count, stream, peer);
+  }
+  std::shared_ptr<native::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
+    return previous->getCheckpointState(device, pool);
+  }
+  native::CheckpointDelta setCheckpointPoolState(DeviceIndex device,
+                                                 std::shared_ptr<native::AllocatorState> state) override {
+    return previous->setCheckpointPoolState(device, std::move(state));
+  }
+  std::string name() override { return previous->name(); }
+#if MONET_SINCE(2, 12)
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
+    return previous->getContextForPointer(start_of(const_cast<void*>(pointer)));
+  }
+  void attachOomRejectionObserver(native::OomRejectionObserver observer) override {
+    previous->attachOomRejectionObserver(std::move(observer));
+  }
+#endif
+#if MONET_SINCE(2, 13)
+  void markCaptureBegin(DeviceIndex device) override { previous->markCaptureBegin(device); }
+  void markCaptureEnd(DeviceIndex device) override { previous->markCaptureEnd(device); }
+  DataPtr allocateWithAddress(size_t size, void* at) override { return previous->allocateWithAddress(size, at); }
+#endif
+
+ private:
+  // The arena's first address for one inside, else the address.
+  static void* start_of(void* pointer) {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    const Range* range = range_of(pointer);
+    return range == nullptr ? pointer : range->base;
+  }
+  static void* raw_serve(size_t n, const cudaStream_t* stream) {
+    if (n == 0 || session.program == nullptr) return nullptr;
+    const Served served = serve(n, stream == nullptr ? current_stream() : *stream);
+    if (served.at == nullptr) return nullptr;
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    raw_blocks.emplace(served.at, served.block);
+    return served.at;
+  }
+  static void* raw_noted(void* at, size_t n) {
+    if (recorder != nullptr && at != nullptr) note_request(at, n);
+    return at;
+  }
+};
+
+PlannedAllocator& planned_allocator() {
+  static auto* one = new PlannedAllocator;  // never destroyed: storages know it until the process ends
+  return *one;
+}
+
+thread_local std::string last_error;
+thread_local bool out_of_memory = false;
+
+// The result of what Python asks for; `failed`, with the reason kept, where it throws.
+template <class Result, class Function>
+Result guarded(Result failed, Function function) {
+  last_error.clear();
+  out_of_memory = false;
+  try {
+    return function();
+  } catch (const c10::OutOfMemoryError& error) {
+    out_of_memory = true;
+    last_error = error.what_without_backtrace();
+  } catch (const c10::Error& error) {
+    last_error = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  }
+  return failed;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Why the last call of this thread failed, or "".
+const char* monet_error() { return last_error.c_str(); }
+int monet_error_is_memory() { return out_of_memory; }
+
+int monet_install() {
+  return guarded(1, [] {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    CUDAAllocator* now = native::allocator.load();
+    if (now == &planned_allocator()) return 0;
+    TORCH_CHECK(now != nullptr, "PyTorch has no CUDA allocator");
+    TORCH_CHECK(ranges.empty(), "arenas are served for another allocator");
+    previous = now;
+    native::allocator.store(&planned_allocator());
+    return 0;
+  });
+}
+
+// PyTorch's own allocator is the one again. Refused while an arena has memory: what lies there is freed by ours.
+int monet_uninstall() {
+  return guarded(1, [] {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    TORCH_CHECK(ranges.empty(), ranges.size(), " arenas still have memory; let go of the planned modules, of their "
+                "results and of graphs that replay them");
+    if (previous == nullptr) return 0;
+    CUDAAllocator* ours = &planned_allocator();
+    TORCH_CHECK(native::allocator.load() == ours, "something has put another CUDA allocator in front of monet's");
+    native::allocator.store(previous);
+    return 0;
+  });
+}
+
+// As on the CPU, where also other threads are served: a kernel here asks on the thread that runs the step.
+Program* monet_program_create(int64_t steps, const int64_t* step_begin, const int64_t* sizes, const int64_t* offsets,
+                              const int64_t* leaves, int64_t arena_bytes, int, const int64_t*, const int64_t*) {
+  auto* program = new Program(steps, step_begin, sizes, offsets, leaves);
+  program->arena_bytes = arena_bytes;
+  return program;
+}
+
+void monet_program_device(Program* program, int device) { program->device = static_cast<DeviceIndex>(device); }
+
+int monet_arena_map(Program* program) {
+  return guarded(1, [&] {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    if (program->home->range != nullptr || program->arena_bytes == 0) return 0;
+    TORCH_CHECK(native::allocator.load() == &planned_allocator(), "monet's CUDA allocator is not installed any more");
+    program->home->range = reserve(program->device, program->arena_bytes);
+    program->owner = true;
+    return 0;
+  });
+}
+
+// Before a step: the arena is there, and nothing that an earlier step made is held inside. Where something is, that
+// memory is left to whoever holds it, and the arena is elsewhere. Returns the bytes that are left, -1 for an error.
+int64_t monet_arena_ready(Program* program) {
+  if (monet_arena_map(program) != 0) return -1;
+  return guarded(int64_t{-1}, [&]() -> int64_t {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    Range* old = program->home->range;
+    if (old == nullptr || old->leaving == 0) return 0;
+    program->home->range = reserve(program->device, old->bytes);
+    const int64_t left = old->bytes;
+    orphan(*old);
+    return left;
+  });
+}
+
+void monet_arena_unmap(Program* program) {
+  guarded(1, [&] {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    if (!program->owner) return 0;
+    program->owner = false;
+    Range* range = program->home->range;
+    program->home->range = nullptr;
+    orphan(*range);
+    return 0;
+  });
+}
+
+void monet_arena_share(Program* program, const Program* owner) { program->home = owner->home; }
+
+int64_t monet_arena_base(const Program* program) {
+  return program->home->range == nullptr ? 0 : reinterpret_cast<int64_t>(program->home->range->base);
+}
+
+void monet_program_destroy(Program* program) {
+  monet_arena_unmap(program);
+  delete program;
+}
+
+int monet_enter(Program* program, int64_t step) {
+  return guarded(1, [&] {
+    const CUDAStream stream = c10::cuda::getCurrentCUDAStream(program->device);
+    if (Range* range = program->home->range) {
+      std::lock_guard<std::recursive_mutex> lock(mutex);
+      follow(*range, stream);
+      keep_for_graphs(*range, stream);
+    }
+    session.enter(*program, step);
+    session.stream = stream.stream();
+    session.program = program;
+    return 0;
+  });
+}
+
+void monet_leave() { session.program = nullptr; }
+
+void monet_statistics(const Program* program, int64_t* out) { read_statistics(*program, out); }
+
+void monet_record_begin() {
+  delete recorder;
+  recorder = new Recorder;
+  recorder->number = ++recordings;
+}
+
+// The number of events. crew: of other threads, which ask for nothing here.
+int64_t monet_record_end(int64_t* crew) {
+  crew[0] = crew[1] = 0;
+  return recorder == nullptr ? 0 : static_cast<int64_t>(recorder->events.size());
+}
+
+void monet_record_read(int64_t* out) {
+  for (const Event& event : recorder->events) {
+    *out++ = event.index;
+    *out++ = event.bytes;
+    *out++ = event.pointer;
+  }
+  delete recorder;
+  recorder = nullptr;
+}
+
+}  // extern "C"

@@ -1,0 +1,1 @@
+"""What c10's headers name of the CUDA runtime, declared: PyTorch's wheels do not bring all of its own headers."""

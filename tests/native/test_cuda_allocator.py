@@ -1,0 +1,424 @@
+"""The CUDA allocator around a made-up one of PyTorch's: what it serves, what it passes on, and when memory is safe."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cuda_machine import Machine, MadeUp
+
+from monet.errors import ExecutionError
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    made = Machine()
+    before = made.live_bytes
+    yield made
+    made.close()
+    assert made.live_bytes == before, "memory is left over"
+
+
+def test_planned_requests_get_their_places(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (2000, 1024), (300, None)], [(500, 64)]], 4096)
+    arena.map()
+    assert machine.journal() == ["alloc 4096 on 0"]
+    arena.enter(0)
+    base = machine.allocate(1000)
+    inside, outside, empty = machine.allocate(2000), machine.allocate(300), machine.allocate(0)
+    arena.enter(1)
+    later = machine.allocate(500)
+    arena.leave()
+    assert [inside.address - base.address, later.address - base.address] == [1024, 64]
+    assert empty.address == 0
+    assert not arena.contains(outside.address) and outside.is_plain
+    assert machine.base(inside.address) == (base.address, 4096)
+    assert machine.base(outside.address) == (outside.address, 300)
+    assert machine.lib.mock_ipc_offset(later.address) == 64 + 64
+    assert machine.journal() == ["alloc 300 on 0"]
+    after = machine.allocate(1000)  # of no step
+    assert after.is_plain
+    statistics = arena.statistics()
+    assert (statistics.served, statistics.misses) == (3, 0)
+    for tensor in (base, inside, outside, empty, later, after):
+        tensor.free()
+    assert machine.live_bytes == 4096
+    arena.close()
+    assert machine.live_bytes == 0
+
+
+def test_peak_is_arena_and_what_is_not_planned(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (1000, 1024)]], 2048)
+    kept = machine.allocate(500)
+    for _ in range(3):
+        arena.ready()
+        arena.enter(0)
+        tensors = [machine.allocate(1000), machine.allocate(1000)]
+        arena.leave()
+        for tensor in tensors:
+            tensor.free()
+    assert machine.peak_bytes == 500 + 2048
+    kept.free()
+    arena.close()
+
+
+def test_a_miss_is_counted_and_passed_on(machine: Machine) -> None:
+    arena = machine.arena([[(64, 0)], [(1000, 0), (2000, 1024)]], 4096)
+    arena.map()
+    arena.enter(1)
+    tensors = [machine.allocate(1001), machine.allocate(2000), machine.allocate(7)]
+    arena.leave()
+    assert [tensor.is_plain for tensor in tensors] == [True, False, True]
+    statistics = arena.statistics()
+    assert (statistics.served, statistics.misses, statistics.first_miss) == (1, 2, (1, 0, 1001, 1000))
+    for tensor in tensors:
+        tensor.free()
+    arena.close()
+
+
+def test_other_threads_streams_and_devices_are_passed_on(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (1000, 1024)]], 2048)
+    arena.map()
+    arena.enter(0)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(machine.allocate(1000)))
+    thread.start()
+    thread.join()
+    assert arena.statistics().misses == 0, "another thread is no part of the step"
+    machine.stream(3)
+    found.append(machine.allocate(1000))
+    machine.stream(0)
+    machine.lib.mock_device(1)
+    found.append(machine.allocate(1000))
+    machine.lib.mock_device(0)
+    assert all(tensor.is_plain for tensor in found)
+    by_address = machine.raw_allocate(1000, stream=3)
+    assert not arena.contains(by_address)
+    planned = [machine.allocate(1000), machine.allocate(1000)]
+    arena.leave()
+    assert [arena.contains(tensor.address) for tensor in planned] == [True, True], "they take no turn of the plan's"
+    assert arena.statistics().misses == 3, "each takes memory beside the plan"
+    machine.raw_delete(by_address)
+    for tensor in (*found, *planned):
+        tensor.free()
+    arena.close()
+
+
+def test_requests_by_address(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (1000, 1024)]], 2048)
+    arena.map()
+    arena.enter(0)
+    first, second, outside = machine.raw_allocate(1000), machine.raw_allocate(1000, 0), machine.raw_allocate(5)
+    arena.leave()
+    assert [arena.contains(address) for address in (first, second, outside)] == [True, True, False]
+    assert second - first == 1024
+    for address in (first, second, outside):
+        machine.raw_delete(address)
+    with pytest.raises(RuntimeError, match=r"arena is freed.*freed already"):
+        machine.raw_delete(first)
+    with pytest.raises(RuntimeError, match="invalid device pointer"):
+        machine.raw_delete(outside)
+    machine.raw_delete(0)
+    arena.close()
+
+
+def test_memory_stays_while_somebody_holds_a_block(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (1000, 1024)]], 2048)
+    arena.map()
+    arena.enter(0)
+    tensors = [machine.allocate(1000), machine.allocate(1000)]
+    arena.leave()
+    arena.close()
+    tensors[0].free()
+    assert machine.live_bytes == 2048
+    tensors[1].free()
+    assert machine.live_bytes == 0
+
+
+def test_held_gradients_keep_their_memory(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (1000, 1024)]], 2048, leaves=[[1]])
+    assert arena.ready() == 0
+    arena.enter(0)
+    activation, gradient = machine.allocate(1000), machine.allocate(1000)
+    arena.leave()
+    activation.free()
+    assert arena.ready() == 2048, "the whole arena is left to the gradient"
+    assert arena.ready() == 0
+    arena.enter(0)
+    others = [machine.allocate(1000), machine.allocate(1000)]
+    arena.leave()
+    assert others[1].address != gradient.address
+    assert machine.live_bytes == 2 * 2048
+    gradient.free()
+    assert machine.live_bytes == 2048
+    for tensor in others:
+        tensor.free()
+    assert arena.ready() == 0
+    arena.close()
+
+
+def test_arenas_of_several_programs(machine: Machine) -> None:
+    large, small, other = (
+        machine.arena([[(1000, place)]], size) for place, size in ((1024, 4096), (512, 2048), (0, 1024))
+    )
+    large.map()
+    small.share(large)
+    other.map()
+    found = []
+    for arena in (large, small, other):
+        arena.enter(0)
+        found.append(machine.allocate(1000))
+        arena.leave()
+    assert found[0].address - found[1].address == 512
+    assert [large.contains(t.address) for t in found] == [True, True, False]
+    assert machine.live_bytes == 4096 + 1024
+    for tensor in found:
+        tensor.free()
+    small.close()
+    other.close()
+    large.close()
+
+
+def test_out_of_memory_is_torchs(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0)]], 40960)
+    machine.lib.mock_capacity(1000)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 40960 bytes"):
+        arena.map()
+    machine.lib.mock_capacity(1 << 40)
+    arena.map()
+    arena.close()
+
+
+def test_another_stream_comes_after_the_last_step(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0)]], 1024)
+    arena.ready()
+    for stream in (0, 1, 1, 0):
+        machine.stream(stream)
+        arena.ready()
+        arena.enter(0)
+        tensor = machine.allocate(1000)
+        arena.leave()
+        assert tensor.races(stream) == 0
+        tensor.free()
+    assert machine.journal() == [
+        "alloc 1024 on 0", "event on 0", "wait on 1", "recordStream 1024 1", "event on 1", "wait on 0"
+    ]  # fmt: skip
+    arena.close()
+
+
+def test_a_recorded_stream_is_waited_for_before_memory_is_used_again(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (8, 1024)], [(1000, 0)]], 2048)
+    arena.ready()
+    arena.enter(0)
+    tensor = machine.allocate(1000)
+    tensor.record_stream(0)  # its own
+    tensor.record_stream(2)
+    assert tensor.races(2) == 0
+    machine.journal()
+    tensor.free()
+    last = machine.allocate(8)
+    assert machine.journal() == ["event on 2", "wait on 0"], "also inside of an operator"
+    arena.enter(1)
+    following = machine.allocate(1000)
+    arena.leave()
+    assert following.races(0) == 0
+    last.free()
+    following.free()
+    arena.close()
+
+
+def test_a_recorded_stream_is_waited_for_before_the_arena_is_somebody_elses(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0)]], 1024)
+    arena.ready()
+    arena.enter(0)
+    tensor = machine.allocate(1000)
+    arena.leave()
+    tensor.record_stream(2)
+    assert tensor.races(2) == 0
+    tensor.free()
+    arena.close()
+    following = machine.allocate(1024)
+    assert following.races(0) == 0
+    following.free()
+
+
+def test_the_mock_finds_a_race(machine: Machine) -> None:
+    """As if nobody had said that stream 2 uses the tensor: what the two tests above would see without events."""
+    arena = machine.arena([[(1000, 0)], [(1000, 0)]], 1024)
+    arena.ready()
+    arena.enter(0)
+    tensor = machine.allocate(1000)
+    assert tensor.races(2) == 0
+    tensor.free()
+    arena.enter(1)
+    following = machine.allocate(1000)
+    arena.leave()
+    assert following.races(0) == 1
+    following.free()
+    arena.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_races_whatever_streams_do(machine: Machine, seed: int) -> None:
+    """Steps on any stream, tensors lent to any other; places are used again at random, arenas given back and made."""
+    number = random.Random(seed)
+    for _ in range(4):
+        arena = machine.arena([[(256, 256 * place)] for place in range(4)], 1024)
+        held: dict[int, MadeUp] = {}
+        for _ in range(60):
+            stream, place = number.randrange(4), number.randrange(4)
+            machine.stream(stream)
+            arena.ready()
+            if place in held:
+                held.pop(place).free()
+            arena.enter(place)
+            tensor = held[place] = machine.allocate(256)
+            arena.leave()
+            assert tensor.races(stream) == 0
+            if number.random() < 0.5:
+                other = number.randrange(4)
+                tensor.record_stream(other)
+                if other != stream:
+                    machine.lib.mock_order(stream, other)  # as its user does
+                assert tensor.races(other) == 0
+        for tensor in held.values():
+            tensor.free()
+        arena.close()
+
+
+def test_streams_of_another_device_are_refused(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0)]], 1024)
+    arena.map()
+    arena.enter(0)
+    tensor = machine.allocate(1000)
+    arena.leave()
+    with pytest.raises(RuntimeError, match=r"arena on cuda:0 is used on a stream of cuda:1; give that device a copy"):
+        tensor.record_stream(100)
+    tensor.free()
+    arena.close()
+
+
+def test_a_step_in_a_graph(machine: Machine) -> None:
+    """Its memory stays as long as the graph, and comes from no pool of the graph's."""
+    arena = machine.arena([[(1000, 0)]], 1024)
+    arena.ready()
+    with machine.capture(pool=7, stream=1):
+        arena.ready()
+        arena.enter(0)
+        tensor = machine.allocate(1000)
+        arena.leave()
+        assert arena.contains(tensor.address)
+        tensor.free()
+    assert [line for line in machine.journal() if "Pool" in line] == ["beginAllocateToPool 7", "endAllocateToPool 7"]
+    machine.lib.mock_share_pool(7)  # a second graph
+    arena.close()
+    assert machine.live_bytes == 1024
+    machine.lib.mock_release_pool(7)
+    assert machine.live_bytes == 1024, "the other graph"
+    machine.lib.mock_release_pool(7)
+    assert machine.live_bytes == 0
+
+
+def test_a_pool_that_no_step_is_captured_in_keeps_nothing(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0)]], 1024)
+    arena.ready()
+    with machine.capture(pool=8, stream=1):
+        machine.stream(0)
+        arena.enter(0)
+        arena.leave()
+    arena.close()
+    assert machine.live_bytes == 0
+    machine.lib.mock_release_pool(8)
+    assert machine.journal()[-1] == "releasePool 8", "not every allocator can say who else uses a pool"
+
+
+def test_what_a_graph_cannot_do_is_refused(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0)]], 1024, leaves=[[0]])
+    with (
+        machine.capture(pool=9, stream=1),
+        pytest.raises(ExecutionError, match=r"run a whole step.*before the capture"),
+    ):
+        arena.ready()
+    machine.stream(0)
+    arena.ready()
+    arena.enter(0)
+    gradient = machine.allocate(1000)
+    arena.leave()
+    machine.lib.mock_busy(0, 1)
+    with machine.capture(pool=9, stream=1):
+        with pytest.raises(ExecutionError, match=r"torch.cuda.synchronize\(\) before the capture"):
+            arena.enter(0)
+        machine.lib.mock_busy(0, 0)
+        with pytest.raises(ExecutionError, match="let go of its gradients"):
+            arena.ready()
+        arena.enter(0)
+        arena.leave()
+    gradient.free()
+    machine.lib.mock_release_pool(9)
+    machine.lib.mock_release_pool(9)
+    arena.close()
+
+
+def test_a_refused_step_is_not_entered(machine: Machine) -> None:
+    """After the exception a request is nobody's."""
+    arena = machine.arena([[(1000, 0)]], 1024)
+    arena.ready()
+    machine.lib.mock_busy(0, 1)
+    with machine.capture(pool=3, stream=1):
+        with pytest.raises(ExecutionError):
+            arena.enter(0)
+        tensor = machine.allocate(1000)
+    assert tensor.is_plain
+    tensor.free()
+    machine.lib.mock_release_pool(3)
+    arena.close()
+
+
+def test_recording(machine: Machine) -> None:
+    from monet.native.cuda_allocator import CudaRecording
+
+    before = machine.allocate(10)
+    with CudaRecording(machine.lib) as recording:
+        first = machine.allocate(1000)
+        first.record_stream(2)
+        address = machine.raw_allocate(2000)
+        before.free()
+        machine.raw_delete(address)
+        kept = machine.allocate(3000)
+        first.free()
+    assert [(event.index, event.bytes) for event in recording.events] == [
+        (0, 1000), (1, 2000), (1, None), (2, 3000), (0, None)
+    ]  # fmt: skip
+    assert recording.events[0].pointer == first.address
+    assert "recordStream 1000 2" in machine.journal(), "PyTorch's allocator knows it as its own"
+    kept.free()
+
+
+def test_everything_else_is_passed_on(machine: Machine) -> None:
+    before = machine.lib.mock_forwards()
+    machine.lib.monet_uninstall()
+    assert not machine.lib.mock_is_installed()
+    assert machine.lib.mock_forwards() == before
+    machine.lib.monet_install()
+    assert before.count(b"\n") > 20
+
+
+def test_uninstalling(machine: Machine) -> None:
+    tensor = machine.allocate(100)
+    arena = machine.arena([[(1000, 0)]], 1024)
+    arena.map()
+    with pytest.raises(ExecutionError, match="1 arenas still have memory; let go of the planned modules"):
+        machine.lib.monet_uninstall()
+    assert machine.lib.mock_is_installed()
+    arena.unmap()
+    machine.lib.monet_uninstall()
+    assert not machine.lib.mock_is_installed()
+    with pytest.raises(ExecutionError, match="not installed any more"):
+        arena.map()
+    tensor.free()  # of the time before
+    machine.lib.monet_install()
+    arena.map()
+    arena.close()

@@ -1,0 +1,421 @@
+// A GPU's allocator and streams for a machine that has none, around monet's own CUDA allocator: the one under test is
+// compiled in, unchanged. Memory is the host's.
+//
+// Streams keep vector clocks: work on one stream comes after work on another one only where an event says so. `mock_use`
+// says that a block is read or written by a stream, and counts the races: earlier work on the same bytes, under another
+// block, that nothing orders before it.
+#include "cuda_allocator.cpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+namespace {
+
+using Clock = std::map<int64_t, int64_t>;  // stream → how much of its work
+
+struct Access {
+  const char* begin;
+  const char* end;
+  int64_t stream;
+  int64_t time;
+  int64_t block;
+};
+
+struct Machine {
+  int device = 0;
+  std::map<int, int64_t> current;          // device → its current stream
+  std::map<int64_t, Clock> clocks;
+  std::map<int64_t, Clock> events;
+  std::set<int64_t> busy, capturing;       // streams
+  std::vector<Access> accesses;
+  int64_t last_event = 0, last_block = 0;
+  int stream_device(int64_t stream) { return static_cast<int>(stream / 100); }
+} machine;
+
+std::ostringstream journal;
+
+// As CUDA has it, the default stream of the current device is nullptr.
+cudaStream_t handle_of(int64_t stream) {
+  return stream % 100 == 0 ? nullptr : reinterpret_cast<cudaStream_t>(stream);
+}
+int64_t number_of(cudaStream_t stream) {
+  return stream == nullptr ? machine.device * 100 : reinterpret_cast<int64_t>(stream);
+}
+
+CUDAStream stream_of(int64_t number) {
+  const c10::Device device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(machine.stream_device(number)));
+  return CUDAStream(CUDAStream::UNCHECKED, c10::Stream(c10::Stream::UNSAFE, device, number));
+}
+
+void merge(Clock& into, const Clock& from) {
+  for (const auto& [stream, time] : from) into[stream] = std::max(into[stream], time);
+}
+
+struct Memory {
+  size_t bytes;
+  int device;
+  int64_t stream;                 // that it was requested on
+  std::set<int64_t> others;       // that recordStream told of
+};
+std::map<char*, Memory> memory;
+std::vector<std::pair<char*, Memory>> cached;  // freed; used again on the same stream
+std::map<std::pair<int, MempoolId_t>, int> pools;
+native::DeviceStats stats;
+size_t capacity = size_t{1} << 40;
+
+void delete_mock(void* pointer);
+
+// PyTorch's allocator as far as ours can see it: blocks of a stream, used again in its order.
+class MockAllocator final : public CUDAAllocator {
+ public:
+  void* get_memory(size_t n, int64_t stream) {
+    auto found = std::find_if(cached.begin(), cached.end(), [&](const auto& entry) {
+      return entry.second.bytes == n && entry.second.stream == stream && entry.second.device == machine.device;
+    });
+    char* at;
+    if (found != cached.end()) {
+      at = found->first;
+      cached.erase(found);
+    } else {
+      TORCH_CHECK_WITH(OutOfMemoryError, static_cast<size_t>(stats.requested_bytes[0].current) + n <= capacity,
+                       "CUDA out of memory. Tried to allocate ", n, " bytes");
+      at = static_cast<char*>(std::aligned_alloc(512, (n + 511) / 512 * 512));
+    }
+    memory[at] = {n, machine.device, stream, {}};
+    auto& bytes = stats.requested_bytes[0];
+    bytes.current += static_cast<int64_t>(n);
+    bytes.peak = std::max(bytes.peak, bytes.current);
+    journal << "alloc " << n << " on " << stream << "\n";
+    return at;
+  }
+  DataPtr allocate(size_t n) override {
+    const c10::Device device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(machine.device));
+    if (n == 0) return {nullptr, nullptr, &delete_mock, device};
+    void* at = get_memory(n, machine.current[machine.device]);
+    return {at, at, &delete_mock, device};
+  }
+  void* raw_alloc(size_t n) override { return n == 0 ? nullptr : get_memory(n, machine.current[machine.device]); }
+  void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override { return get_memory(n, number_of(stream)); }
+  void raw_delete(void* pointer) override {
+    if (pointer == nullptr) return;
+    const auto found = memory.find(static_cast<char*>(pointer));
+    TORCH_CHECK(found != memory.end(), "invalid device pointer: ", pointer);
+    Memory& block = found->second;
+    journal << "free " << block.bytes << "\n";
+    // Its next user comes after what the streams do that it was told of, and after nothing else.
+    for (const int64_t other : block.others) merge(machine.clocks[block.stream], machine.clocks[other]);
+    stats.requested_bytes[0].current -= static_cast<int64_t>(block.bytes);
+    block.others.clear();
+    cached.emplace_back(found->first, block);
+    memory.erase(found);
+  }
+  void recordStream(const DataPtr& pointer, CUDAStream stream) override {
+    if (pointer.get_deleter() != &delete_mock) return;  // as PyTorch's does with what is not its own
+    auto found = memory.find(static_cast<char*>(pointer.get()));
+    TORCH_CHECK(found != memory.end(), "recordStream of unknown memory");
+    found->second.others.insert(stream.id());
+    journal << "recordStream " << found->second.bytes << " " << stream.id() << "\n";
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &delete_mock; }
+  void copy_data(void* to, const void* from, size_t n) const override {
+    journal << "copy_data\n";
+    std::memcpy(to, from, n);
+  }
+  void init(int count) override { journal << "init " << count << "\n"; }
+  bool initialized() override { return true; }
+  double getMemoryFraction(DeviceIndex) override { return 0.75; }
+  void setMemoryFraction(double fraction, DeviceIndex) override { journal << "setMemoryFraction " << fraction << "\n"; }
+  std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { return {{nullptr, true, 7}}; }
+  void enable(bool value) override { journal << "enable " << value << "\n"; }
+  bool isEnabled() const override { return true; }
+  void emptyCache(MempoolId_t) override { journal << "emptyCache\n"; }
+  void cacheInfo(DeviceIndex, size_t* largest) override { *largest = 4096; }
+  void* getBaseAllocation(void* pointer, size_t* size) override {
+    const auto found = memory.find(static_cast<char*>(pointer));
+    TORCH_CHECK(found != memory.end(), "invalid device pointer: ", pointer);
+    *size = found->second.bytes;
+    return pointer;
+  }
+  native::DeviceStats getDeviceStats(DeviceIndex) override { return stats; }
+  void resetAccumulatedStats(DeviceIndex) override { journal << "resetAccumulatedStats\n"; }
+  void resetPeakStats(DeviceIndex) override { stats.requested_bytes[0].peak = stats.requested_bytes[0].current; }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex) override { return {1, 2}; }
+  native::SnapshotInfo snapshot(MempoolId_t, bool) override {
+    native::SnapshotInfo info;
+    info.segments.resize(memory.size());
+    return info;
+  }
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)>) override {
+    ++pools[{device, pool}];
+    journal << "beginAllocateToPool " << pool.second << "\n";
+  }
+  void endAllocateToPool(DeviceIndex, MempoolId_t pool) override { journal << "endAllocateToPool " << pool.second << "\n"; }
+  void releasePool(DeviceIndex device, MempoolId_t pool) override {
+    --pools[{device, pool}];
+    journal << "releasePool " << pool.second << "\n";
+  }
+  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
+    journal << "getPoolUseCount " << pool.second << "\n";
+    return pools[{device, pool}];
+  }
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator>) override {
+    ++pools[{device, pool}];
+  }
+  void setUseOnOOM(DeviceIndex, MempoolId_t, bool use) override { journal << "setUseOnOOM " << use << "\n"; }
+  void setNoSplit(DeviceIndex, MempoolId_t) override { journal << "setNoSplit\n"; }
+  bool checkPoolLiveAllocations(DeviceIndex, MempoolId_t, const std::unordered_set<void*>& expected) override {
+    return expected.empty();
+  }
+  native::ShareableHandle shareIpcHandle(void* pointer) override {
+    TORCH_CHECK(memory.count(static_cast<char*>(pointer)) == 1, "invalid device pointer: ", pointer);
+    return {64, "handle"};
+  }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return std::make_shared<std::string>(handle); }
+  bool isHistoryEnabled() override { return true; }
+  void recordHistory(bool, native::CreateContextFn, size_t most, native::RecordContext, bool,
+                     const std::vector<std::string>&) override {
+    journal << "recordHistory " << most << "\n";
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override {
+    journal << "recordAnnotation " << pairs.size() << "\n";
+  }
+  void pushCompileContext(std::string& text) override { journal << "pushCompileContext " << text << "\n"; }
+  void popCompileContext() override { journal << "popCompileContext\n"; }
+  void setUserMetadata(const std::string& text) override { journal << "setUserMetadata " << text << "\n"; }
+  std::string getUserMetadata() override { return "metadata"; }
+  void attachOutOfMemoryObserver(native::OutOfMemoryObserver) override { journal << "attachOutOfMemoryObserver\n"; }
+  void attachAllocatorTraceTracker(native::AllocatorTraceTracker) override { journal << "attachAllocatorTraceTracker\n"; }
+  void enablePeerAccess(DeviceIndex, DeviceIndex other) override { journal << "enablePeerAccess " << int(other) << "\n"; }
+  cudaError_t memcpyAsync(void*, int, const void*, int, size_t count, cudaStream_t, bool) override {
+    journal << "memcpyAsync " << count << "\n";
+    return cudaSuccess;
+  }
+  std::shared_ptr<native::AllocatorState> getCheckpointState(DeviceIndex, MempoolId_t) override {
+    return std::make_shared<native::AllocatorState>();
+  }
+  native::CheckpointDelta setCheckpointPoolState(DeviceIndex, std::shared_ptr<native::AllocatorState> state) override {
+    journal << "setCheckpointPoolState " << (state != nullptr) << "\n";
+    return {};
+  }
+  std::string name() override { return "mock"; }
+#if MONET_SINCE(2, 12)
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
+    journal << "getContextForPointer " << memory.count(static_cast<char*>(const_cast<void*>(pointer))) << "\n";
+    return nullptr;
+  }
+  void attachOomRejectionObserver(native::OomRejectionObserver) override { journal << "attachOomRejectionObserver\n"; }
+#endif
+#if MONET_SINCE(2, 13)
+  void markCaptureBegin(DeviceIndex) override { journal << "markCaptureBegin\n"; }
+  void markCaptureEnd(DeviceIndex) override { journal << "markCaptureEnd\n"; }
+  DataPtr allocateWithAddress(size_t n, void*) override { return allocate(n); }
+#endif
+};
+
+MockAllocator& mock() {
+  static auto* one = new MockAllocator;
+  return *one;
+}
+
+void delete_mock(void* pointer) { mock().raw_delete(pointer); }
+
+struct Tensor {
+  DataPtr data;
+  size_t bytes;
+  int64_t block;
+};
+
+CUDAAllocator& now() { return *native::allocator.load(); }
+
+}  // namespace
+
+namespace c10::cuda {
+namespace CUDACachingAllocator {
+std::atomic<CUDAAllocator*> allocator{&mock()};
+}
+cudaStream_t CUDAStream::stream() const { return handle_of(stream_.id()); }
+CUDAStream getCurrentCUDAStream(DeviceIndex device) {
+  const int of = device < 0 ? machine.device : device;
+  machine.current.try_emplace(of, of * 100);
+  return stream_of(machine.current[of]);
+}
+DeviceIndex current_device() { return static_cast<DeviceIndex>(machine.device); }
+DeviceIndex ExchangeDevice(DeviceIndex device) {
+  const int before = machine.device;
+  machine.device = device;
+  return static_cast<DeviceIndex>(before);
+}
+void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool) {
+  TORCH_CHECK(error == 0, "CUDA error ", error);
+}
+}  // namespace c10::cuda
+
+extern "C" {
+
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "an error of the mock"; }
+cudaError_t cudaMemGetInfo(size_t*, size_t*) { return cudaErrorUnknown; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return machine.busy.count(number_of(stream)) ? cudaErrorNotReady : cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  const bool active = machine.capturing.count(number_of(stream)) != 0;
+  *status = active ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  static cudaStreamCaptureMode now = cudaStreamCaptureModeGlobal;
+  std::swap(now, *mode);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(++machine.last_event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (machine.stream_device(number_of(stream)) != machine.device) return cudaErrorInvalidValue;
+  machine.events[reinterpret_cast<int64_t>(event)] = machine.clocks[number_of(stream)];
+  journal << "event on " << number_of(stream) << "\n";
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  merge(machine.clocks[number_of(stream)], machine.events.at(reinterpret_cast<int64_t>(event)));
+  journal << "wait on " << number_of(stream) << "\n";
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  machine.events.erase(reinterpret_cast<int64_t>(event));
+  return cudaSuccess;
+}
+
+// What a test does. Streams are numbers; stream s is of device s / 100.
+void mock_device(int device) { machine.device = device; }
+void mock_stream(int64_t stream) { machine.current[machine.stream_device(stream)] = stream; }
+void mock_busy(int64_t stream, int yes) { yes ? (void)machine.busy.insert(stream) : (void)machine.busy.erase(stream); }
+void mock_capturing(int64_t stream, int yes) {
+  yes ? (void)machine.capturing.insert(stream) : (void)machine.capturing.erase(stream);
+}
+void mock_capacity(int64_t bytes) { capacity = static_cast<size_t>(bytes); }
+int mock_is_installed() { return native::allocator.load() == &planned_allocator(); }
+
+Tensor* mock_allocate(int64_t n) {
+  return guarded(static_cast<Tensor*>(nullptr), [&] {
+    return new Tensor{now().allocate(static_cast<size_t>(n)), static_cast<size_t>(n), ++machine.last_block};
+  });
+}
+void mock_free(Tensor* tensor) { delete tensor; }
+int64_t mock_address(const Tensor* tensor) { return reinterpret_cast<int64_t>(tensor->data.get()); }
+int mock_is_plain(const Tensor* tensor) { return tensor->data.get_deleter() == now().raw_deleter(); }
+int mock_record_stream(Tensor* tensor, int64_t stream) {
+  return guarded(1, [&] { return now().recordStream(tensor->data, stream_of(stream)), 0; });
+}
+int64_t mock_raw_alloc(int64_t n, int64_t stream) {
+  return guarded(int64_t{-1}, [&] {
+    const auto bytes = static_cast<size_t>(n);
+    void* at = stream < 0 ? now().raw_alloc(bytes) : now().raw_alloc_with_stream(bytes, handle_of(stream));
+    return reinterpret_cast<int64_t>(at);
+  });
+}
+int mock_raw_delete(int64_t pointer) {
+  return guarded(1, [&] { return now().raw_delete(reinterpret_cast<void*>(pointer)), 0; });
+}
+void mock_begin_pool(int64_t pool, int64_t stream) {
+  now().beginAllocateToPool(0, {0, static_cast<c10::CaptureId_t>(pool)},
+                            [=](cudaStream_t asked) { return asked == handle_of(stream); });
+}
+void mock_end_pool(int64_t pool) { now().endAllocateToPool(0, {0, static_cast<c10::CaptureId_t>(pool)}); }
+void mock_release_pool(int64_t pool) { now().releasePool(0, {0, static_cast<c10::CaptureId_t>(pool)}); }
+void mock_share_pool(int64_t pool) { now().createOrIncrefPool(0, {0, static_cast<c10::CaptureId_t>(pool)}, nullptr); }
+
+int64_t mock_live() { return now().getDeviceStats(0).requested_bytes[0].current; }
+int64_t mock_peak() { return now().getDeviceStats(0).requested_bytes[0].peak; }
+void mock_reset_peak() { now().resetPeakStats(0); }
+int64_t mock_base(int64_t pointer, int64_t* size) {
+  return guarded(int64_t{-1}, [&] {
+    size_t bytes = 0;
+    void* base = now().getBaseAllocation(reinterpret_cast<void*>(pointer), &bytes);
+    *size = static_cast<int64_t>(bytes);
+    return reinterpret_cast<int64_t>(base);
+  });
+}
+int64_t mock_ipc_offset(int64_t pointer) { return now().shareIpcHandle(reinterpret_cast<void*>(pointer)).offset; }
+
+// The stream works on the tensor. How many earlier pieces of work on the same bytes, as another block, race with it.
+int64_t mock_use(const Tensor* tensor, int64_t stream) {
+  const auto* begin = static_cast<const char*>(tensor->data.get());
+  const char* end = begin + tensor->bytes;
+  Clock& clock = machine.clocks[stream];
+  const int64_t races = std::count_if(machine.accesses.begin(), machine.accesses.end(), [&](const Access& one) {
+    return one.block != tensor->block && one.begin < end && begin < one.end && clock[one.stream] < one.time;
+  });
+  machine.accesses.push_back({begin, end, stream, ++clock[stream], tensor->block});
+  return races;
+}
+
+// What earlier tests left: nothing of theirs is used again.
+void mock_forget() {
+  for (auto& [at, block] : cached) std::free(at);
+  cached.clear();
+  machine = Machine{};
+  journal.str("");
+}
+
+// Work on `to` comes after work on `from`, as a user of streams says it.
+void mock_order(int64_t from, int64_t to) { merge(machine.clocks[to], machine.clocks[from]); }
+
+// Everything that is passed on as it is, called once. Each line says what PyTorch's allocator saw or answered.
+const char* mock_forwards() {
+  static std::string text;
+  journal.str("");
+  CUDAAllocator& one = now();
+  auto& out = journal;
+  char from[4] = "abc", to[4] = "";
+  size_t largest = 0;
+  std::string context = "context";
+  one.copy_data(to, from, 4);
+  out << to << "\n";
+  one.init(3);
+  one.setMemoryFraction(0.5, 0);
+  one.enable(true);
+  one.emptyCache({0, 0});
+  one.cacheInfo(0, &largest);
+  one.resetAccumulatedStats(0);
+  one.setUseOnOOM(0, {0, 1}, true);
+  one.setNoSplit(0, {0, 1});
+  one.recordHistory(true, nullptr, 5, native::RecordContext::ALL, false, {});
+  one.recordAnnotation({{"a", "b"}});
+  one.pushCompileContext(context);
+  one.popCompileContext();
+  one.setUserMetadata("text");
+  one.attachOutOfMemoryObserver({});
+  one.attachAllocatorTraceTracker({});
+  one.enablePeerAccess(0, 1);
+  (void)one.memcpyAsync(nullptr, 0, nullptr, 0, 9, nullptr, false);
+  (void)one.setCheckpointPoolState(0, one.getCheckpointState(0, {0, 1}));
+  out << one.initialized() << one.isEnabled() << one.isHistoryEnabled() << one.checkPoolLiveAllocations(0, {0, 1}, {})
+      << " " << one.getMemoryFraction(0) << " " << largest << " " << one.getExpandableSegmentSizes(0).at(0).total_size
+      << " " << one.getMemoryInfo(0).second << " " << one.snapshot({0, 0}, false).segments.size() << " "
+      << one.getUserMetadata() << " " << one.name() << " "
+      << *std::static_pointer_cast<std::string>(one.getIpcDevPtr("ipc")) << "\n";
+#if MONET_SINCE(2, 12)
+  one.attachOomRejectionObserver({});
+#endif
+#if MONET_SINCE(2, 13)
+  one.markCaptureBegin(0);
+  one.markCaptureEnd(0);
+  out << (one.allocateWithAddress(8, nullptr).get() != nullptr) << "\n";
+#endif
+  text = journal.str();
+  return text.c_str();
+}
+
+// What PyTorch's allocator and the streams were asked since the last time.
+const char* mock_journal() {
+  static std::string text;
+  text = journal.str();
+  journal.str("");
+  return text.c_str();
+}
+
+}  // extern "C"
