@@ -14,11 +14,12 @@ import torch
 
 from monet.capture import autocast
 from monet.errors import ExecutionError, PlanMismatch
+from monet.executor.arena_requests import arena_requests
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated, generate
 from monet.executor.copies import copies_of
 from monet.graph import tangents_behind
-from monet.native import allocator
+from monet.native import allocator, devices
 from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.norms import smallest_scale
 from monet.plans.plan import Plan
@@ -54,24 +55,13 @@ class Runner:
         self._enter: Callable[[int, int], None] = _no_arena
         self._leave: Callable[[], None] = lambda: None
         self._handle = 0
-        leaving = {buffer.id for buffer in plan.buffers if buffer.leaves}
-        self._leaving = bool(leaving)
+        self._leaving = any(buffer.leaves for buffer in plan.buffers)
         self._with_crew = False
-        library = allocator.library() if self.graph.device.type == "cpu" else None
+        library = devices.library(self.graph.device)
         if library is not None:
-            offset = {buffer.id: buffer.offset for buffer in plan.buffers}
-            requests = [
-                [
-                    (size, None if buffer is None else offset[buffer])
-                    for size, buffer in zip(step.request_bytes, step.requests, strict=True)
-                ]
-                for step in plan.steps
-            ]
-            shared = [placed.pop() if step.workers else None for step, placed in zip(plan.steps, requests, strict=True)]
-            crew = [(0, 0) if last is None or last[1] is None else (last[0], last[1]) for last in shared]
-            self._with_crew = any(size for size, _ in crew)
-            leaves = [{n for n, buffer in enumerate(step.requests) if buffer in leaving} for step in plan.steps]
-            self.arena = allocator.Arena(requests, plan.arena_bytes, crew, leaves)
+            asked = arena_requests(plan)
+            self._with_crew = asked.with_crew
+            self.arena = devices.arena(self.graph.device, asked.own, plan.arena_bytes, asked.crew, asked.leaves)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
         # By source: the tangents that its gradient comes from.
         behind = tangents_behind(self.graph)
