@@ -57,11 +57,12 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
 
     from monet.configuration.model_loading import build_model, precision
     from monet.configuration.sample_inputs import make_inputs
-    from monet.native import allocator
+    from monet.native import devices
     from monet.plans.plan import Plan
 
     torch.set_num_threads(threads)
-    metered = allocator.available()  # before anything is allocated
+    device = torch.device(config.device)
+    devices.library(device)  # before anything is allocated
     model = build_model(config)
     args, kwargs = make_inputs(config, config.seed)
     module: torch.nn.Module = model
@@ -81,8 +82,8 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
     for _ in range(WARM_UP_STEPS + 1):
         if not kept:
             free_gradients()
-        if metered:
-            allocator.reset_peak()
+        devices.synchronize(device)
+        devices.reset_peak(device)
         start = time.perf_counter()
         with precision(config):
             result = module(*args, **kwargs)
@@ -91,8 +92,9 @@ def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, flo
         if kept:
             free_gradients()
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+        devices.synchronize(device)
         seconds = time.perf_counter() - start
-        peak = allocator.peak_bytes() if metered else None
+        peak = devices.peak_bytes(device)
         del outputs
     return dict(zip(MEASURED_FIELDS, (seconds, peak, _resident_peak_bytes()), strict=True))
 

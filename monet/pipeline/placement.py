@@ -16,7 +16,7 @@ from monet.planner.layout.arena import Lifetime
 from monet.planner.order import Ordered
 from monet.planner.replay import replay
 from monet.planner.solution import Runs
-from monet.plans.plan import ALIGNMENT, COPY_ALIGNMENT, Buffer
+from monet.plans.plan import ALIGNMENT, COPY_ALIGNMENT, CUDA_ALIGNMENT, Buffer
 
 # Seconds for the order, where none of the fast ones is proven best.
 ORDER_S = 10.0
@@ -56,11 +56,17 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     left_s = max(0.0, deadline_s - time.monotonic())
     # A search that is given a limit uses all of it; without one it ends after a number of tries.
     limit_s = None if left_s > LAYOUT_S else left_s
-    alignment = COPY_ALIGNMENT if runs.moved else ALIGNMENT
-    placed = layout(lifetimes, alignment=alignment, capacity_bytes=capacity_bytes, time_limit_s=limit_s)
+    placed = layout(lifetimes, alignment=_alignment(runs, lowered), capacity_bytes=capacity_bytes, time_limit_s=limit_s)
     if ordered.interrupted or placed.interrupted:  # both keep what they have, but whoever interrupts wants no plan now
         raise KeyboardInterrupt
     return Placement(unrolled, ordered, placed)
+
+
+def _alignment(runs: Runs, lowered: Lowered) -> int:
+    """What each offset is a multiple of, in bytes."""
+    if runs.moved:
+        return COPY_ALIGNMENT
+    return CUDA_ALIGNMENT if lowered.catalogue.graph.device.type == "cuda" else ALIGNMENT
 
 
 def _as_planned(runs: Runs, lowered: Lowered) -> Ordered:

@@ -15,6 +15,8 @@ FORMAT = "monet-plan"
 VERSION = 4
 ALIGNMENT = 64
 """Bytes: every offset and size in the arena is a multiple of it."""
+CUDA_ALIGNMENT = 512
+"""Bytes: on a GPU, offsets are multiples of it, as those of PyTorch's allocator are: kernels are chosen by that."""
 COPY_ALIGNMENT = 4096
 """Bytes: offsets of what is copied to a second memory and its places there are multiples of it, and so many are
 copied."""

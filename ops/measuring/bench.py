@@ -12,7 +12,7 @@ import torch
 from monet.errors import ProfileError
 from monet.graph import Ref, Value
 from monet.measurement import Measurement, Request
-from monet.native import allocator
+from monet.native import allocator, devices
 from monet.ops.compressed import sparse
 from monet.ops.measuring import factorizations, lengths
 from monet.ops.measuring.requests import compact_offsets, own_requests, worker_requests
@@ -20,7 +20,7 @@ from monet.ops.measuring.signature import signature
 from monet.ops.offers.contents import Contents, Operators
 from monet.ops.offers.implementation import Implementation
 from monet.ops.strides import has_strides
-from monet.plans.plan import aligned
+from monet.plans.plan import ALIGNMENT, CUDA_ALIGNMENT, aligned
 
 # Enough repetitions for a short operator, few for a long one: until two runs agree and that is no chance, or until
 # all runs together took ENOUGH_S.
@@ -49,7 +49,7 @@ class Bench:
         self._homes: dict[tuple[Any, ...], allocator.Arena] = {}
         self._spoilt: set[tuple[Any, ...]] = set()
         self._noise: dict[torch.dtype, torch.Tensor] = {}
-        self._scratch: allocator.Arena | None = None
+        self._scratch: dict[torch.device, allocator.Arena] = {}
         self._shared: list[allocator.Arena] = []  # memory for small tensors
         self._taken = SHARED_BYTES  # of the last of them
 
@@ -57,6 +57,7 @@ class Bench:
         """Raises ``ProfileError`` with torch's reason when the implementation fails on such tensors, and where a result
         has another shape, stride or dtype than its value: what comes after it is planned for these."""
         made: dict[str, torch.Tensor] = {}
+        device = _device(implementation, values)
         if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
             self._inputs.clear()
             self._homes.clear()
@@ -66,22 +67,24 @@ class Bench:
 
         for name in implementation.inputs():
             if name.endswith(".rng"):
-                made[name] = torch.get_rng_state()
+                made[name] = _random_state(device)
         contents = CONTENTS.get(implementation.call)
         if contents is not None:
             self._fill(contents, implementation, values, made)
         args = [self._real(a, made, values) for a in implementation.args]
         kwargs = {k: self._real(v, made, values) for k, v in implementation.kwargs}
-        state = torch.get_rng_state()
+        state, own_state = torch.get_rng_state(), _random_state(device)
         try:
             with torch.no_grad():
-                return self._run(implementation, args, kwargs, values)
+                return self._run(implementation, args, kwargs, values, device)
         except RuntimeError as error:
             raise ProfileError(
                 f"{implementation.call_name} fails on {signature(implementation, values)}: {error}"
             ) from error
         finally:
             torch.set_rng_state(state)
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(own_state, device)
             if implementation.overwrites is not None:  # runs in place have left anything in it
                 spoilt = made[implementation.overwrites]
                 self._spoilt |= {key for key, tensor in self._inputs.items() if tensor is spoilt}
@@ -105,24 +108,31 @@ class Bench:
         args: list[Any],
         kwargs: dict[str, Any],
         values: Mapping[str, Value],
+        device: torch.device,
     ) -> Measurement:
-        if not allocator.available():
-            return self._time_only(implementation, args, kwargs, values)
+        if devices.library(device) is None:
+            return self._time_only(implementation, args, kwargs, values, device)
+        if device.type == "cuda":
+            # Libraries keep what they ask for at their first call (cuBLAS its workspace): it is no request of a step.
+            _named(implementation, implementation.call(*args, **kwargs))
+            devices.synchronize(device)
         start = time.perf_counter()
-        with allocator.Recording() as recording:
+        with devices.recording(device) as recording:
             results = _named(implementation, implementation.call(*args, **kwargs))
+        devices.synchronize(device)
         first = time.perf_counter() - start
         _compare(results, implementation, values)
         requests, ticks = own_requests(recording.events, results, implementation)
         requests += worker_requests(recording, ticks, implementation)
         del results
-        arena = self._serve(requests)
+        arena = self._serve(requests, device)
 
         def run() -> float:
             arena.enter(0)
             try:
                 start = time.perf_counter()
                 results = _named(implementation, implementation.call(*args, **kwargs))
+                devices.synchronize(device)
                 took_s = time.perf_counter() - start
             finally:
                 arena.leave()
@@ -142,6 +152,7 @@ class Bench:
         args: list[Any],
         kwargs: dict[str, Any],
         values: Mapping[str, Value],
+        device: torch.device,
     ) -> Measurement:
         """With no recorder: outputs are all that is known of its memory."""
         results = _named(implementation, implementation.call(*args, **kwargs))
@@ -153,24 +164,25 @@ class Bench:
         )
 
         def run() -> float:
+            devices.synchronize(device)
             start = time.perf_counter()
             implementation.call(*args, **kwargs)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            devices.synchronize(device)
             return time.perf_counter() - start
 
         return Measurement(_median_s(run, MOST_RUNS), requests, 1)
 
-    def _serve(self, requests: Sequence[Request]) -> allocator.Arena:
+    def _serve(self, requests: Sequence[Request], device: torch.device) -> allocator.Arena:
         """An arena for these requests in memory that earlier measurements made resident."""
-        offsets, size = compact_offsets(requests)
+        offsets, size = compact_offsets(requests, CUDA_ALIGNMENT if device.type == "cuda" else ALIGNMENT)
         placed = list(zip((r.bytes for r in requests), offsets, strict=True))
         crew = [placed.pop() if requests and requests[-1].workers else (0, 0)]
-        if self._scratch is None or self._scratch.bytes < size:
-            self._scratch, memory = _mapped(max(size, LEAST_SCRATCH_BYTES), torch.uint8)
-            memory.zero_()  # resident before anything is timed
-        arena = allocator.Arena([placed], size, crew)
-        arena.share(self._scratch)
+        scratch = self._scratch.get(device)
+        if scratch is None or scratch.bytes < size:
+            self._scratch.pop(device, None)
+            scratch = self._scratch[device] = _resident(max(size, LEAST_SCRATCH_BYTES), device)
+        arena = devices.arena(device, [placed], size, crew)
+        arena.share(scratch)
         return arena
 
     def _base(self, key: tuple[Any, ...], value: Value) -> torch.Tensor:
@@ -269,6 +281,28 @@ def _enough(times: Sequence[float], most_runs: int) -> bool:
 
 def _described(argument: Any, values: Mapping[str, Value]) -> Any:
     return values[argument.name] if isinstance(argument, Ref) else argument
+
+
+def _device(implementation: Implementation, values: Mapping[str, Value]) -> torch.device:
+    """Where it runs: where its results are, or its inputs."""
+    names = (*implementation.outputs, *implementation.inputs())
+    found = [values[name].device for name in names if name is not None and name in values]
+    return next((device for device in found if device.type != "cpu"), torch.device("cpu"))
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _resident(size: int, device: torch.device) -> allocator.Arena:
+    """Memory to measure in that takes no time to be made when something is timed."""
+    if device.type == "cpu":
+        arena, memory = _mapped(size, torch.uint8)
+        memory.zero_()
+        return arena
+    arena = devices.arena(device, [], size)
+    arena.map()
+    return arena
 
 
 def _mapped(size: int, dtype: torch.dtype) -> tuple[allocator.Arena, torch.Tensor]:

@@ -10,6 +10,7 @@ from monet.errors import ProfileError
 from monet.measurement import Request
 from monet.native import allocator
 from monet.ops.offers.implementation import Implementation
+from monet.plans.plan import ALIGNMENT
 
 
 def own_requests(
@@ -67,14 +68,14 @@ def worker_requests(recording: allocator.Recording, ticks: int, implementation: 
     return (Request(recording.worker_bytes * (torch.get_num_threads() - 1), 0, ticks, None, workers=True),)
 
 
-def compact_offsets(requests: Sequence[Request]) -> tuple[list[int], int]:
-    """An offset for each request, and the bytes of all. A block is used again once it is free, for an equal size; good
-    enough to measure in, not to plan with."""
+def compact_offsets(requests: Sequence[Request], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
+    """An offset for each request, a multiple of ``alignment`` bytes, and the bytes of all. A block is used again once
+    it is free, for an equal size; good enough to measure in, not to plan with."""
     free: dict[int, list[tuple[int, int]]] = {}
     offsets: list[int] = []
     size = 0
     for request in requests:
-        aligned = (request.bytes + 63) // 64 * 64
+        aligned = -(-request.bytes // alignment) * alignment
         blocks = free.setdefault(aligned, [])
         usable = next((block for block in blocks if block[1] <= request.begin), None)
         if usable is not None:

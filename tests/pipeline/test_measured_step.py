@@ -29,7 +29,7 @@ from monet.pipeline.measured_step import read_step, write_step
 from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import Prepared, Preparing, prepare
 from monet.planner.search import Solving
-from monet.plans.plan import Plan
+from monet.plans.plan import CUDA_ALIGNMENT, Plan
 
 QUICK = Solving(time_limit_s=5.0)
 
@@ -121,6 +121,7 @@ def test_a_step_of_a_gpu_is_planned_without_one(path: Path) -> None:
     plan = plan_prepared(prepared, plan_smallest(prepared, None, QUICK).plan.budget_bytes, QUICK).plan
     assert plan.environment["device"] == "cuda:0"
     assert plan.peak_bytes < prepared.full_bytes
+    assert all(buffer.offset % CUDA_ALIGNMENT == 0 for buffer in plan.buffers)
     with pytest.raises(PlanMismatch, match="H100"):
         monet.MonetModule(case_model("residual"), plan)
 
