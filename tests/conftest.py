@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from cuda_machine import Machine
+
     from monet import MonetModule
     from monet.pipeline.planning import PlanResult
 
@@ -109,3 +111,15 @@ def planned(residual: PlanResult) -> MonetModule:
     from monet import MonetModule
 
     return MonetModule(case_model("residual"), residual.plan)
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """A made-up GPU; nothing may be left of what a test takes of its memory."""
+    from cuda_machine import Machine
+
+    made = Machine()
+    before = made.live_bytes
+    yield made
+    made.close()
+    assert made.live_bytes == before, "memory is left over"

@@ -2,26 +2,19 @@
 // for, as allocator.cpp does on the CPU. Everything else goes to PyTorch's allocator as it is: all other calls, other
 // threads, other devices, other streams, and what is not as planned.
 //
-// program.h says which planned request one is, cuda_arena.h has arenas, streams and graphs, recorder.h what is recorded;
-// here are the allocator, and the functions that Python calls: their names are those of allocator.cpp. Those that can
-// fail return what Python looks for in monet_error().
-#include <torch/headeronly/version.h>
-
+// program.h says which planned request one is, cuda_arena.h has arenas, streams and graphs, cuda_forwarding.h what is
+// passed on, recorder.h what is recorded; here are the allocator that asks all of them, and the functions that Python
+// calls: their names are those of allocator.cpp. Those that can fail return what Python looks for in monet_error().
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <string>
 
 #include "cuda_arena.h"
+#include "cuda_forwarding.h"
 #include "recorder.h"
 
-// What a version of PyTorch has that an earlier one has not.
-#define MONET_SINCE(major, minor) \
-  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
-
 namespace {
-
-namespace native = c10::cuda::CUDACachingAllocator;
 
 // The step that a thread is in, and the stream that it runs on.
 struct Session : Cursor {
@@ -35,7 +28,7 @@ struct Recorded {
   uint64_t recording;
   int64_t index;
 };
-std::unordered_map<const void*, Recorded> recorded;
+auto& recorded = *new std::unordered_map<const void*, Recorded>;
 std::atomic<int64_t> recorded_count{0};
 
 void note_request(const void* pointer, size_t n) {
@@ -87,7 +80,7 @@ Served serve(size_t n, cudaStream_t stream) {
 
 cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
-class PlannedAllocator final : public CUDAAllocator {
+class PlannedAllocator final : public Forwarding {
  public:
   DataPtr allocate(size_t n) override {
     if (n == 0) return previous->allocate(n);
@@ -133,7 +126,7 @@ class PlannedAllocator final : public CUDAAllocator {
     previous->raw_delete(pointer);
   }
 
-  using CUDAAllocator::recordStream;
+  using Forwarding::recordStream;
   void recordStream(const DataPtr& pointer, CUDAStream stream) override {
     if (pointer.get_deleter() == &release_block) {
       std::lock_guard<std::recursive_mutex> lock(mutex);
@@ -170,6 +163,12 @@ class PlannedAllocator final : public CUDAAllocator {
     return handle;
   }
 
+#if MONET_SINCE(2, 12)
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
+    return previous->getContextForPointer(start_of(const_cast<void*>(pointer)));
+  }
+#endif
+
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
     previous->beginAllocateToPool(device, pool, filter);
     std::lock_guard<std::recursive_mutex> lock(mutex);
@@ -197,86 +196,6 @@ class PlannedAllocator final : public CUDAAllocator {
       if (range.device == device && range.graphs.erase(pool) != 0) end_if_unused(range);
     }
   }
-
-  // As they are.
-  c10::DeleterFnPtr raw_deleter() const override { return previous->raw_deleter(); }
-  bool is_simple_data_ptr(const DataPtr& pointer) const override { return previous->is_simple_data_ptr(pointer); }
-  void copy_data(void* to, const void* from, size_t count) const override { previous->copy_data(to, from, count); }
-  void init(int count) override { previous->init(count); }
-  bool initialized() override { return previous->initialized(); }
-  double getMemoryFraction(DeviceIndex device) override { return previous->getMemoryFraction(device); }
-  void setMemoryFraction(double part, DeviceIndex device) override { previous->setMemoryFraction(part, device); }
-  std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
-    return previous->getExpandableSegmentSizes(device);
-  }
-  void enable(bool value) override { previous->enable(value); }
-  bool isEnabled() const override { return previous->isEnabled(); }
-  void emptyCache(MempoolId_t pool) override { previous->emptyCache(pool); }
-  void cacheInfo(DeviceIndex device, size_t* largest) override { previous->cacheInfo(device, largest); }
-  native::DeviceStats getDeviceStats(DeviceIndex device) override { return previous->getDeviceStats(device); }
-  void resetAccumulatedStats(DeviceIndex device) override { previous->resetAccumulatedStats(device); }
-  void resetPeakStats(DeviceIndex device) override { previous->resetPeakStats(device); }
-  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override { return previous->getMemoryInfo(device); }
-  native::SnapshotInfo snapshot(MempoolId_t pool, bool traces) override { return previous->snapshot(pool, traces); }
-  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
-    return previous->getPoolUseCount(device, pool);
-  }
-  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> of) override {
-    previous->createOrIncrefPool(device, pool, std::move(of));
-  }
-  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override {
-    previous->setUseOnOOM(device, pool, use);
-  }
-  void setNoSplit(DeviceIndex device, MempoolId_t pool) override { previous->setNoSplit(device, pool); }
-  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
-                                const std::unordered_set<void*>& expected) override {
-    return previous->checkPoolLiveAllocations(device, pool, expected);
-  }
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return previous->getIpcDevPtr(std::move(handle)); }
-  bool isHistoryEnabled() override { return previous->isHistoryEnabled(); }
-  void recordHistory(bool enabled, native::CreateContextFn context, size_t most, native::RecordContext when, bool clear,
-                     const std::vector<std::string>& skipped) override {
-    previous->recordHistory(enabled, context, most, when, clear, skipped);
-  }
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override {
-    previous->recordAnnotation(pairs);
-  }
-  void pushCompileContext(std::string& text) override { previous->pushCompileContext(text); }
-  void popCompileContext() override { previous->popCompileContext(); }
-  void setUserMetadata(const std::string& text) override { previous->setUserMetadata(text); }
-  std::string getUserMetadata() override { return previous->getUserMetadata(); }
-  void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override {
-    previous->attachOutOfMemoryObserver(std::move(observer));
-  }
-  void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override {
-    previous->attachAllocatorTraceTracker(std::move(tracker));
-  }
-  void enablePeerAccess(DeviceIndex device, DeviceIndex other) override { previous->enablePeerAccess(device, other); }
-  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count, cudaStream_t stream,
-                          bool peer) override {
-    return previous->memcpyAsync(to, to_device, from, from_device, count, stream, peer);
-  }
-  std::shared_ptr<native::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
-    return previous->getCheckpointState(device, pool);
-  }
-  native::CheckpointDelta setCheckpointPoolState(DeviceIndex device,
-                                                 std::shared_ptr<native::AllocatorState> state) override {
-    return previous->setCheckpointPoolState(device, std::move(state));
-  }
-  std::string name() override { return previous->name(); }
-#if MONET_SINCE(2, 12)
-  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) override {
-    return previous->getContextForPointer(start_of(const_cast<void*>(pointer)));
-  }
-  void attachOomRejectionObserver(native::OomRejectionObserver observer) override {
-    previous->attachOomRejectionObserver(std::move(observer));
-  }
-#endif
-#if MONET_SINCE(2, 13)
-  void markCaptureBegin(DeviceIndex device) override { previous->markCaptureBegin(device); }
-  void markCaptureEnd(DeviceIndex device) override { previous->markCaptureEnd(device); }
-  DataPtr allocateWithAddress(size_t size, void* at) override { return previous->allocateWithAddress(size, at); }
-#endif
 
  private:
   // The arena's first address for one inside, else the address.

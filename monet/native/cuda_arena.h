@@ -36,9 +36,11 @@ using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
 CUDAAllocator* previous = nullptr;  // PyTorch's own
 
-// Held while arenas or blocks change. PyTorch's allocator is called under it, and may free tensors of ours on this thread
-// when memory is short (its FreeMemoryCallback).
-std::recursive_mutex mutex;
+// None of these is ever destroyed: tensors may be freed when the process ends, after the library's own ending.
+//
+// Held while arenas or blocks change. PyTorch's allocator is called under it, and may free tensors of ours on this
+// thread when memory is short (its FreeMemoryCallback).
+std::recursive_mutex& mutex = *new std::recursive_mutex;
 
 struct Range {
   DeviceIndex device;
@@ -53,7 +55,8 @@ struct Range {
   std::set<MempoolId_t> graphs{};  // memory pools of graphs that replay steps in it
   bool forever = false;           // a graph of unknown pool does
 };
-std::map<const char*, std::unique_ptr<Range>> ranges;  // by base
+using Ranges = std::map<const char*, std::unique_ptr<Range>>;  // by base
+Ranges& ranges = *new Ranges;
 
 // A planned request that somebody holds.
 struct Block {
@@ -61,7 +64,8 @@ struct Block {
   bool leaves;
   std::vector<CUDAStream> streams;  // others that use it
 };
-std::unordered_multimap<const void*, Block*> raw_blocks;  // those that are freed by address
+using RawBlocks = std::unordered_multimap<const void*, Block*>;  // those that are freed by address
+RawBlocks& raw_blocks = *new RawBlocks;
 
 // Where an arena is now. Programs that share it share this.
 struct Home {
@@ -82,7 +86,7 @@ struct Capture {
   MempoolId_t pool;
   std::function<bool(cudaStream_t)> filter;
 };
-std::vector<Capture> captures;
+std::vector<Capture>& captures = *new std::vector<Capture>;
 
 class OnDevice {
  public:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from cuda_machine import Machine, MadeUp
@@ -18,14 +16,6 @@ from monet.plans.plan import Plan
 def plan() -> Plan:
     torch.manual_seed(0)
     return monet.plan(Residual(16), (torch.randn(8, 3, 32, 32),), budget="96%", accumulate=True, time_limit_s=10.0)
-
-
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    made = Machine()
-    yield made
-    made.close()
-    assert made.live_bytes == 0
 
 
 def test_every_request_of_a_plan_has_its_place(machine: Machine, plan: Plan) -> None:

@@ -1,56 +1,12 @@
 // A GPU's allocator and streams for a machine that has none, around monet's own CUDA allocator: the one under test is
 // compiled in, unchanged. Memory is the host's.
-//
-// Streams keep vector clocks: work on one stream comes after work on another one only where an event says so. `mock_use`
-// says that a block is read or written by a stream, and counts the races: earlier work on the same bytes, under another
-// block, that nothing orders before it.
 #include "cuda_allocator.cpp"
+#include "cuda_mock_streams.h"
 
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 
 namespace {
-
-using Clock = std::map<int64_t, int64_t>;  // stream → how much of its work
-
-struct Access {
-  const char* begin;
-  const char* end;
-  int64_t stream;
-  int64_t time;
-  int64_t block;
-};
-
-struct Machine {
-  int device = 0;
-  std::map<int, int64_t> current;          // device → its current stream
-  std::map<int64_t, Clock> clocks;
-  std::map<int64_t, Clock> events;
-  std::set<int64_t> busy, capturing;       // streams
-  std::vector<Access> accesses;
-  int64_t last_event = 0, last_block = 0;
-  int stream_device(int64_t stream) { return static_cast<int>(stream / 100); }
-} machine;
-
-std::ostringstream journal;
-
-// As CUDA has it, the default stream of the current device is nullptr.
-cudaStream_t handle_of(int64_t stream) {
-  return stream % 100 == 0 ? nullptr : reinterpret_cast<cudaStream_t>(stream);
-}
-int64_t number_of(cudaStream_t stream) {
-  return stream == nullptr ? machine.device * 100 : reinterpret_cast<int64_t>(stream);
-}
-
-CUDAStream stream_of(int64_t number) {
-  const c10::Device device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(machine.stream_device(number)));
-  return CUDAStream(CUDAStream::UNCHECKED, c10::Stream(c10::Stream::UNSAFE, device, number));
-}
-
-void merge(Clock& into, const Clock& from) {
-  for (const auto& [stream, time] : from) into[stream] = std::max(into[stream], time);
-}
 
 struct Memory {
   size_t bytes;
@@ -126,7 +82,9 @@ class MockAllocator final : public CUDAAllocator {
   bool initialized() override { return true; }
   double getMemoryFraction(DeviceIndex) override { return 0.75; }
   void setMemoryFraction(double fraction, DeviceIndex) override { journal << "setMemoryFraction " << fraction << "\n"; }
-  std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { return {{nullptr, true, 7}}; }
+  std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override {
+    return {{nullptr, true, 7}};
+  }
   void enable(bool value) override { journal << "enable " << value << "\n"; }
   bool isEnabled() const override { return true; }
   void emptyCache(MempoolId_t) override { journal << "emptyCache\n"; }
@@ -150,7 +108,9 @@ class MockAllocator final : public CUDAAllocator {
     ++pools[{device, pool}];
     journal << "beginAllocateToPool " << pool.second << "\n";
   }
-  void endAllocateToPool(DeviceIndex, MempoolId_t pool) override { journal << "endAllocateToPool " << pool.second << "\n"; }
+  void endAllocateToPool(DeviceIndex, MempoolId_t pool) override {
+    journal << "endAllocateToPool " << pool.second << "\n";
+  }
   void releasePool(DeviceIndex device, MempoolId_t pool) override {
     --pools[{device, pool}];
     journal << "releasePool " << pool.second << "\n";
@@ -185,8 +145,12 @@ class MockAllocator final : public CUDAAllocator {
   void setUserMetadata(const std::string& text) override { journal << "setUserMetadata " << text << "\n"; }
   std::string getUserMetadata() override { return "metadata"; }
   void attachOutOfMemoryObserver(native::OutOfMemoryObserver) override { journal << "attachOutOfMemoryObserver\n"; }
-  void attachAllocatorTraceTracker(native::AllocatorTraceTracker) override { journal << "attachAllocatorTraceTracker\n"; }
-  void enablePeerAccess(DeviceIndex, DeviceIndex other) override { journal << "enablePeerAccess " << int(other) << "\n"; }
+  void attachAllocatorTraceTracker(native::AllocatorTraceTracker) override {
+    journal << "attachAllocatorTraceTracker\n";
+  }
+  void enablePeerAccess(DeviceIndex, DeviceIndex other) override {
+    journal << "enablePeerAccess " << int(other) << "\n";
+  }
   cudaError_t memcpyAsync(void*, int, const void*, int, size_t count, cudaStream_t, bool) override {
     journal << "memcpyAsync " << count << "\n";
     return cudaSuccess;
@@ -252,42 +216,6 @@ void c10_cuda_check_implementation(const int32_t error, const char*, const char*
 }  // namespace c10::cuda
 
 extern "C" {
-
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-const char* cudaGetErrorString(cudaError_t) { return "an error of the mock"; }
-cudaError_t cudaMemGetInfo(size_t*, size_t*) { return cudaErrorUnknown; }
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return machine.busy.count(number_of(stream)) ? cudaErrorNotReady : cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  const bool active = machine.capturing.count(number_of(stream)) != 0;
-  *status = active ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  static cudaStreamCaptureMode now = cudaStreamCaptureModeGlobal;
-  std::swap(now, *mode);
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(++machine.last_event);
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  if (machine.stream_device(number_of(stream)) != machine.device) return cudaErrorInvalidValue;
-  machine.events[reinterpret_cast<int64_t>(event)] = machine.clocks[number_of(stream)];
-  journal << "event on " << number_of(stream) << "\n";
-  return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  merge(machine.clocks[number_of(stream)], machine.events.at(reinterpret_cast<int64_t>(event)));
-  journal << "wait on " << number_of(stream) << "\n";
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  machine.events.erase(reinterpret_cast<int64_t>(event));
-  return cudaSuccess;
-}
 
 // What a test does. Streams are numbers; stream s is of device s / 100.
 void mock_device(int device) { machine.device = device; }

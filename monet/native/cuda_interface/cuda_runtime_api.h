@@ -10,7 +10,12 @@ struct CUevent_st;
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 
-enum cudaError : unsigned { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNotReady = 600, cudaErrorUnknown = 999 };
+enum cudaError : unsigned {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorNotReady = 600,
+  cudaErrorUnknown = 999
+};
 using cudaError_t = cudaError;
 
 enum cudaMemcpyKind : unsigned {
