@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monet.amounts import parse_byte_count
 from monet.errors import ConfigError
-from monet.planner.problem import ASYNCHRONOUS, MODES, STATIC, SecondMemory
+from monet.planner.problem import ASYNCHRONOUS, MODES, SMALLEST_MOVED, STATIC, SecondMemory
 from monet.planner.schedules import MOVING, moving_variant
 
 _ACCEPTED = (
@@ -94,7 +94,13 @@ def parse_offload(value: str | Offload) -> Offload:
 def _with(offload: Offload, part: str, value: str) -> Offload:
     name, separator, text = part.partition("=")
     if separator and name == "limit":
-        return replace(offload, limit_bytes=parse_byte_count(text))
+        limit = parse_byte_count(text)
+        if limit < SMALLEST_MOVED:
+            raise ConfigError(
+                f"--offload {value!r}: nothing would be moved, as tensors under {SMALLEST_MOVED:,} bytes (1 MiB) are "
+                "not; give a larger limit, or leave --offload out"
+            )
+        return replace(offload, limit_bytes=limit)
     if name == "mode":
         if text not in MODES:
             raise ConfigError(f"--offload {value!r}: mode is one of {', '.join(MODES)}, not {text!r}")

@@ -56,7 +56,8 @@ def in_memory() -> Path:
         ("disk:/a:b", Offload(True, Path("/a:b"))),
         ("disk:/scratch,limit=20GB", Offload(True, Path("/scratch"), limit_bytes=20 * GB)),
         ("disk,limit=1GiB", Offload(True, limit_bytes=1 << 30)),
-        ("disk , limit=5 , mode=synchronous", Offload(True, limit_bytes=5, mode="synchronous")),
+        ("disk,limit=1MiB", Offload(True, limit_bytes=1 << 20)),
+        ("disk , limit=5MB , mode=synchronous", Offload(True, limit_bytes=5_000_000, mode="synchronous")),
         ("disk,write=800MB/s", Offload(True, write_rate=8e8)),
         ("disk,write=800MB/s,read=2GB / s", Offload(True, write_rate=8e8, read_rate=2e9)),
         ("disk,bandwidth=1GB/s", Offload(True, write_rate=1e9, read_rate=1e9)),
@@ -94,6 +95,8 @@ def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("disk,limit=", "''"),
         ("disk,limit=much", "much"),
         ("disk,limit=-1", "-1"),
+        ("disk:/scratch,limit=0", "'disk:/scratch,limit=0': nothing would be moved"),
+        ("bandwidth=1GB/s,limit=1048575", "under 1,048,576 bytes (1 MiB)"),
         ("disk,mode=fast", "mode is one of asynchronous, synchronous, static, not 'fast'"),
         ("disk,mode=static", "which a disk is not"),
         ("disk,write=1GB", "is no rate; write bytes a second"),
@@ -116,8 +119,8 @@ def test_every_mode_has_a_text() -> None:
 
 
 def test_given_rates_come_before_measured_ones() -> None:
-    second = parse_offload("disk,write=1GB/s,limit=9").at(5e9, 6e9, 1e-12)
-    assert (second.write_rate, second.read_rate, second.slowdown_s, second.limit_bytes) == (1e9, 6e9, 1e-12, 9)
+    second = parse_offload("disk,write=1GB/s,limit=9MB").at(5e9, 6e9, 1e-12)
+    assert (second.write_rate, second.read_rate, second.slowdown_s, second.limit_bytes) == (1e9, 6e9, 1e-12, 9_000_000)
     assert parse_offload("bandwidth=2GB/s").assumed().read_rate == 2e9
     for text in ("disk", "disk,write=1GB/s", "disk,read=1GB/s"):
         with pytest.raises(ConfigError, match="a disk's rates are measured"):
