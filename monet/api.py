@@ -188,6 +188,8 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
         except InfeasibleBudget as error:
             if error.smallest_bytes is not None:
                 error.smallest_bytes += spared
+            if error.counted_bytes is not None:
+                error.counted_bytes += spared
             raise
         if plans[number].solver["status"] == "interrupted":
             raise KeyboardInterrupt

@@ -34,6 +34,7 @@ class InfeasibleBudget(MonetError):
 
     ``reason`` is the message without what to try, ``advice`` that. ``smallest_plan``: the solution that is known to
     need so little, where the planner raises it; ``smallest_bytes`` is then the program's count, before any layout.
+    ``counted_bytes``: what the reason says that every plan needs in the captured order; an arena may do with less.
     ``show`` writes each amount of the message: exactly, until ``monet.amounts.refusals_in`` sets the caller's unit.
     """
 
@@ -44,18 +45,23 @@ class InfeasibleBudget(MonetError):
         *,
         advice: str = "that budget or more, or a smaller batch",
         smallest_plan: object = None,
+        counted_bytes: int | None = None,
     ) -> None:
         super().__init__(reason)
         self.reason: Sentence = (reason,) if isinstance(reason, str) else reason
         self.smallest_bytes = smallest_bytes
-        self.advice, self.smallest_plan = advice, smallest_plan
+        self.advice, self.smallest_plan, self.counted_bytes = advice, smallest_plan, counted_bytes
         self.show: Callable[[int], str] = _exact
 
     def __str__(self) -> str:
         reason = "".join(part if isinstance(part, str) else self.show(part) for part in self.reason)
         if self.smallest_bytes is None:
             return reason
-        return f"{reason} The smallest budget known to work is {self.show(self.smallest_bytes)}. Try {self.advice}."
+        less = self.counted_bytes is not None and self.smallest_bytes < self.counted_bytes
+        how = ", by another order of the runs or a closer layout than is counted there" if less else ""
+        return (
+            f"{reason} The smallest budget known to work is {self.show(self.smallest_bytes)}{how}. Try {self.advice}."
+        )
 
 
 def _exact(count: int) -> str:

@@ -290,7 +290,9 @@ def _smallest_known(refused: InfeasibleBudget, fit: Fit, attempts: _Attempts) ->
         return replace(smallest[0], status="smallest_known"), smallest[1]
     if earlier is not None and _needed(earlier, lowered) <= _needed(smallest, lowered):
         smallest = earlier
-    raise InfeasibleBudget(refused.reason, _needed(smallest, lowered), advice=refused.advice) from refused
+    raise InfeasibleBudget(
+        refused.reason, _needed(smallest, lowered), advice=refused.advice, counted_bytes=refused.counted_bytes
+    ) from refused
 
 
 def _needed(placed: Placed, lowered: Lowered) -> int:

@@ -38,7 +38,7 @@ def refusal(
         return InfeasibleBudget(reason)
     smallest, plan = known
     size: Sentence = (budget_bytes, ", ", problem.fixed_bytes, " of which hold what is there in any plan")
-    advice = "that budget or more, or a smaller batch"
+    advice, counted = "that budget or more, or a smaller batch", None
     if budget_bytes < problem.fixed_bytes:
         reason = (
             f"No plan of {problem.name} fits in ", budget_bytes, ": what is there in any plan (parameters, inputs, "
@@ -47,9 +47,10 @@ def refusal(
         advice = "that budget or more"
     elif status == "infeasible":
         needed: Sentence = () if scope_needs_bytes is None else (", which needs ", scope_needs_bytes)
+        counted = scope_needs_bytes
         reason = (f"No plan of {problem.name} fits in ", *size, f": proven for {scope}", *needed, ".")
         advice += ", or a larger window" if scope.startswith("window") else ""
     else:
         reason = (f"No plan of {problem.name} that fits in ", *size, f", was found in {time_limit_s:g} s.")
         advice += ", a larger window, or a longer time limit"
-    return InfeasibleBudget(reason, smallest, advice=advice, smallest_plan=plan)
+    return InfeasibleBudget(reason, smallest, advice=advice, smallest_plan=plan, counted_bytes=counted)

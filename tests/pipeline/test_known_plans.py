@@ -65,6 +65,27 @@ def test_a_named_budget_works_whatever_the_next_search_finds(monkeypatch: pytest
     monet.MonetModule(model, result.plan)(torch.randn(2, 3, 8, 8)).sum().backward()
 
 
+def test_a_budget_below_what_is_counted_says_how_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plan of the captured order needs more than the budget that is named: by another order, that is not so."""
+    prepared = _prepared()
+    fastest = fastest_plan(prepared.problem)
+    assert fastest is not None
+
+    def said(counted_bytes: int) -> str:
+        def plan_variant(*_: Any, **__: Any) -> Any:
+            raise InfeasibleBudget("Counted.", fastest.peak_bytes, smallest_plan=fastest, counted_bytes=counted_bytes)
+
+        monkeypatch.setattr(fitting, "plan_variant", plan_variant)
+        with pytest.raises(InfeasibleBudget) as caught:
+            plan_prepared(prepared, 1, Solving(time_limit_s=5.0))
+        assert caught.value.smallest_bytes is not None
+        assert (caught.value.smallest_bytes < counted_bytes) == ("by another order of the runs" in str(caught.value))
+        return str(caught.value)
+
+    assert "known to work is" in said(fastest.peak_bytes * 2)
+    assert "another order" not in said(prepared.problem.fixed_bytes)
+
+
 def test_no_plan_is_slower_than_one_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = _prepared()
     found = plan_prepared(prepared, prepared.eager.peak_bytes, Solving(time_limit_s=5.0))
