@@ -57,7 +57,7 @@ def _rendered(found: StepTrace) -> str:
         rows.append((name, str(count) if count else "", _ms(predicted_s), _ms(measured_s), ratio))
 
     kinds = by(found.steps, lambda step: step.kind)
-    for kind in ("forward", "recompute", "backward", "update"):
+    for kind in ("forward", "recompute", "backward", "update", "write", "read", "wait"):
         if kind in kinds:
             row(kind, *kinds[kind])
     row("all steps", len(found.steps), sum(step.predicted_s for step in found.steps), found.measured_s)

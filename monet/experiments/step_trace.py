@@ -18,6 +18,7 @@ from monet.executor.codegen import implementation_of
 from monet.executor.module import MonetModule
 from monet.executor.planned_step import planned_catalogue
 from monet.executor.step_times import StepTimes
+from monet.experiments.copy_times import seconds_with_copies
 from monet.graph import Graph
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
@@ -31,8 +32,8 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """``predicted_s``: the implementation measured alone; ``measured_s``: the median of its runs in the plan.
-    ``where``: the line of the model it comes from."""
+    """``predicted_s``: the implementation measured alone, and what it loses beside copies; of a wait, what is left of
+    its copy. ``measured_s``: the median of its runs in the plan. ``where``: the line of the model it comes from."""
 
     step: int
     kind: str
@@ -85,7 +86,7 @@ def trace_config(config: Config, plan: Plan, *, runs: int, progress: bool) -> St
             for timed in times.passes:
                 for step, taken_s in timed:
                     seconds.setdefault(step, []).append(taken_s)
-    predicted = _predicted(plan, planned_catalogue(module._step.graph, plan))
+    predicted = seconds_with_copies(plan, _predicted(plan, planned_catalogue(module._step.graph, plan)))
     where = _described(module._step.graph)
     steps = []
     for number, of in enumerate(plan.steps):
@@ -117,7 +118,7 @@ def _predicted(plan: Plan, catalogue: Catalogue) -> list[float]:
     found = []
     try:
         for step in plan.steps:
-            if step.place is not None:  # a copy runs beside others, and is waited for where it does not
+            if step.place is not None:  # a copy
                 found.append(0.0)
                 continue
             implementation = implementation_of(step, catalogue)
