@@ -88,9 +88,11 @@ class PlanStep:
     place: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """A verified training step. All ``*_bytes`` are exact; ``*_s`` are predicted seconds.
+
+    ``print(plan)`` tells in a few lines what it needs, what it costs, and what it moves and runs again.
 
     ``second_bytes``: what the step needs of a second memory; 0 where it copies nothing.
     ``peak_bytes`` = ``fixed_bytes`` + ``arena_bytes`` and is at most ``budget_bytes``.
@@ -119,6 +121,16 @@ class Plan:
     def peak_bytes(self) -> int:
         """All that the step holds at once at most: what is there throughout, and the arena."""
         return self.fixed_bytes + self.arena_bytes
+
+    def __str__(self) -> str:
+        from monet.plans.text import described
+
+        return "\n".join(described(self))
+
+    def __repr__(self) -> str:
+        from monet.plans.text import named
+
+        return f"<Plan of {named(self)}: {len(self.steps)} steps in {self.peak_bytes:,} of {self.budget_bytes:,} bytes>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, the same bytes for the same plan; ``path`` is replaced as a whole or not at all.

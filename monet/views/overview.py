@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monet.plans.plan import WRITE, Plan
+from monet.plans.text import solver_number
 from monet.views.plain_text import plain
 
 
@@ -45,8 +46,8 @@ def overview(plan: Plan) -> Overview:
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
     again = [step for step in plan.steps if step.kind == "recompute"]
     made = {number for step in again for number in set(step.writes.values()) - set(step.reads.values())}
-    eager_s, predicted_s = _number(plan, "baseline_s"), _number(plan, "objective_s")
-    eager_peak, bound_s = _number(plan, "eager_peak_bytes"), _number(plan, "bound_s")
+    eager_s, predicted_s = solver_number(plan, "baseline_s"), solver_number(plan, "objective_s")
+    eager_peak, bound_s = solver_number(plan, "eager_peak_bytes"), solver_number(plan, "bound_s")
     return Overview(
         name=_text(plan.model.get("name")) or "a model without a name",
         steps=Counter(step.kind for step in plan.steps),
@@ -59,7 +60,7 @@ def overview(plan: Plan) -> Overview:
         predicted_s=predicted_s,
         overhead=predicted_s / eager_s - 1.0 if predicted_s is not None and eager_s else None,
         bound_s=bound_s or None,
-        gap=_number(plan, "gap") if bound_s else None,
+        gap=solver_number(plan, "gap") if bound_s else None,
         bound_scope=_text(plan.solver.get("bound_scope")),
         status=_text(plan.solver.get("status")),
     )
@@ -78,12 +79,6 @@ def _implementations(plan: Plan) -> dict[str, dict[str, int]]:
         if step.place is None:
             counts.setdefault(operator_of(step.node), Counter())[step.implementation] += 1
     return {operator: dict(used.most_common()) for operator, used in sorted(counts.items())}
-
-
-def _number(plan: Plan, name: str) -> float | None:
-    """A number of ``solver``, whose content is free."""
-    value: Any = plan.solver.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _text(value: Any) -> str | None:
