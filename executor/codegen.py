@@ -87,10 +87,10 @@ def generate(
     """
     graph = catalogue.graph
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
-    steps = [_copy_of(step, sizes) or implementation_of(step, catalogue) for step in plan.steps]
+    steps = [_copy_of(step, sizes, catalogue) or implementation_of(step, catalogue) for step in plan.steps]
     implementations = [step for step in steps if isinstance(step, Implementation)]
     border = _border(plan, graph)
-    writer = StepWriter(catalogue, _views(graph), _dying_storages(plan), copies)
+    writer = StepWriter(catalogue, _views(graph), _dying_storages(plan, catalogue), copies)
     forward = _forward(writer, graph, steps[:border])
     later = [step for step in steps[border:] if isinstance(step, Implementation)]
     handover = _hand_over(writer, graph, later)
@@ -111,12 +111,18 @@ def generate(
     )
 
 
-def _copy_of(step: PlanStep, sizes: Mapping[int, int]) -> CopyStep | None:
+def _storage_of(content: str, catalogue: Catalogue) -> str:
+    """The storage of a content that a plan names: one that has changed in place has a number behind its name."""
+    return content if content in catalogue.values else content.rpartition("+")[0]
+
+
+def _copy_of(step: PlanStep, sizes: Mapping[int, int], catalogue: Catalogue) -> CopyStep | None:
     """The copy that a step issues or waits for; None where it runs an operator."""
     if step.kind not in (WRITE, READ, WAIT) or step.place is None:
         return None
     buffer = next(id for id in (*step.reads.values(), *step.writes.values(), *step.requests) if id is not None)
-    return CopyStep(step.kind, step.node, step.place, sizes[buffer], bool(step.writes))
+    storage = _storage_of(step.node, catalogue)
+    return CopyStep(step.kind, storage, step.place, sizes[buffer], bool(step.writes))
 
 
 def _sources(graph: Graph) -> tuple[str, ...]:
@@ -149,13 +155,13 @@ def _is_forward(step: PlanStep) -> bool:
     return step.kind in ("forward", WRITE) or (step.kind == WAIT and bool(step.reads))
 
 
-def _dying_storages(plan: Plan) -> dict[int, set[str]]:
+def _dying_storages(plan: Plan, catalogue: Catalogue) -> dict[int, set[str]]:
     """Step → storages whose buffer is not used after it, by the step or whoever it leaves it to."""
     dying: dict[int, set[str]] = {}
     content: dict[int, str] = {}  # buffer → the storage that it holds
     last = {buffer.id: None if buffer.leaves else buffer.last for buffer in plan.buffers}
     for i, step in enumerate(plan.steps):
-        content.update({buffer: storage for storage, buffer in step.writes.items()})
+        content.update({buffer: _storage_of(name, catalogue) for name, buffer in step.writes.items()})
         for buffer in {*step.reads.values(), *step.writes.values()}:
             if last[buffer] == i:
                 dying.setdefault(i, set()).add(content[buffer])

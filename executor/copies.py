@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 from monet.errors import ExecutionError, PlanMismatch
 from monet.graph import Value
 from monet.native.channel import ALIGNMENT, Channel
-from monet.plans.plan import Plan, whole_blocks
+from monet.plans.plan import READ, WRITE, Plan, PlanStep, whole_blocks
 from monet.second_memory.folder import check_room, device_of, find_folder
 
 
@@ -38,13 +38,18 @@ class _UnderWay:
 
 @dataclass(slots=True)
 class Copies:
-    """``inside``: whether memory is the arena's: only there does a plan leave room for whole blocks."""
+    """``inside``: whether memory is the arena's: only there does a plan leave room for whole blocks. ``carried``: by
+    place, the storage that it holds from one step to the next. ``lost``: of these, what the place does not hold any
+    more, since a step was cut short between its update and the end of its copy."""
 
     channel: Channel
     inside: Callable[[int], bool]
     waits: Waits = field(default_factory=Waits)
     process: int = field(default_factory=os.getpid)
+    carried: Mapping[int, str] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
+    _written_back: set[int] = field(default_factory=set)  # places of ``carried`` with a copy under way to them
 
     def check_process(self) -> None:
         """Raises ``ExecutionError`` in a process that was forked from the one whose copies these are."""
@@ -63,6 +68,8 @@ class Copies:
             ctypes.memmove(aligned, pointer, min(size, tensor.untyped_storage().nbytes()))
             pointer = aligned
         self._under_way[place] = _UnderWay(self.channel.write(pointer, place, size), bounce)
+        if place in self.carried:
+            self._written_back.add(place)
 
     def read(self, value: Value, place: int, size: int) -> torch.Tensor:
         """A tensor of new memory into which a place is read; it is there after the ``wait`` for the place."""
@@ -87,11 +94,14 @@ class Copies:
         if copy.bounce is not None and copy.size:
             ctypes.memmove(copy.pointer, whole_blocks(copy.bounce.data_ptr()), copy.size)
         del self._under_way[place]
+        self._written_back.discard(place)
 
     def settle(self) -> None:
         """Wait for whatever a step that was cut short has left: nothing of it is needed any more. That may be a copy
         which is not noted here, where Ctrl-C came right after its issue."""
-        self.channel.drain()
+        if self.channel.drain():
+            self.lost.update(self.carried[place] for place in self._written_back)
+        self._written_back.clear()
         self._under_way.clear()
 
 
@@ -124,4 +134,13 @@ def copies_of(plan: Plan, inside: Callable[[int], bool]) -> Copies | None:
             "again, or name a folder on that disk"
         )
     check_room(folder, plan.second_bytes)
-    return Copies(Channel(folder, plan.second_bytes), inside)
+    return Copies(Channel(folder, plan.second_bytes), inside, carried=carried_storages(plan))
+
+
+def carried_storages(plan: Plan) -> dict[int, str]:
+    """By place, what is in the second memory when a step begins: the first copy of its place reads it."""
+    first: dict[int, PlanStep] = {}
+    for step in plan.steps:
+        if step.kind in (WRITE, READ) and step.place is not None:
+            first.setdefault(step.place, step)
+    return {place: step.node for place, step in first.items() if step.kind == READ}

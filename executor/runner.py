@@ -22,7 +22,7 @@ from monet.graph import tangents_behind
 from monet.native import allocator, devices
 from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.norms import smallest_scale
-from monet.plans.plan import Plan
+from monet.plans.plan import WRITE, Plan
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,9 @@ class Runner:
     def _refuse(self, error: BaseException, code: Generated) -> None:
         """Clean up after an exception inside a step. An operator's own error knows shapes only: it is raised anew with
         the step, and with the line of the model that the step belongs to."""
-        step = code.step_of(error) if isinstance(error, ExecutionError) else None
+        reached = code.step_of(error)
+        step = reached if isinstance(error, ExecutionError) else None
+        self._note_lost(reached)
         self._settle_copies()
         # The frames' variables lie in the arena, and whoever keeps the traceback may keep it longer than the arena.
         traceback.clear_frames(error.__traceback__)
@@ -229,6 +231,19 @@ class Runner:
         operator = self._maker.get(node, node)
         where = next((op.where for op in (*self.graph.forward, *self.graph.backward) if op.name == operator), "")
         raise ExecutionError(f"step {step} ({kind} {node}): {error}" + (f"\n{where}" if where else "")) from error
+
+    def _note_lost(self, reached: int | None) -> None:
+        """Of state that is carried: what its update has changed, or was about to, and no copy was issued of."""
+        if self.copies is None or reached is None:
+            return
+        updated: dict[str, int] = {}  # value → the step that changes it
+        for k, step in enumerate(self.plan.steps):
+            if step.kind == "update":
+                updated.update(dict.fromkeys(step.reads, k))
+            elif step.kind == WRITE and step.place is not None and step.place in self.copies.carried:
+                name = self.copies.carried[step.place]
+                if updated[name] <= reached <= k:
+                    self.copies.lost.add(name)
 
     def _check_process(self) -> None:
         if self.copies is not None:

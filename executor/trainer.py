@@ -9,6 +9,7 @@ import torch
 
 from monet.capture import Captured
 from monet.errors import ExecutionError, PlanMismatch
+from monet.executor.carried_state import CarriedState
 from monet.executor.planned_step import PlannedStep, owner_of
 from monet.graph import Source
 from monet.ops.weight_update import LiveUpdate
@@ -37,6 +38,16 @@ class Trainer:
         self._updates = updates
         self._plain = plain
         self._step = PlannedStep(module, plan, captured, self._state)
+        copies = self._step.runner.copies
+        values = self._step.graph.values
+        self._carried = None if copies is None or not copies.carried else CarriedState(copies, values.__getitem__)
+        self._moved_of: dict[str, list[tuple[str, str]]] = {}  # parameter → storage and key of state that is moved
+        for source in captured.graph.sources:
+            if self._carried is not None and source.value in self._carried.tensors:
+                name, _, key = source.target.rpartition(".")
+                self._moved_of.setdefault(name, []).append((source.value, key))
+        if copies is not None and len(copies.carried) != sum(map(len, self._moved_of.values())):
+            raise PlanMismatch("the plan keeps what is no state of this optimizer in the second memory; plan again")
         self._groups = self._parameters()
         self._owners = {name: owner_of(module, name) for name in updates}
 
@@ -88,6 +99,11 @@ class Trainer:
                     "gradients over several batches, plan the module alone (monet.plan, MonetModule)"
                 )
             live.prepare()
+            for storage, key in self._moved_of.get(name, ()):
+                assert self._carried is not None
+                live.exchange(key, self._carried.taken_over(storage, live.state[key]))
+        if self._carried is not None:
+            self._carried.release_pages()
 
     def _parameters(self) -> list[list[int]]:
         return [[id(parameter) for parameter in group["params"]] for group in self.optimizer.param_groups]

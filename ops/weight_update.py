@@ -140,6 +140,18 @@ class LiveUpdate:
         state = self.optimizer.state.get(self.parameter, {})
         return self._fresh is not None and any(value is self._fresh for value in state.values())
 
+    @property
+    def state(self) -> State:
+        """The parameter's state tensors by key, as the optimiser has them."""
+        found: State = self.optimizer.state[self.parameter]
+        return found
+
+    def exchange(self, key: str, tensor: torch.Tensor) -> None:
+        """Have another tensor of the same content as this state."""
+        if self.state[key] is self._fresh:
+            self._fresh = tensor
+        self.state[key] = tensor
+
     def done(self) -> None:
         self._fresh = None
 

@@ -1,8 +1,8 @@
 """The channel to a second memory, simulated: when each copy is over, how long the step waits, what was copied.
 
 Copies are executed in the order in which they are issued, one at a time, beside the step's operators. A plan writes in
-the forward pass and reads in the backward pass, and all writes are waited for before the backward pass begins; so one
-queue is both directions'.
+the forward pass and reads in the backward pass, and all writes are waited for before the backward pass begins; what is
+carried from step to step is read and written in the backward pass. One queue is both directions'.
 """
 
 from __future__ import annotations

@@ -186,6 +186,28 @@ class _Walk:
             self.current[name] = self.coming.pop(name)
             self.current[name].last = max(self.current[name].last, len(self.moments))
 
+    def begin_carried(self, index: int) -> None:
+        """State that is read back from here on, and for this stage. Its bytes are among the stage's gradients."""
+        if self.channel is None:
+            return
+        for state in self.problem.carried:
+            if state.issue == index:
+                self.seconds.append(self.channel.read(state.id, state.bytes, self.now_s()))
+        for state in self.problem.carried:
+            if state.stage == index:
+                self.seconds.append(self.channel.wait(state.id, self.now_s()))
+
+    def end_carried(self, index: int) -> None:
+        """State that this stage has changed is written; what the next stage has no memory for is waited for."""
+        if self.channel is None:
+            return
+        for state in self.problem.carried:
+            if state.stage == index:
+                self.seconds.append(self.channel.write(state.id, state.bytes, self.now_s()))
+        for state in self.problem.carried:
+            if state.release == index:
+                self.seconds.append(self.channel.wait(state.id, self.now_s()))
+
     def end_forward(self) -> None:
         """Writes are over before the backward pass begins: what it reads is read back."""
         for name, instance in self.current.items():
@@ -242,6 +264,7 @@ def replay(problem: Problem, runs: Runs) -> Replay:
     walk.end_forward()
     for index, stage in enumerate(runs.stages):
         walk.begin_stage(stage, index)
+        walk.begin_carried(index)
         previous = -1
         for run in stage.recompute:
             if run.operator not in operators:
@@ -254,6 +277,7 @@ def replay(problem: Problem, runs: Runs) -> Replay:
             previous = position
             _run(walk, run, operator, intermediates, index, problem.backward[index].live_before_bytes)
         _backward(walk, stage, index)
+        walk.end_carried(index)
     walk.end()
     return walk.finish()
 

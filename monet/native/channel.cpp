@@ -214,6 +214,9 @@ Channel* monet_channel_open(const char* folder, int64_t bytes, int buffered, int
   return channel;
 }
 
+// The file, for whoever maps it; it stays the channel's to close.
+int monet_channel_file(const Channel* channel) { return channel->file; }
+
 int monet_channel_is_direct(const Channel* channel) { return channel->direct ? 1 : 0; }
 
 // Issues a copy; its number goes to *ticket. 0 or an error.

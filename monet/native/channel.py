@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +37,7 @@ def _library() -> ctypes.CDLL:
         free,
         {
             "monet_channel_open": (pointer, [ctypes.c_char_p, number, integer, pointer]),
+            "monet_channel_file": (integer, [pointer]),
             "monet_channel_is_direct": (integer, [pointer]),
             "monet_channel_write": (integer, [pointer, pointer, number, number, pointer]),
             "monet_channel_read": (integer, [pointer, pointer, number, number, pointer]),
@@ -126,10 +128,23 @@ class Channel:
         if error != 0:
             raise ExecutionError(f"copying in {self.folder} failed: {_why(error)}")
 
-    def drain(self) -> None:
-        """Wait until nothing is copied any more, whatever has failed, and be ready for another step."""
+    def drain(self) -> bool:
+        """Wait until nothing is copied any more, whatever has failed, and be ready for another step. Returns whether a
+        copy has failed."""
         self._lib.monet_channel_drain(self._channel)
+        failed = bool(self._lib.monet_channel_wait(self._channel, 0, 0) != 0)
         self._lib.monet_channel_forget(self._channel)
+        return failed
+
+    def mapped(self) -> mmap.mmap:
+        """The whole file as memory: whoever looks at it makes the system read it, and what is written there is read by
+        later copies. Not to be used while something is copied. The mapping outlives the channel."""
+        return mmap.mmap(self._lib.monet_channel_file(self._channel), self.bytes)
+
+    def forget_pages(self, mapping: mmap.mmap) -> None:
+        """Hold nothing of the mapping in memory, but for what was changed there and is not flushed; a copy finds it."""
+        mapping.madvise(mmap.MADV_DONTNEED)
+        os.posix_fadvise(self._lib.monet_channel_file(self._channel), 0, self.bytes, os.POSIX_FADV_DONTNEED)
 
     def copied(self) -> Copied:
         """What has been copied so far."""

@@ -45,6 +45,11 @@ class Lowered:
     leaving: frozenset[str] = frozenset()
     eager: bool = False
 
+    @property
+    def carried(self) -> frozenset[str]:
+        """Storages of an optimiser's state that are in the second memory between steps."""
+        return frozenset(state.id for state in self.problem.carried)
+
 
 def _leaving(graph: Graph) -> frozenset[str]:
     """Storages of gradients that an operator of the backward pass makes, and that are nothing else besides."""

@@ -46,7 +46,8 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     """
     deadline_s = time.monotonic() + time_limit_s
     schedule: Sequence[Call | Copy]
-    if runs.moved:
+    copied = bool(runs.moved or lowered.problem.carried)
+    if copied:
         schedule, ordered = with_copies(runs, lowered), _as_planned(runs, lowered)
     else:
         schedule, ordered = reorder(calls(runs, lowered), lowered, time_limit_s=min(ORDER_S, time_limit_s / 2))
@@ -56,15 +57,16 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     left_s = max(0.0, deadline_s - time.monotonic())
     # A search that is given a limit uses all of it; without one it ends after a number of tries.
     limit_s = None if left_s > LAYOUT_S else left_s
-    placed = layout(lifetimes, alignment=_alignment(runs, lowered), capacity_bytes=capacity_bytes, time_limit_s=limit_s)
+    alignment = _alignment(lowered, copied=copied)
+    placed = layout(lifetimes, alignment=alignment, capacity_bytes=capacity_bytes, time_limit_s=limit_s)
     if ordered.interrupted or placed.interrupted:  # both keep what they have, but whoever interrupts wants no plan now
         raise KeyboardInterrupt
     return Placement(unrolled, ordered, placed)
 
 
-def _alignment(runs: Runs, lowered: Lowered) -> int:
+def _alignment(lowered: Lowered, *, copied: bool) -> int:
     """What each offset is a multiple of, in bytes."""
-    if runs.moved:
+    if copied:
         return COPY_ALIGNMENT
     return CUDA_ALIGNMENT if lowered.catalogue.graph.device.type == "cuda" else ALIGNMENT
 

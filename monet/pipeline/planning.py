@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from monet.amounts import ByteBudget, parse_budget
 from monet.errors import InfeasibleBudget
-from monet.pipeline.fitting import Fit, fit_budget, smallest_placed
+from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
+from monet.pipeline.fitting import LEAST_SHARE, Fit, fit_budget, smallest_placed
 from monet.pipeline.known_plans import Placed
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import Placement
@@ -14,7 +17,7 @@ from monet.pipeline.preparation import Prepared
 from monet.pipeline.summary import Summary, plan_summary
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan
-from monet.planner.schedules import as_planned
+from monet.planner.schedules import MOVING, as_planned
 from monet.planner.search import Solving, smallest_plan
 from monet.planner.solution import Solution
 from monet.plans.plan import Plan
@@ -48,8 +51,57 @@ def plan_prepared(
     """
     budget_bytes = parse_budget(budget).resolve(prepared.full_bytes)
     prepared = _for_variant(prepared, variant)
-    fit = Fit(prepared.lowered, budget_bytes, variant, solving or Solving())
-    return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
+    choices = state_choices(prepared.lowered) if variant in MOVING else [StateMoves()]
+    solving = solving or Solving()
+    if len(choices) == 1:
+        fit = Fit(prepared.lowered, budget_bytes, variant, solving)
+        return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
+    return _with_best_state(prepared, choices, budget_bytes, variant, solving, meter)
+
+
+def _with_best_state(
+    prepared: Prepared,
+    choices: Sequence[StateMoves],
+    budget_bytes: int,
+    variant: str,
+    solving: Solving,
+    meter: Meter,
+) -> PlanResult:
+    """The fastest of the plans that each choice of state to move leaves; the time limit is for all of them. None of the
+    later ones is tried where one is as fast as if there were no budget."""
+    deadline_s = time.monotonic() + solving.time_limit_s
+    best: tuple[Prepared, Placed] | None = None
+    refused: InfeasibleBudget | None = None
+    fastest = fastest_plan(prepared.problem)
+    for number, moves in enumerate(choices):
+        tried = replace(prepared, lowered=with_carried(prepared.lowered, moves))
+        left_s = max(LEAST_SHARE * solving.time_limit_s, deadline_s - time.monotonic())
+        limited = replace(solving, time_limit_s=left_s / (len(choices) - number))
+        try:
+            placed = fit_budget(Fit(tried.lowered, budget_bytes, variant, limited), meter)
+        except InfeasibleBudget as error:
+            least = error.smallest_bytes
+            if refused is None or (least is not None and least < (refused.smallest_bytes or least + 1)):
+                refused = error
+            continue
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            break
+        if best is None or placed[0].objective_s < best[1][0].objective_s:
+            best = tried, placed
+        enough = fastest is not None and best[1][0].objective_s <= fastest.objective_s * (1 + solving.gap)
+        if enough or placed[0].status == "interrupted":
+            break
+    if best is None:
+        assert refused is not None
+        raise refused
+    tried, (solution, placement) = best
+    if solution.proof is not None:  # what it is about does not choose which state is moved
+        which = "this state" if tried.problem.carried else "no state"
+        scope = "every plan" if solution.proof.scope == "full" else f"{solution.proof.scope}, a plan"
+        solution = replace(solution, proof=replace(solution.proof, scope=f"{scope} that moves {which}"))
+    return plan_result(tried, budget_bytes, solution, placement)
 
 
 def _for_variant(prepared: Prepared, variant: str) -> Prepared:

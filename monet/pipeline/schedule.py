@@ -62,26 +62,31 @@ def with_copies(runs: Runs, lowered: Lowered) -> tuple[Call | Copy, ...]:
             schedule.extend(Copy(WRITE, name) for name in chosen[op.name].writes)
             schedule.extend(Copy(WAIT, name) for name in chosen[op.name].releases)
     updates = {op.name for op in graph.backward if isinstance(op.target, ParameterUpdate)}
-    for stage in runs.stages:
+    carried = lowered.problem.carried
+    for index, stage in enumerate(runs.stages):
         schedule.extend(Copy(READ, name) for name in stage.issues)
         schedule.extend(Copy(WAIT, name, back=True) for name in stage.returns)
+        schedule.extend(Copy(READ, state.id) for state in carried if state.issue == index)
+        schedule.extend(Copy(WAIT, state.id, back=True) for state in carried if state.stage == index)
         for again in stage.recompute:
             name = lowered.recompute_name[again.operator][again.implementation]
             run("recompute", again, catalogue.recompute[again.operator], name)
         kind = "update" if stage.backward in updates else "backward"
         add(kind, stage.backward, catalogue.backward[stage.backward][stage.implementation])
+        schedule.extend(Copy(WRITE, state.id) for state in carried if state.stage == index)
+        schedule.extend(Copy(WAIT, state.id) for state in carried if state.release == index)
     return tuple(schedule)
 
 
 def placed_storages(lowered: Lowered) -> frozenset[str]:
     """Storages that live in the arena: the step makes them, they neither enter nor leave it, but for gradients that are
-    freed before the next step, and they have bytes (what batch norm saves for its gradient in evaluation mode has
-    none)."""
+    freed before the next step and state that a second memory holds between steps, and they have bytes (what batch norm
+    saves for its gradient in evaluation mode has none)."""
     problem, graph = lowered.problem, lowered.catalogue.graph
-    placed = {t.id for t in problem.tensors} | {i.id for i in problem.intermediates}
+    placed = {t.id for t in problem.tensors} | lowered.carried | {i.id for i in problem.intermediates}
     outside = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values(), *graph.tangents) if n is not None}
     outside |= {graph.storage(source.value) for source in graph.sources}
-    outside -= lowered.leaving
+    outside -= lowered.leaving | lowered.carried
     placed |= {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
     values = lowered.catalogue.values
     return frozenset(storage for storage in placed - outside if values[storage].storage_bytes > 0)

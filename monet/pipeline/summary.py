@@ -122,8 +122,9 @@ def second_memory_summary(problem: Problem, runs: Runs) -> SecondMemorySummary |
     if second is None or traffic is None:
         return None
     size = {tensor.id: tensor.bytes for tensor in problem.tensors}
+    moved = [*(size[name] for name in runs.moved), *(state.bytes for state in problem.carried)]
     return SecondMemorySummary(
-        len(runs.moved), sum(size[name] for name in runs.moved), traffic.written_bytes, traffic.read_bytes,
+        len(moved), sum(moved), traffic.written_bytes, traffic.read_bytes,
         traffic.hidden_bytes, traffic.waited_s, second.write_rate, second.read_rate, second.mode,
     )  # fmt: skip
 

@@ -20,7 +20,8 @@ from monet.plans.plan import READ, WRITE, Buffer, PlanStep, whole_blocks
 @dataclass(frozen=True, slots=True)
 class Unrolled:
     """Steps, and buffers whose ``offset`` is still 0. ``second_bytes``: what the steps copy to the second memory, each
-    value to a place of its own: all of them are there at the end of the forward pass."""
+    value to a place of its own: all that are moved are there at the end of the forward pass, and what is carried
+    always."""
 
     steps: tuple[PlanStep, ...]
     buffers: tuple[Buffer, ...]
@@ -48,6 +49,7 @@ class _Builder:
     placed: frozenset[str]  # storages that live in the arena
     leaving: frozenset[str]  # those of them that outlive the step
     eager: bool  # what autograd keeps is in use until then, though it is not read
+    carried: frozenset[str] = frozenset()  # storages that the second memory holds between steps
     steps: list[PlanStep] = field(default_factory=list)
     buffers: list[_Buffer] = field(default_factory=list)
     holder: dict[str, _Buffer] = field(default_factory=dict)  # storage → the buffer that has it now
@@ -66,6 +68,8 @@ class _Builder:
             self._note_update(call)
         requests, made = self._make(call)
         kept = self._keep_in_place(call)
+        if call.kind == "update":
+            kept |= self._change_carried(call)
         self.steps.append(
             PlanStep(
                 kind=call.kind,
@@ -88,6 +92,8 @@ class _Builder:
         writes: dict[str, int] = {}
         requests: list[Request] = []
         if copy.kind == READ:
+            if storage in self.carried and storage not in self.places:
+                self._hold(storage, self.catalogue.values[storage].storage_bytes)
             requests.append(Request(self.sizes[storage], 0, None, None))
             self.coming[storage] = self._new_buffer(requests[0], storage)
         elif copy.back:
@@ -97,17 +103,17 @@ class _Builder:
         else:
             buffer = self.holder[storage]
             buffer.last = position
-            reads[storage] = buffer.id
+            reads[self._content(storage)] = buffer.id
             if copy.kind == WRITE:
-                self.places[storage], self.sizes[storage] = self.second_bytes, buffer.bytes
-                self.second_bytes += whole_blocks(buffer.bytes)
+                if storage not in self.carried:
+                    self._hold(storage, buffer.bytes)
             else:
                 del self.holder[storage]
         requested = (self.coming[storage].id,) if copy.kind == READ else ()
         self.steps.append(
             PlanStep(
                 kind=copy.kind,
-                node=storage,
+                node=next(iter((*reads, *writes)), storage),
                 implementation="copy",
                 reads=reads,
                 writes=writes,
@@ -118,6 +124,11 @@ class _Builder:
             )
         )
         self.tick += 1
+
+    def _hold(self, storage: str, size: int) -> None:
+        """Give it a place in the second memory."""
+        self.places[storage], self.sizes[storage] = self.second_bytes, size
+        self.second_bytes += whole_blocks(size)
 
     def _read(self, call: Call) -> dict[str, int]:
         """Storage → the buffer that the call reads it from, which is in use until this step at least."""
@@ -186,6 +197,15 @@ class _Builder:
             self.sums[new] = self.sums.get(new, 0) + 1
         return {self._content(new): buffer.id}
 
+    def _change_carried(self, call: Call) -> dict[str, int]:
+        """What an update leaves of state that is carried: another content in the same buffer."""
+        changed = {}
+        for storage in dict.fromkeys(self.catalogue.storage(name) for name in call.implementation.inputs()):
+            if storage in self.carried:
+                self.sums[storage] = self.sums.get(storage, 0) + 1
+                changed[self._content(storage)] = self.holder[storage].id
+        return changed
+
     def _content(self, storage: str) -> str:
         """The name of what the storage holds now."""
         return f"{storage}+{self.sums[storage]}" if storage in self.sums else storage
@@ -209,7 +229,7 @@ class _Builder:
 
 def unroll(schedule: Sequence[Call | Copy], lowered: Lowered) -> Unrolled:
     """The steps of a schedule in its order, and the lifetimes of the buffers that they need."""
-    builder = _Builder(lowered.catalogue, placed_storages(lowered), lowered.leaving, lowered.eager)
+    builder = _Builder(lowered.catalogue, placed_storages(lowered), lowered.leaving, lowered.eager, lowered.carried)
     for call in schedule:
         if isinstance(call, Copy):
             builder.copy(call)

@@ -5,6 +5,12 @@ Of each place in the second memory the steps tell a story, which must be this on
     write ── wait ── read ── wait ── read ── wait …
     from its buffer   into a buffer of its own each time
 
+A place whose story begins with a ``read`` holds state from one step to the next. An update changes what was read, and
+it must be written back::
+
+    read ── wait ── update ── write ── wait
+    into a buffer   in place  from that buffer
+
 Public code has got each of these edges wrong: a read before its write was over, memory given away under a write, a
 value used before it was back. Nothing raises then, and the loss still falls.
 """
@@ -31,11 +37,15 @@ class _Place:
     end: int
     state: str
     buffer: int
+    carried: bool = False
+    changed: str | None = None  # of what is carried: the name of its content once its update has changed it
 
 
 def check_copies(plan: Plan) -> None:
     """Raises ``InvalidPlan``, which names the step, where a copy does not belong or something interferes with it."""
     buffers = {buffer.id: buffer for buffer in plan.buffers}
+    carried = carried_places(plan)
+    held: dict[int, _Place] = {}  # by the buffer that has what is carried, until it is written
     places: dict[int, _Place] = {}
     taken: list[tuple[int, int]] = []  # of places, in order
     moved: set[str] = set()
@@ -46,6 +56,7 @@ def check_copies(plan: Plan) -> None:
             if step.place is not None:
                 raise InvalidPlan(f"{name}: has a place in the second memory, and copies nothing")
             _check_apart(step, name, under_way)
+            _follow_updates(step, name, held)
             continue
         begin = _checked_place(plan, step, name)
         buffer = _buffer_of(step, name)
@@ -56,7 +67,18 @@ def check_copies(plan: Plan) -> None:
         if buffers[buffer].offset % COPY_ALIGNMENT:
             raise InvalidPlan(f"{name}: buffer {buffer} is at no multiple of {COPY_ALIGNMENT} bytes")
         place = places.get(begin)
-        if step.kind == WRITE:
+        if step.kind == READ and place is None and begin in carried:
+            if step.node in moved:
+                raise InvalidPlan(f"{name}: has another place in the second memory already")
+            _check_new(name, begin, end, places, taken)
+            moved.add(step.node)
+            places[begin] = under_way[buffer] = held[buffer] = _Place(step.node, size, begin, end, READ, buffer, True)
+        elif step.kind == WRITE and place is not None and place.carried:
+            _check_written_back(step, name, place, buffer)
+            place.state, place.value = WRITE, step.node
+            under_way[buffer] = place
+            del held[buffer]
+        elif step.kind == WRITE:
             if step.node in moved:
                 raise InvalidPlan(f"{name}: is written to the second memory already")
             _check_new(name, begin, end, places, taken)
@@ -67,6 +89,8 @@ def check_copies(plan: Plan) -> None:
         elif place.value != step.node or place.bytes != size:
             raise InvalidPlan(f"{name}: its place holds {place.bytes} bytes of {place.value!r}, and it copies {size}")
         elif step.kind == READ:
+            if place.carried:
+                raise InvalidPlan(f"{name}: {place.value!r} is carried to the next step, and was read already")
             if place.state == WRITE:
                 raise InvalidPlan(f"{name}: is issued before the wait for the write of {place.value!r}")
             if place.state == READ:
@@ -83,6 +107,39 @@ def check_copies(plan: Plan) -> None:
     for place in places.values():
         if place.state != _THERE:
             raise InvalidPlan(f"{place.value!r}: nothing waits for its {place.state} before the step ends")
+    for place in held.values():
+        raise InvalidPlan(f"{place.value!r}: is read from the second memory, and not written back for the next step")
+
+
+def carried_places(plan: Plan) -> frozenset[int]:
+    """Places that hold something when the step begins: the first copy of each reads it."""
+    first: dict[int, str] = {}
+    for step in plan.steps:
+        if step.kind in (WRITE, READ) and step.place is not None:
+            first.setdefault(step.place, step.kind)
+    return frozenset(place for place, kind in first.items() if kind == READ)
+
+
+def _follow_updates(step: PlanStep, name: str, held: dict[int, _Place]) -> None:
+    """State that is carried is changed once, by the update that reads it, and by nothing else."""
+    for value, buffer in step.writes.items():
+        place = held.get(buffer)
+        if place is None:
+            continue
+        if step.kind != "update" or step.reads.get(place.value) != buffer:
+            raise InvalidPlan(f"{name}: changes buffer {buffer} with {place.value!r}, which an update alone may change")
+        place.changed = value
+
+
+def _check_written_back(step: PlanStep, name: str, place: _Place, buffer: int) -> None:
+    if place.state != _THERE:
+        raise InvalidPlan(f"{name}: a {place.state} of {place.value!r} is under way")
+    if place.buffer != buffer:
+        raise InvalidPlan(f"{name}: buffer {buffer} is not that of {place.value!r}, which is {place.buffer}")
+    if place.changed is None:
+        raise InvalidPlan(f"{name}: no update has changed {place.value!r} since it was read")
+    if step.node != place.changed:
+        raise InvalidPlan(f"{name}: writes {step.node!r}, and the update left {place.changed!r}")
 
 
 def _checked_place(plan: Plan, step: PlanStep, name: str) -> int:

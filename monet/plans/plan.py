@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = "monet-plan"
-VERSION = 4
+VERSION = 5
 ALIGNMENT = 64
 """Bytes: every offset and size in the arena is a multiple of it."""
 CUDA_ALIGNMENT = 512

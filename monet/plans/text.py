@@ -14,7 +14,12 @@ def named(plan: Plan) -> str:
     name = plan.model.get("name")
     if not isinstance(name, str) or not name:
         return "a model without a name"
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in name)
+    return printable(name)
+
+
+def printable(text: str) -> str:
+    """With a mark in the place of what does not print."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def described(plan: Plan) -> Iterator[str]:
@@ -30,7 +35,8 @@ def described(plan: Plan) -> Iterator[str]:
         overhead = "" if not eager_s else f", overhead {step_s / eager_s - 1:+.1%} of eager's"
         yield _line("predicted", f"{_seconds(step_s)} a step{overhead}")
     if bound_s:
-        scope = {"full": "every plan"}.get(str(plan.solver.get("bound_scope")), "the plans of its program")
+        scope = plan.solver.get("bound_scope")
+        scope = {"full": "every plan"}.get(scope, printable(scope)) if isinstance(scope, str) else "its problem"
         yield _line("bound", f"{_seconds(bound_s)}, which holds for {scope}")
     again = sum(step.kind == "recompute" for step in plan.steps)
     yield _line("run again", _counted(again, "run") if again else "nothing")

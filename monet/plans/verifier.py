@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from monet.errors import InvalidPlan
-from monet.plans.copies import check_copies
+from monet.plans.copies import carried_places, check_copies
 from monet.plans.plan import READ, WAIT, WRITE, Buffer, Plan, whole_blocks
 
 ALIGNMENT = 64  # bytes
@@ -66,6 +66,7 @@ def _check_buffers(plan: Plan) -> dict[int, Buffer]:
 def _check_steps(plan: Plan) -> None:
     """Kinds are known, and in order unless the step is whole (it has updates); begin ticks do not decrease."""
     whole = any(step.kind == "update" for step in plan.steps)
+    carried = carried_places(plan)
     forward_is_over, tick = False, 0
     for k, step in enumerate(plan.steps):
         if step.kind not in KINDS:
@@ -73,7 +74,7 @@ def _check_steps(plan: Plan) -> None:
         if step.kind == "forward" and forward_is_over and not whole:
             raise InvalidPlan(f"{_name(plan, k)}: a forward step after the first recompute or backward step")
         ends_forward = step.kind in ("recompute", "backward", "update", READ)
-        if forward_is_over and step.kind == WRITE:
+        if forward_is_over and step.kind == WRITE and step.place not in carried:
             raise InvalidPlan(f"{_name(plan, k)}: writes after the forward pass")
         forward_is_over = forward_is_over or ends_forward
         if step.begin < tick:

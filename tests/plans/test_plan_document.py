@@ -67,7 +67,7 @@ def test_the_file_is_sorted_compact_and_by_rows(saved: Path) -> None:
     assert list(document) == sorted(document)
     assert text.endswith("}\n")
     assert document["format"] == "monet-plan"
-    assert document["version"] == 4
+    assert document["version"] == 5
     assert document["peak_bytes"] == document["fixed_bytes"] + document["arena_bytes"]
     lines = text.splitlines()
     assert len([line for line in lines if line.startswith('{"begin":')]) == len(document["steps"] + document["buffers"])
@@ -175,10 +175,10 @@ def test_bytes_that_are_no_text(saved: Path) -> None:
         Plan.load(saved)
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 5, 4.0, "4", True, None])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 6, 5.0, "5", True, None])
 def test_other_versions(saved: Path, version: object) -> None:
     saved.write_text(seal({**json.loads(saved.read_text()), "version": version}))
-    with pytest.raises(InvalidPlan, match=r"version is .*reads version 4"):
+    with pytest.raises(InvalidPlan, match=r"version is .*reads version 5"):
         Plan.load(saved)
 
 

@@ -39,6 +39,26 @@ class _Machine:
     def __post_init__(self) -> None:
         self.memory = np.zeros(_cells(self.plan.arena_bytes) + BLOCK, dtype=np.int64)
         self.disk = np.zeros(_cells(self.plan.second_bytes) + BLOCK, dtype=np.int64)
+        for buffer, first in self.carried().values():
+            at = (first.place or 0) // CELL
+            self.disk[at : at + _cells(buffer.bytes)] = hash(("carried", first.node))
+
+    def carried(self) -> dict[int, tuple[Buffer, PlanStep]]:
+        """By place, what a step begins with a read of: the buffer and the read."""
+        buffers = {buffer.id: buffer for buffer in self.plan.buffers}
+        first: dict[int, PlanStep] = {}
+        for step in self.plan.steps:
+            if step.kind in ("write", "read") and step.place is not None:
+                first.setdefault(step.place, step)
+        return {p: (buffers[step.requests[0] or 0], step) for p, step in first.items() if step.kind == "read"}
+
+    def left(self) -> list[tuple[str, int]]:
+        """What the next step will find of what is carried; 0 where that is not one thing."""
+        found = []
+        for place, (buffer, first) in self.carried().items():
+            cells = self.disk[place // CELL : place // CELL + _cells(buffer.bytes)]
+            found.append((first.node, int(cells[0]) if (cells == cells[0]).all() else 0))
+        return sorted(found)
 
     def fill(self, buffer: Buffer, content: int) -> None:
         first = buffer.offset // CELL
@@ -78,7 +98,8 @@ class _Machine:
 
 
 def contents_seen(plan: Plan, timing: str | int) -> Seen:
-    """Of each operator: its node, and what it finds of each value that it reads; at last, what leaves the step.
+    """Of each operator: its node, and what it finds of each value that it reads; at last, what leaves the step and
+    what is carried to the next one.
 
     Raises ``LookupError`` or ``ValueError`` where a step cannot be executed at all.
     """
@@ -106,4 +127,5 @@ def contents_seen(plan: Plan, timing: str | int) -> Seen:
     while machine.queue:
         machine.copy()
     seen.append(("leaving", tuple(sorted((b.value, machine.found(b)) for b in plan.buffers if b.leaves))))
+    seen.append(("carried", tuple(machine.left())))
     return seen
