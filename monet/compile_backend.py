@@ -1,6 +1,6 @@
 """``torch.compile(model, backend="monet", options={"budget": "6GB"})``: an entry point of ``torch_dynamo_backends``.
 
-Dynamo hands over a graph; at its first real call it becomes a module (``monet.in_place.lifted_graph``), which is
+Dynamo hands over a graph; at its first real call it becomes a module (``monet.capture.lifted_graph``), which is
 planned and run as ``monet.apply`` plans and runs a model.
 """
 
@@ -15,9 +15,9 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from monet.api import PLAN_OPTIONS, plan, require_known
+from monet.capture.lifted_graph import LiftedGraph
 from monet.errors import CaptureError, ConfigError
 from monet.executor import parallel
-from monet.in_place.lifted_graph import LiftedGraph
 from monet.in_place.plan_family import MOST_PLANS, REPLACED, PlanFamily
 from monet.in_place.plan_source import PlanSource
 from monet.in_place.slot import is_watched

@@ -16,6 +16,8 @@ _HARMLESS = {("torch.utils.checkpoint", "_NoopSaveInputs")}
 
 # What torch makes of `register_autograd`: an operator keeps it as its derivative, in a trace too.
 _REGISTERED = "torch._library.autograd"
+# What Dynamo makes of one: both of its passes are graphs, and a trace of the two together has the user's own backward.
+_TRACED = "torch._functorch.autograd_function"
 
 
 class CustomFunctionFound(Exception):
@@ -23,13 +25,14 @@ class CustomFunctionFound(Exception):
 
 
 @contextmanager
-def refusing_custom_functions() -> Iterator[None]:
+def refusing_custom_functions(*, but_of_dynamo: bool = False) -> Iterator[None]:
     """A context that raises ``CustomFunctionFound`` where the code inside applies a function of the user's to a tensor
-    that requires a gradient."""
+    that requires a gradient. ``but_of_dynamo``: not where Dynamo has traced both of its passes."""
+    known = (_REGISTERED, _TRACED) if but_of_dynamo else (_REGISTERED,)
     real = torch.autograd.Function.__dict__["apply"]  # the class method itself, not bound to a class
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        harmless = cls.__module__ == _REGISTERED or (cls.__module__, cls.__name__) in _HARMLESS
+        harmless = cls.__module__ in known or (cls.__module__, cls.__name__) in _HARMLESS
         tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         traced = any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
         if not harmless and (traced or issubclass(cls, CheckpointFunction)):
@@ -52,5 +55,6 @@ def _reason(cls: type[torch.autograd.Function]) -> str:
     return (
         f"the model applies {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function; torch traces the "
         "derivative of its forward and not its own backward, so gradients would be other ones than eager's. Write it "
-        "with operators, or register forward and backward as one (torch.library.custom_op and register_autograd)"
+        "with operators, register forward and backward as one (torch.library.custom_op and register_autograd), or, "
+        'where there is no autocast, let torch.compile trace both: model.compile(backend="monet", options=...)'
     )

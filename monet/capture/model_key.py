@@ -23,6 +23,7 @@ import torch.utils._pytree as pytree
 
 from monet.capture import autocast
 from monet.capture.captured import device_type
+from monet.capture.export_errors import where
 
 FORMAT = 1
 """Of a key and of what is kept under it."""
@@ -122,6 +123,19 @@ class _Look:
             else:
                 self.at(vars(module)[key])
 
+    def _traced(self, module: torch.fx.GraphModule) -> None:
+        """A graph of ``torch.compile``: what it calls, the attributes that it names, and the lines that it is from."""
+        for node in module.graph.nodes:
+            self._add(node.op, node.name, where(node))
+            if node.op in ("get_attr", "call_module"):
+                attribute: Any = module
+                for part in str(node.target).split("."):
+                    attribute = getattr(attribute, part)
+                self.at(attribute)
+            else:
+                self.at(node.target)
+            self.at(torch.fx.node.map_arg((node.args, node.kwargs), lambda of: ("node", of.name)))
+
     def geometry(self, model: torch.nn.Module) -> None:
         """Of parameters and buffers, and which of them are one memory."""
         memory: dict[int, int] = {}
@@ -140,9 +154,11 @@ class _Look:
         if thing is None or isinstance(thing, bool | int | float | complex | str | bytes):
             self._add(type(thing).__name__, repr(thing))
             return
-        if isinstance(thing, torch.dtype | torch.device | torch.layout | torch.memory_format | range):
+        if isinstance(thing, torch.dtype | torch.device | torch.layout | torch.memory_format | range) or thing is ...:
             self._add(repr(thing))
             return
+        if isinstance(thing, slice):
+            thing = ("slice", thing.start, thing.stop, thing.step)
         if id(thing) in self._seen:
             self._add("again", self._seen[id(thing)])
             return
@@ -150,6 +166,8 @@ class _Look:
         self._alive.append(thing)
         if isinstance(thing, torch.Tensor):
             self._constant(thing)
+        elif isinstance(thing, torch.fx.GraphModule):
+            self._traced(thing)
         elif isinstance(thing, torch.nn.Module):
             self._module(thing)
         elif isinstance(thing, type):

@@ -1,55 +1,41 @@
 """From a module and sample inputs to a ``Graph``: one joint graph of forward and backward aten operators.
 
-check → export (``torch.export``) → join (``aot_export_joint_with_descriptors``) → read (``JointReader``)
+check → forward (``torch.export``, or Dynamo's graph) → join (``aot_export_joint_with_descriptors``) → read
+(``JointReader``)
 
-Exporting traces the module, joining appends its derivatives and removes mutation. Both work on fake tensors, so no
+The first traces the module, joining appends its derivatives and removes mutation. Both work on fake tensors, so no
 memory of the step is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
-import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
+from torch._functorch._aot_autograd.descriptors import BufferAOTInput
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from monet.capture.canonical_form import canonical
-from monet.capture.captured import Captured, device_type
-from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions
+from monet.capture.captured import Captured
 from monet.capture.decompositions import without_decompositions
-from monet.capture.export_errors import reason, where, with_code, without_reports
+from monet.capture.export_errors import reason
+from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
 from monet.capture.gradient_layout import with_own_layout
 from monet.capture.gradient_sums import sum_gradients_in_place
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
 from monet.capture.plain_tensors import require_plain
-from monet.capture.shared_casts import share_casts
 from monet.errors import CaptureError
 
 aten = torch.ops.aten
-Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of one call."""
 # torch.export puts the first before every cast; shapes, strides and dtypes of a plan are fixed anyway. The others look
 # at data (classes of a one-hot encoding) and make nothing.
 _CHECKS = {aten._assert_tensor_metadata.default, aten._assert_async.default, aten._assert_async.msg}
-
-
-@dataclass(frozen=True)
-class _Exported:
-    """The forward pass as torch.export traced it. ``constants``: as in ``Captured``; they are buffers of ``module``.
-    ``in_spec``, ``out_spec``: the structure of inputs and outputs."""
-
-    module: torch.fx.GraphModule
-    constants: Mapping[str, torch.Tensor]
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
 
 
 @kernels_own_geometry()
@@ -74,16 +60,16 @@ def capture(
     given: Inputs = (tuple(args), dict(kwargs or {}))
     _check(model, given)
     inputs = _with_own_memory(model, given)
-    exported = _export(model, inputs)
-    joint = _join(exported.module, inputs)
-    return _read(joint, exported, model, inputs, gradients_leave=gradients_leave)
+    forward = forward_graph(model, inputs)
+    joint = _join(forward, inputs)
+    return _read(joint, forward, model, inputs, gradients_leave=gradients_leave)
 
 
 def _check(model: torch.nn.Module, inputs: Inputs) -> None:
     """Raises ``CaptureError`` where a tensor has no memory that can be planned, or none requires a gradient."""
     require_plain(model, inputs)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        _check_tensor(name, tensor)
+        check_tensor(name, tensor)
         if tensor.device.type == "meta":
             raise CaptureError(
                 f"{name} is on the meta device, where torch leaves gradients of some operators out; make the model and "
@@ -91,62 +77,36 @@ def _check(model: torch.nn.Module, inputs: Inputs) -> None:
             )
     leaves = pytree.tree_leaves(inputs)
     for position, leaf in enumerate(leaves):
-        _check_tensor(f"input {position}", leaf)
+        check_tensor(f"input {position}", leaf)
     if not any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*model.parameters(), *leaves)):
         raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
 
 
-def _export(model: torch.nn.Module, inputs: Inputs) -> _Exported:
-    """The forward pass as torch.export traces it, with the casts of eager's autocast.
-
-    Raises ``CaptureError`` with torch's reason, or where the values of tensors decide about a shape.
-    """
-    args, kwargs = inputs
-    try:
-        with _autocast_as_written(), without_decompositions(), refusing_custom_functions(), without_reports():
-            program = torch.export.export(model, args, kwargs, strict=False)
-        module = program.module(check_guards=False)
-    except CustomFunctionFound as error:
-        raise CaptureError(str(error)) from error
-    except Exception as error:  # torch.export raises many kinds
-        raise CaptureError(reason("torch.export cannot trace the model", error)) from error
-    in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
-    if not isinstance(module, torch.fx.GraphModule):
-        raise CaptureError("torch.export returned no graph")
-    if in_spec is None or out_spec is None:
-        raise CaptureError("torch.export recorded no structure of inputs and outputs")
-    for node in module.graph.nodes:
-        _check_tensor(node.name, node.meta.get("val"), node)
-    constants = _promote_constants(module, model)
-    share_casts(module, device_type(model, inputs))
-    return _Exported(module, constants, in_spec, out_spec)
-
-
-def _join(module: torch.fx.GraphModule, inputs: Inputs) -> torch.fx.Graph:
+def _join(forward: ForwardGraph, inputs: Inputs) -> torch.fx.Graph:
     """The joint graph of the forward pass and its derivatives.
 
     Outputs that share memory are cloned first; every output is, where torch would else rebuild one from an intermediate
     outside the graph.
     """
     for everything in (False, True):
-        _separate_outputs(module, everything=everything)
-        joint = _joint_graph(module, inputs)
+        _separate_outputs(forward.module, everything=everything)
+        joint = _joint_graph(forward, inputs)
         if joint is not None:
             return joint
     raise CaptureError("an output of the model is a view that torch cannot separate; return a clone of it")
 
 
 def _read(
-    joint: torch.fx.Graph, exported: _Exported, model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool
+    joint: torch.fx.Graph, forward: ForwardGraph, model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool
 ) -> Captured:
     """The joint graph in canonical form, and what is needed to call it."""
     leaves = pytree.tree_leaves(inputs)
     literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-    reader = JointReader(joint, model, exported.constants, leaves)
+    reader = JointReader(joint, model, forward.constants, leaves)
     graph = canonical(reader.graph())
     if gradients_leave:
         graph = with_own_layout(sum_gradients_in_place(graph))
-    return Captured(graph, exported.constants, exported.in_spec, exported.out_spec, literals, reader.output_literals)
+    return Captured(graph, forward.constants, forward.in_spec, forward.out_spec, literals, reader.output_literals)
 
 
 def _with_own_memory(model: torch.nn.Module, inputs: Inputs) -> Inputs:
@@ -172,65 +132,6 @@ def _with_own_memory(model: torch.nn.Module, inputs: Inputs) -> Inputs:
 
     own_inputs: Inputs = pytree.tree_map(own, inputs)
     return own_inputs
-
-
-@contextmanager
-def _autocast_as_written() -> Iterator[None]:
-    """A context in which tracing leaves autocast's cache as the model has it.
-
-    Tracing would turn the cache off, and write down for each ``with torch.autocast`` in the model that it is off.
-    ``share_casts`` then does what the cache does.
-    """
-    real = proxy_tensor.disable_autocast_cache
-    proxy_tensor.disable_autocast_cache = nullcontext  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        proxy_tensor.disable_autocast_cache = real
-        torch.clear_autocast_cache()  # of fake tensors
-
-
-def _check_tensor(name: str, tensor: Any, node: torch.fx.Node | None = None) -> None:
-    """Raises ``CaptureError`` where values decide how much memory a tensor takes, as they do for a sparse tensor or for
-    a shape that is computed: a plan needs to know every tensor's memory. ``node``: what makes the tensor."""
-    if not isinstance(tensor, torch.Tensor):
-        return
-    strided = tensor.layout is torch.strided
-    if strided and all(isinstance(size, int) for size in tensor.shape):
-        return
-    place = "" if node is None else where(node)
-    if not strided:
-        raise CaptureError(
-            f"{name} is a tensor with layout {tensor.layout}, whose memory depends on the values in it; monet plans "
-            f"dense tensors: make it dense (to_dense), or keep it outside of the planned module{place}"
-        )
-    raise CaptureError(
-        f"the shape of {name} depends on the values of tensors; use torch.where, or decide it elsewhere"
-        f"{with_code(place)}"
-    )
-
-
-def _promote_constants(module: torch.fx.GraphModule, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that are plain attributes of the traced module, by target. They become buffers of it, so that they
-    enter as inputs."""
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    known |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    constants: dict[str, torch.Tensor] = {}
-    for node in module.graph.nodes:
-        if node.op != "get_attr" or node.target in known or node.target in constants:
-            continue
-        *path, name = str(node.target).split(".")
-        owner: Any = module
-        for part in path:
-            owner = getattr(owner, part)
-        tensor = getattr(owner, name)
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        if name not in owner._buffers and name not in owner._parameters:
-            delattr(owner, name)
-            owner.register_buffer(name, tensor)
-        constants[str(node.target)] = tensor
-    return constants
 
 
 def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False) -> None:
@@ -270,13 +171,13 @@ def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False)
     module.recompile()
 
 
-def _joint_graph(module: torch.fx.GraphModule, inputs: Inputs) -> torch.fx.Graph | None:
+def _joint_graph(forward: ForwardGraph, inputs: Inputs) -> torch.fx.Graph | None:
     """The joint graph; None where torch wants to rebuild an output from an intermediate outside the graph."""
     args, kwargs = inputs
     try:
         with without_decompositions(), ExitStack() as stack:  # closes the fake-tensor mode before anything real runs
             stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
-            joint = aot_export_joint_with_descriptors(stack, module, args, kwargs)
+            joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs)
             graph = joint.graph_module.graph
     except Exception as error:
         raise CaptureError(reason("the backward pass cannot be traced", error)) from error
@@ -286,6 +187,7 @@ def _joint_graph(module: torch.fx.GraphModule, inputs: Inputs) -> torch.fx.Graph
         return None
     if any(type(d).__name__ in ("SyntheticBaseAOTInput", "ViewBaseAOTInput") for d in placeholders):
         raise CaptureError("two inputs of the model share memory; pass a clone of one of them")
+    _constants_as_inputs(joint.graph_module, forward)
     for node in graph.nodes:
         if node.target in _CHECKS:
             graph.erase_node(node)
@@ -293,3 +195,23 @@ def _joint_graph(module: torch.fx.GraphModule, inputs: Inputs) -> torch.fx.Graph
             node.target = aten.zeros.default
     graph.eliminate_dead_code()
     return graph
+
+
+def _constants_as_inputs(joint: torch.fx.GraphModule, forward: ForwardGraph) -> None:
+    """Tensors that the traced code makes of numbers become constants of ``forward``, which enter as inputs."""
+    first = next(node for node in joint.graph.nodes if node.op != "placeholder")
+    for node in joint.graph.find_nodes(op="get_attr"):
+        tensor = getattr(joint, str(node.target))
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        name = f"number_{len(forward.constants)}"
+        while hasattr(forward.module, name):
+            name += "_"
+        forward.constants[name] = tensor
+        with joint.graph.inserting_before(first):
+            source = joint.graph.placeholder(name)
+        source.meta = {"val": node.meta["val"], "desc": BufferAOTInput(name)}
+        node.replace_all_uses_with(source)
+        joint.graph.erase_node(node)
+    for node in joint.graph.find_nodes(op="call_function", target=aten.lift_fresh_copy.default):
+        node.target = aten.clone.default

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -141,6 +142,65 @@ def test_the_plan_takes_the_place_of_checkpoints(calls: list[TrainingCalls], cap
     assert equal(*results)  # type: ignore[arg-type]
     assert counts(calls) == (1, 0, 1)
     assert "gradient checkpointing" in caplog.text
+
+
+class Cast(nn.Module):
+    """Weights are cast once in each context, though they are used twice there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.second(torch.relu(self.second(self.first(x))))
+            with torch.no_grad():
+                beside = self.first(x)
+            with torch.autocast("cpu", enabled=False):
+                x = self.first(x.float())
+            x = self.second(x) * beside
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out: Tensor = self.second(self.second(x))
+        return out.float()
+
+
+class Steeper(torch.autograd.Function):
+    """Has a backward that is not the derivative of its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * x * 3
+
+
+class Steep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(Steeper.apply(self.first(x)))  # type: ignore[no-untyped-call]
+        return out
+
+
+@pytest.mark.parametrize(("make", "around"), [(Cast, False), (Cast, True), (Steep, False)])
+def test_gradients_are_eagers(make: type[nn.Module], around: bool, calls: list[TrainingCalls]) -> None:
+    """Of a model with autocast in it, also in autocast, and of one with a backward of its own."""
+    torch.manual_seed(3)
+    model, x, results = make(), torch.randn(4, 6), []
+    for compiled in (model, torch.compile(model, backend="monet", options=EXACT)):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16) if around else nullcontext():
+            out: Any = compiled(x)
+        out.square().mean().backward()
+        results.append([out, *(p.grad for p in model.parameters())])
+    assert equal(*results)
+    assert counts(calls) == (1, 0, 1)
 
 
 def test_a_second_forward_before_the_backward(calls: list[TrainingCalls]) -> None:
