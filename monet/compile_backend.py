@@ -25,7 +25,7 @@ from monet.in_place.training_calls import TrainingCalls
 
 logger = logging.getLogger(__name__)
 
-_OWN = ("budget", "on_mismatch", "max_plans", "concurrent", "on_break")
+_OWN = ("budget", "on_mismatch", "max_plans", "concurrent", "process_group", "on_break")
 _DYNAMIC = (
     "%s has a graph for several shapes now, and its plans are each for one: shapes that came before are planned once "
     "more. Compile it with dynamic=False, which keeps a graph a shape"
@@ -47,8 +47,9 @@ def monet(
 
     ``options``: ``budget``, and what ``monet.apply`` takes, with ``on_mismatch="replan"`` unless it is given.
     ``on_break``: what is done where Dynamo cuts the model into several graphs, of which none can keep the budget of
-    all: ``"error"``, or ``"eager"``, which runs them without a plan. Raises ``CaptureError`` for a cut, ``ConfigError``
-    and ``TypeError`` for options that there are not.
+    all: ``"error"``, or ``"eager"``, which runs them without a plan. In ``DistributedDataParallel``, rank 0 plans at
+    the first training call of a graph that has all of its parameters, and all processes run that plan.
+    Raises ``CaptureError`` for a cut, ``ConfigError`` and ``TypeError`` for options that there are not.
     """
     given = dict(options or {})
     require_known('torch.compile(backend="monet")', given, [*PLAN_OPTIONS, *_OWN])
@@ -81,6 +82,7 @@ class _PlannedGraph:
     def __init__(self, graph: torch.fx.GraphModule, options: Mapping[str, Any], family: PlanFamily) -> None:
         made = {name: value for name, value in options.items() if name not in _OWN}
         self._graph, self._family = graph, family
+        self._processes = options.get("process_group")
         self._source = PlanSource(plan, options["budget"], made)
         self._lifted: LiftedGraph | None = None
         self._calls: TrainingCalls | None = None
@@ -90,7 +92,7 @@ class _PlannedGraph:
             return self._graph.forward(*args)
         if self._lifted is None or self._calls is None:
             self._lifted = LiftedGraph(self._graph, args)
-            self._calls = TrainingCalls(self._lifted, self._source, self._family, nullcontext)
+            self._calls = TrainingCalls(self._lifted, self._source, self._family, nullcontext, self._processes)
             if self._lifted.has_checkpoints:
                 self._family.note("checkpoints", REPLACED)
             if any(isinstance(value, int) for value in args):

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from monet.errors import ConfigError, PlanMismatch
 from monet.executor.arena_group import ArenaGroup
+from monet.in_place.first_plan import FirstPlan
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class PlanFamily:
     """Plans over one arena of the largest size, and the rule for what is not as planned.
 
     ``name``: of what is called, for messages. ``concurrent``: how many steps may be under way at a time; each beyond
-    the first has an arena of its own. ``made``: plans so far.
+    the first has an arena of its own. ``made``: plans so far. ``agreed``: whether the processes that train together
+    have one plan. ``promised``: what rank 0 said of its first call, where this process has met no such call so far.
     """
 
     def __init__(self, name: str, rule: OnMismatch, max_plans: int, concurrent: int = 1) -> None:
@@ -39,6 +41,8 @@ class PlanFamily:
             )
         self.name, self.rule, self.max_plans, self.concurrent = name, rule, max_plans, concurrent
         self.made = 0
+        self.agreed = False
+        self.promised: FirstPlan | None = None
         self._groups = [ArenaGroup()]
         self._claiming = threading.Lock()
         self._told: set[str] = set()

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 
+from monet.capture.lifted_graph import LiftedGraph
 from monet.errors import MonetError, PlanMismatch
 from monet.executor import parallel
 from monet.in_place.call_geometry import CallGeometry
+from monet.in_place.first_plan import FirstPlan
+from monet.in_place.plan_family import PlanFamily
 from monet.plans.document import plan_text
 from monet.plans.plan import Plan
 
@@ -26,45 +29,40 @@ Processes: TypeAlias = Any
 """A ``torch.distributed.ProcessGroup``, a name that not every build of torch has."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPlan:
-    """What rank 0 says. ``plan``: the content of a plan's file; None: it has made none, since ``reason``. ``failed``:
-    it raised that. ``geometry``: of the call that the plan is for, ``portable``."""
-
-    plan: str | None
-    geometry: tuple[Any, ...] | None
-    reason: str = ""
-    failed: bool = False
-
-
 class Ranks:
     """``group``: of the processes; None: that of ``DistributedDataParallel``, in a call inside of one that is around
-    ``model`` itself, since a part of its model may be called by some of the processes only."""
+    ``model`` itself, since a part of its model may be called by some of the processes only. A graph of torch.compile is
+    all of the model where it has all the parameters that are reduced. ``family``: the processes agree once in it."""
 
-    def __init__(self, model: torch.nn.Module, group: Processes | None = None) -> None:
-        self._model, self._given = model, group
-        self._agreed = False
+    def __init__(self, model: torch.nn.Module, family: PlanFamily, group: Processes | None = None) -> None:
+        self._model, self._family, self._given = model, family, group
 
     def to_agree_with(self) -> Processes | None:
         """The group whose processes have yet to agree, and do so in this call; None where there is nothing to do."""
-        if self._agreed:
+        if self._family.agreed:
             return None
         group = self._given
         if group is None:
             around = parallel.active()
-            if around is None or around.module is not self._model:
+            if around is None or not self._is_all_of(around):
                 return None
             group = around.process_group
         if dist.get_rank(group) < 0:
-            raise PlanMismatch("this process is not in the process_group that monet.apply was given")
+            raise PlanMismatch("this process is not in the process_group that was given for planning")
         if dist.get_world_size(group) == 1:
-            self._agreed = True
+            self._family.agreed = True
             return None
         return group
 
+    def _is_all_of(self, around: Any) -> bool:
+        if not isinstance(self._model, LiftedGraph):
+            return around.module is self._model
+        own = {id(parameter) for parameter in self._model.parameters()}
+        return all(id(parameter) in own for parameter in around._module_parameters)
+
     def agreed(self) -> None:
         """There is nothing left to agree upon."""
-        self._agreed = True
+        self._family.agreed = True
 
     @staticmethod
     def is_first(group: Processes) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monet.capture.lifted_graph import LiftedGraph
 from monet.errors import MonetError, PlanMismatch
 from monet.executor.arena_group import ArenaGroup
 from monet.executor.module import MonetModule
@@ -20,11 +21,12 @@ from monet.in_place.call_geometry import (
     planned_geometry,
     quick_key,
 )  # fmt: skip
+from monet.in_place.first_plan import FirstPlan
 from monet.in_place.inner_checkpoints import noting_checkpoints
 from monet.in_place.model_walk import ModelWalk
 from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource
-from monet.in_place.ranks import FirstPlan, Processes, Ranks, failure, portable
+from monet.in_place.ranks import Processes, Ranks, failure, portable
 from monet.plans.document import plan_of, plan_text
 
 # What differs, where the plan itself does not say it.
@@ -62,7 +64,7 @@ class TrainingCalls:
     ) -> None:
         """``apart``: a context in which ``model`` can be captured. ``processes``: as in ``Ranks``."""
         self.model = model
-        self._ranks = Ranks(model, processes)
+        self._ranks = Ranks(model, family, processes)
         self.planned_calls = self.eager_calls = 0
         self.family = family
         self._source, self._apart = source, apart
@@ -110,7 +112,7 @@ class TrainingCalls:
             reason = None if processes is None else self._agree(processes, geometry, args, kwargs)
             if geometry is None or reason is not None:
                 self.family.refuse("object", reason or _OBJECT)
-            elif self.family.is_full and geometry.inputs not in self._inputs:
+            elif self._is_too_many(geometry):
                 self._refuse(geometry, args, kwargs)
                 self._never_again(key)
             else:
@@ -120,6 +122,13 @@ class TrainingCalls:
                     return result
         self.eager_calls += 1
         return eager(*args, **kwargs)
+
+    def _is_too_many(self, geometry: CallGeometry) -> bool:
+        return self.family.is_full and geometry.inputs not in self._inputs and not self._is_promised(geometry)
+
+    def _is_promised(self, geometry: CallGeometry) -> bool:
+        said = self.family.promised
+        return said is not None and said.geometry is not None and portable(geometry) == said.geometry
 
     def _never_again(self, key: Hashable | None) -> None:
         """Such arguments need no other look: whatever the modes, the threads or the precision, no plan is for them."""
@@ -174,6 +183,8 @@ class TrainingCalls:
     ) -> Planned | None:
         """What runs the call; None: the model itself."""
         if geometry in self._planned:
+            return self._planned[geometry]
+        if self._is_promised(geometry) and self._take_promised(geometry, args, kwargs):
             return self._planned[geometry]
         if self.family.made == 0:
             self._plan(geometry, group, args, kwargs)
@@ -257,12 +268,29 @@ class TrainingCalls:
             with self._apart():
                 if geometry is not None and portable(geometry) == said.geometry is not None:
                     planned = self._source.adopted(self.model, args, kwargs, plan)
+                elif isinstance(self.model, LiftedGraph):  # a graph is for one shape: another one will run rank 0's
+                    self.family.promised = said
+                    self.family.made += 1
+                    return None
                 else:  # a first batch of another shape, which is then called not as planned
                     planned, geometry = Planned(MonetModule(self.model, plan)), planned_geometry(self.model, plan)
             self.add(geometry, planned)
         except Exception as error:
             return failure(error)
         return None
+
+    def _take_promised(self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Run calls by what rank 0 has planned for the same ones; returns whether this is the same graph."""
+        said = self.family.promised
+        assert said is not None and said.plan is not None
+        try:
+            planned = self._source.adopted(self.model, args, kwargs, plan_of(said.plan.encode()))
+        except PlanMismatch:
+            return False
+        self.family.promised = None
+        self.family.made -= 1  # it was counted when it was promised
+        self.add(geometry, planned)
+        return True
 
     def _refuse(self, geometry: CallGeometry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise or tell what is not as in the plan that is closest: the last that differs latest."""

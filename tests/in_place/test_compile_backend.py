@@ -175,7 +175,8 @@ class Steeper(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return gradients[0] * x * 3
+        out: Tensor = gradients[0] * x * 3
+        return out
 
 
 class Steep(nn.Module):

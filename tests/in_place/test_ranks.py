@@ -57,8 +57,22 @@ def test_parameters_without_a_gradient(found: dict[str, list[Any]]) -> None:
         assert of_rank["without"] == [["beside.weight", "beside.bias", *never], never, never]
 
 
-def test_the_compiled_model(found: dict[str, list[Any]]) -> None:
-    assert all(of_rank["same"] for of_rank in found["compiled"])
+@pytest.mark.parametrize(("which", "counts"), [("same", (0, 1)), ("first", (1, 1)), ("last", (1, 1))])
+def test_the_compiled_model_runs_rank_0s_plan(found: dict[str, list[Any]], which: str, counts: tuple[int, int]) -> None:
+    """Also where rank 1 meets the shape of rank 0's first batch later; its other shape is its own matter."""
+    first, second = (of_rank[which] for of_rank in found["compiled"])
+    assert first["same"] and second["same"]
+    assert len(first["made"]) == 1 and not first["own"]
+    assert (len(second["made"]), len(second["own"])) == counts
+    assert second["own"] == first["made"]
+
+
+def test_all_are_told_what_stops_a_compiled_model(found: dict[str, list[Any]]) -> None:
+    errors = [of_rank["too small"] for of_rank in found["compiled"]]
+    assert [kind for kind, _ in errors] == ["InfeasibleBudget", "MonetError"] and "rank 0" in errors[1][1]
+    errors = [of_rank["another model"] for of_rank in found["compiled"]]
+    assert [kind for kind, _ in errors] == ["PlanMismatch"] * 2
+    assert all("rank 1: the plan was made for another model" in text for _, text in errors)
 
 
 @pytest.mark.parametrize("which", ["first", "last"])

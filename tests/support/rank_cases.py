@@ -7,6 +7,7 @@ hurry.
 from __future__ import annotations
 
 import datetime
+import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -23,9 +24,11 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import monet
+from monet import compile_backend
 from monet.errors import MonetError
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.runner import Runner
+from monet.in_place.plan_source import PlanSource
 from monet.pipeline import placement
 
 HASTE: dict[str, Any] = {"time_limit_s": 2, "progress": False, "exact": True}
@@ -220,15 +223,48 @@ def unused(rank: int) -> dict[str, Any]:
 
 
 def compiled(rank: int) -> dict[str, Any]:
-    """``torch.compile`` by the backend, inside of ``DistributedDataParallel``."""
+    """``torch.compile`` by the backend, inside of ``DistributedDataParallel``; rank 1 has another first batch, too."""
     torch._dynamo.config.optimize_ddp = False
-    planned, eager = perceptron(), perceptron()
-    planned.compile(backend="monet", dynamic=False, options={"budget": "100%", **HASTE})
-    trainings = [Training(model, gradient_as_bucket_view=True) for model in (planned, eager)]
-    for training in trainings:
-        for step in range(3):
-            training.step(rows(rank, step))
-    return {"same": same(*trainings)}
+    plan, made, own = monet.api.plan, [], []
+    adopted = PlanSource.adopted
+
+    @functools.wraps(plan)
+    def making(*args: Any, **kwargs: Any) -> Any:
+        made.append(plan(*args, **kwargs))
+        return made[-1]
+
+    def adopting(self: PlanSource, model: nn.Module, args: Any, kwargs: Any, given: Any) -> Any:
+        own.append(given)
+        return adopted(self, model, args, kwargs, given)
+
+    found: dict[str, Any] = {}
+    PlanSource.adopted = adopting  # type: ignore[assignment]
+    compile_backend.plan = making  # type: ignore[attr-defined]
+    try:
+        for name, sizes in {"same": [4, 4, 4], "first": [4 - rank, 4, 4], "last": [4, 4, 4 - rank]}.items():
+            torch._dynamo.reset()
+            made.clear()
+            own.clear()
+            planned, eager = residual(), residual()
+            options = {"budget": "100%", "cache": False, **HASTE}
+            planned.compile(backend="monet", dynamic=False, options=options)
+            trainings = [Training(model, gradient_as_bucket_view=True) for model in (planned, eager)]
+            for training in trainings:
+                for step, size in enumerate(sizes):
+                    training.step(images(rank, step, size))
+            found[name] = {"same": same(*trainings), "made": list(made), "own": list(own)}
+        small = residual()
+        small.compile(backend="monet", dynamic=False, options={"budget": "1KB", **HASTE})
+        found["too small"] = refused(lambda: Training(small).step(images(rank, 0)))
+        other = residual()
+        if rank == 1:
+            other.body[2] = nn.GELU()  # the same parameters, and another step
+        other.compile(backend="monet", dynamic=False, options={"budget": "100%", **HASTE})
+        found["another model"] = refused(lambda: Training(other).step(images(rank, 0)))
+    finally:
+        PlanSource.adopted = adopted  # type: ignore[method-assign]
+        compile_backend.plan = plan  # type: ignore[attr-defined]
+    return found
 
 
 def other_shapes(rank: int) -> dict[str, Any]:
