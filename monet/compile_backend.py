@@ -71,7 +71,7 @@ def monet(
     if parallel.active() is not None and torch._dynamo.config.optimize_ddp:
         raise CaptureError(
             "torch.compile cuts a model in DistributedDataParallel at its buckets: set "
-            "torch._dynamo.config.optimize_ddp = False, or compile the model before it is put there"
+            "torch._dynamo.config.optimize_ddp = False"
         )
     return torch._dynamo.disable(_PlannedGraph(graph, given, _family(example_inputs, options, given)))  # type: ignore[no-any-return]
 
