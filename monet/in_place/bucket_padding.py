@@ -111,9 +111,10 @@ def pad_to_buckets(
 
     Raises ``ConfigError`` for buckets that are none, and for a side that there is not.
     """
-    lengths: Sequence[Any] = sorted(set(buckets))
-    if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
-        raise ConfigError(f"buckets must be lengths, whole numbers above 0, not {list(lengths)}")
+    given: Sequence[Any] = list(buckets)
+    if not given or not all(isinstance(length, int) and length > 0 for length in given):
+        raise ConfigError(f"buckets must be lengths, whole numbers above 0, not {given}")
+    lengths = sorted(set(given))
     if padding_side not in ("right", "left"):
         raise ConfigError(f"padding_side must be 'right' or 'left', not {padding_side!r}")
     values: dict[str, float] = {**dict.fromkeys(_IDS, pad_token_id), **dict.fromkeys(_MASKS, 0)}

@@ -162,7 +162,7 @@ def test_what_cannot_be_padded() -> None:
         monet.pad_to_buckets(lambda features: features, [8])(texts(2))
     with pytest.raises(ConfigError, match=r"nothing in a batch of \['x'\]"):
         monet.pad_to_buckets(plain, [8])([{"x": torch.ones(3)}])
-    for buckets in ([], [0], [1.5]):
+    for buckets in ([], [0], [1.5], [8, "16"]):
         with pytest.raises(ConfigError, match="buckets must be"):
             monet.pad_to_buckets(collated, buckets)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="padding_side"):
