@@ -23,7 +23,7 @@ from monet.graph import Graph
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.cache import ProfileCache
-from monet.ops.measuring.signature import environment, signature
+from monet.ops.measuring.signature import between_bytes, kept_under, signature
 from monet.plans.plan import Plan
 
 WARM_UP_STEPS = 2
@@ -112,8 +112,8 @@ def _step(config: Config, model: torch.nn.Module, module: torch.nn.Module, seed:
 
 def _predicted(plan: Plan, catalogue: Catalogue) -> list[float]:
     """Seconds of each step's implementation alone: as the planner has measured it, or measured now."""
-    bench, store = Bench(), ProfileCache()
-    where = environment(catalogue.graph.device)
+    bench, store = Bench(between_bytes(catalogue.graph)), ProfileCache()
+    kept_at = kept_under(catalogue.graph)
     known: dict[str, float] = {}
     found = []
     try:
@@ -124,7 +124,7 @@ def _predicted(plan: Plan, catalogue: Catalogue) -> list[float]:
             implementation = implementation_of(step, catalogue)
             key = signature(implementation, catalogue.values)
             if key not in known:
-                kept = store.get(f"{where}|{key}") or store.get(f"{where}|{key}", busy=True)
+                kept = store.get(f"{kept_at}|{key}") or store.get(f"{kept_at}|{key}", busy=True)
                 known[key] = (kept or bench.measure(implementation, catalogue.values)).time_s
             found.append(known[key])
     finally:

@@ -42,9 +42,15 @@ CONTENTS: Operators = {**sparse.CONTENTS, **factorizations.CONTENTS, **lengths.C
 
 
 class Bench:
-    """Runs implementations one after another, reusing inputs and one resident stretch of memory."""
+    """Runs implementations one after another, reusing inputs and one resident stretch of memory.
 
-    def __init__(self) -> None:
+    ``between_bytes``: so many other bytes are touched before each timed run, in the main memory of the CPU. What an
+    operator reads and writes in a step is not in the nearest cache, where repeating it would leave it: all other
+    operators ran since it was made.
+    """
+
+    def __init__(self, between_bytes: int = 0) -> None:
+        self._between = torch.zeros(between_bytes, dtype=torch.uint8)
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
         self._homes: dict[tuple[Any, ...], allocator.Arena] = {}
         self._spoilt: set[tuple[Any, ...]] = set()
@@ -128,6 +134,7 @@ class Bench:
         arena = self._serve(requests, device)
 
         def run() -> float:
+            self._between.add_(1)
             arena.enter(0)
             try:
                 start = time.perf_counter()

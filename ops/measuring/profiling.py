@@ -16,7 +16,7 @@ from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.busy_machine import PERIOD_S, WINDOW_S, OtherPrograms
 from monet.ops.measuring.cache import ProfileCache
-from monet.ops.measuring.signature import environment, signature
+from monet.ops.measuring.signature import between_bytes, environment, kept_under, signature
 from monet.ops.offers.implementation import Implementation
 
 logger = logging.getLogger(__name__)
@@ -74,16 +74,16 @@ def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress
     was measured while other programs kept the machine busy is marked, and measured again by the first run that finds it
     quiet.
     """
-    where = environment(catalogue.graph.device)
+    where, kept_at = environment(catalogue.graph.device), kept_under(catalogue.graph)
     wanted = {signature(i, catalogue.values): i for i in implementations(catalogue)}
     known: dict[str, Measurement] = {}
     marked: dict[str, Measurement] = {}
     if cache is not None:
-        known = {key: found for key in wanted if (found := cache.get(f"{where}|{key}")) is not None}
+        known = {key: found for key in wanted if (found := cache.get(f"{kept_at}|{key}")) is not None}
         marked = {
             key: found
             for key in wanted
-            if key not in known and (found := cache.get(f"{where}|{key}", busy=True)) is not None
+            if key not in known and (found := cache.get(f"{kept_at}|{key}", busy=True)) is not None
         }
     others = OtherPrograms(torch.get_num_threads())
     if marked:
@@ -92,11 +92,11 @@ def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress
             known |= marked
             _warn(others, len(marked), len(wanted), cache)
     missing = {key: i for key, i in wanted.items() if key not in known}
-    bench = Bench()
+    bench = Bench(between_bytes(catalogue.graph))
     # Biggest tensors first: memory is made resident once, and the estimate of what is left is safe.
     order = sorted(missing, key=lambda k: (-_bytes(missing[k], catalogue), k))
     weights = {key: _bytes(missing[key], catalogue) + (1 << 16) for key in order}
-    store = _Store(where, cache, others)
+    store = _Store(kept_at, cache, others)
     with tqdm(
         total=sum(weights.values()), desc="measuring operators", disable=not progress or not missing,
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",

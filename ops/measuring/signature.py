@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Ref, Value
+from monet.graph import Graph, Ref, Value
 from monet.ops.kernel_names import call_name
 from monet.ops.offers.implementation import Implementation
 
@@ -36,6 +36,27 @@ def _repeated(implementation: Implementation) -> str:
     """Which arguments are the same value (an in-place operator on its own input)."""
     names = [a.name for a in (*implementation.args, *(v for _, v in implementation.kwargs)) if isinstance(a, Ref)]
     return "" if len(set(names)) == len(names) else str([names.index(n) for n in names])
+
+
+MOST_BETWEEN_BYTES = 32 << 20
+"""More makes no difference where a step's memory is: in the shared cache or behind it."""
+LEAST_TOUCHED_BYTES = 16 << 20
+"""A step whose tensors are smaller together finds most of them in the nearest caches."""
+
+
+def between_bytes(graph: Graph) -> int:
+    """How much a step touches between two uses of a tensor, for ``Bench``: about half of all it holds, as a power of
+    two, in bytes; 0 for next to nothing."""
+    if graph.device.type != "cpu":
+        return 0
+    touched = sum(value.storage_bytes for name, value in graph.values.items() if graph.storage(name) == name)
+    return 0 if touched < LEAST_TOUCHED_BYTES else min(MOST_BETWEEN_BYTES, 1 << (touched.bit_length() - 2))
+
+
+def kept_under(graph: Graph) -> str:
+    """What the keys of a step's measurements begin with, where they are kept: all that these depend on besides their
+    signature."""
+    return f"{environment(graph.device)}|between {between_bytes(graph)}"
 
 
 def environment(device: torch.device) -> str:

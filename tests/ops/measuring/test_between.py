@@ -1,0 +1,63 @@
+"""What is touched between two runs of an operator, as in a step."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from monet.capture import capture
+from monet.ops.catalogue import Catalogue, catalogue
+from monet.ops.measuring import bench, profiling
+from monet.ops.measuring.bench import Bench
+from monet.ops.measuring.cache import ProfileCache
+from monet.ops.measuring.profiling import implementations
+from monet.ops.measuring.signature import MOST_BETWEEN_BYTES, between_bytes
+
+
+def offers(rows: int) -> Catalogue:
+    return catalogue(capture(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.ones(rows, 8),)).graph)
+
+
+def test_a_step_that_fits_in_the_nearest_cache_touches_nothing_else() -> None:
+    assert between_bytes(offers(4).graph) == 0
+
+
+def test_half_of_what_a_larger_step_holds() -> None:
+    graph = offers(1 << 17).graph  # of 4 MiB a tensor
+    held = sum(v.storage_bytes for name, v in graph.values.items() if graph.storage(name) == name)
+    assert held / 4 < between_bytes(graph) <= held / 2
+    assert between_bytes(offers(1 << 21).graph) == MOST_BETWEEN_BYTES
+
+
+def test_it_is_touched_before_every_timed_run() -> None:
+    made, touched = offers(4), Bench(1 << 10)
+    runs = 0
+    for run in implementations(made):
+        touched.measure(run, made.values)
+        runs += 1
+    counts = touched._between.unique()
+    assert counts.numel() == 1 and runs * bench.LEAST_RUNS <= counts.item() <= runs * bench.MOST_RUNS
+
+
+def test_measurements_of_large_and_small_steps_are_kept_apart(tmp_path: Path) -> None:
+    """One operator of both has one signature."""
+    small = catalogue(capture(nn.Sequential(nn.ReLU(), nn.Linear(8, 8)), (torch.ones(4, 8),)).graph)
+    large = catalogue(capture(TwoSizes(), (torch.ones(4, 8), torch.ones(1 << 18, 8))).graph)
+    with closing(ProfileCache(tmp_path / "profile.sqlite3")) as cache:
+        first = profiling.profile(small, cache=cache)
+        second = profiling.profile(large, cache=cache)
+        assert first.measurements.keys() & second.measurements.keys()
+        assert second.measured == len(second.measurements)
+        assert profiling.profile(large, cache=cache).measured == 0
+
+
+class TwoSizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.small(torch.relu(x)), self.large(torch.relu(y))
