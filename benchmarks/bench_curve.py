@@ -12,7 +12,8 @@ eager's copy of the model is made: parameters, buffers, gradients and inputs inc
 * ``memory_budget`` at shares of what is saved: ``torch._functorch.config.activation_memory_budget``, and ``region`` the
   same by ``torch.autograd.graph.region_activation_memory_budget``, both compiled by
   ``aot_eager_decomp_partition``;
-* ``monet``: ``MonetModule`` at shares of eager's measured peak; ``unlimited``: without a limit;
+* ``monet``: ``MonetModule`` at shares of eager's measured peak, and at the peak of each of the above, rounded down to
+  a percent; ``unlimited``: without a limit;
 * ``optimize``: ``monet.optimize`` with SGD and momentum, paired with eager's step and update.
 
 Networks are narrower or shorter than usual, so that a step takes about a second on two cores. Rows are written as soon
@@ -352,10 +353,10 @@ def _contestants(name: str, wanted: Sequence[str], time_limit_s: float, folder: 
     for contestant, asked in jobs:
         if not wanted or contestant in wanted:
             click.echo(_line(name, run(contestant, asked), eager["peak_bytes"]))
-    # The least that a peer reaches, where that is less than what is planned anyway.
-    least = min(int(100 * r["peak_bytes"] / eager["peak_bytes"]) for r in rows if "peak_bytes" in r)
-    lower = (least,) if least < min(SHARES) else ()
-    for whole, shares in ((False, (None, *SHARES, *lower)), (True, (50,))):
+    # Also at what each peer reaches, below eager's: the two are then compared at one peak.
+    reached = {int(100 * r["peak_bytes"] / eager["peak_bytes"]) for r in rows if "peak_bytes" in r}
+    shares_of_step = sorted({*SHARES, *(share for share in reached if share < 100)}, reverse=True)
+    for whole, shares in ((False, (None, *shares_of_step)), (True, (50,))):
         label = "optimize" if whole else "monet"
         if wanted and label not in wanted:
             continue
