@@ -49,6 +49,9 @@ class LiftedGraph(torch.nn.Module):
             self._places.append(place)
             self._put(place, value)
 
+    def _get_name(self) -> str:  # torch's name for what a module is called
+        return "the compiled model"
+
     def _free_name(self, source: str, otherwise: str) -> str:
         """``block.0.weight`` of ``L['self']._modules['block']._modules['0']._parameters['weight']``."""
         parts = [text or number for text, number in _PART.findall(source)]

@@ -35,9 +35,9 @@ class PlanFamily:
             raise ConfigError(f"on_mismatch must be one of {', '.join(map(repr, RULES))}, not {rule!r}")
         if max_plans < 1:
             raise ConfigError(f"max_plans must be at least 1, not {max_plans}")
-        if not isinstance(concurrent, int) or concurrent < 1:
+        if not isinstance(concurrent, int) or isinstance(concurrent, bool) or concurrent < 1:
             raise ConfigError(
-                f"concurrent, the steps that may be under way at a time, must be at least 1: {concurrent!r}"
+                f"concurrent, how many steps may be under way at a time, must be a number from 1 on: {concurrent!r}"
             )
         self.name, self.rule, self.max_plans, self.concurrent = name, rule, max_plans, concurrent
         self.made = 0

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree
 
 from monet.capture.lifted_graph import LiftedGraph
-from monet.errors import MonetError, PlanMismatch
+from monet.errors import ConfigError, MonetError, PlanMismatch
 from monet.executor import parallel
 from monet.in_place.call_geometry import CallGeometry
 from monet.in_place.first_plan import FirstPlan
@@ -35,6 +35,11 @@ class Ranks:
     all of the model where it has all the parameters that are reduced. ``family``: the processes agree once in it."""
 
     def __init__(self, model: torch.nn.Module, family: PlanFamily, group: Processes | None = None) -> None:
+        if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+            raise ConfigError(
+                "process_group must be a torch.distributed.ProcessGroup, as of torch.distributed.new_group(), "
+                f"not {group!r}"
+            )
         self._model, self._family, self._given = model, family, group
 
     def to_agree_with(self) -> Processes | None:

@@ -114,7 +114,7 @@ def prepare(
             "choice such as argmax)"
         )
     graph = with_accumulation(captured).captured.graph if preparing.accumulate else captured.graph
-    step = _Step(model, type(model).__name__, captured, graph, graph, (args, kwargs))
+    step = _Step(model, model._get_name(), captured, graph, graph, (args, kwargs))
     return _prepared(step, preparing, offering or Offering(), progress)
 
 
@@ -129,7 +129,7 @@ def prepare_whole(
 
     Raises ``ConfigError`` and ``ProfileError`` as ``prepare``.
     """
-    graph, name = whole.captured.graph, type(whole.module.model).__name__
+    graph, name = whole.captured.graph, whole.module.model._get_name()
     step = _Step(whole.module, name, whole.captured, graph, updates_last(graph), (whole.args, {}))
     return _prepared(step, preparing or Preparing(), offering or Offering(), progress)
 

@@ -15,6 +15,7 @@ from small_models import Awkward, Transformer
 from torch import Tensor, nn
 
 from monet import compile_backend
+from monet.errors import InfeasibleBudget
 from monet.in_place.plan_family import PlanFamily
 from monet.in_place.training_calls import TrainingCalls
 
@@ -279,3 +280,10 @@ def test_it_is_found_without_importing_monet() -> None:
     code = "import torch, sys; assert 'monet' in torch._dynamo.list_backends(); assert 'monet.api' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_refusal_names_no_class_of_monets() -> None:
+    model, _ = pair()
+    compiled = torch.compile(model, backend="monet", options={**EXACT, "budget": "100B"})
+    with pytest.raises(InfeasibleBudget, match="No plan of the compiled model fits"):
+        compiled(batches(8)[0])

@@ -236,6 +236,6 @@ def test_threads_never_share_an_arena() -> None:
 
 
 def test_what_is_asked_wrongly() -> None:
-    for wrong in (0, "2"):
+    for wrong in (0, "2", True):
         with pytest.raises(ConfigError, match="concurrent"):
             monet.apply(nn.Linear(2, 2), budget=BUDGET, concurrent=wrong)  # type: ignore[arg-type]
