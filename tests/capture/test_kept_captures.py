@@ -240,7 +240,6 @@ def test_changed_code_is_traced_anew(tmp_path: Path) -> None:
     other = run(MODEL, HELPER.replace("relu", "sigmoid"))
     assert other[0] == 1 and other[1] != first[1]
     assert run(MODEL.replace("return act(", "return -act("), HELPER)[0] == 1
-    assert run(MODEL, HELPER) == (0, first[1])
 
 
 def test_the_key_is_the_same_in_every_process(tmp_path: Path) -> None:

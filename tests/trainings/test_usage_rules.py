@@ -315,7 +315,7 @@ def test_a_returned_cache_is_said() -> None:
     ("options", "parameter", "output"),
     [
         ({"autocast": "bfloat16"}, torch.float32, HALF),
-        ({"dtype": "bfloat16"}, HALF, HALF),
+        pytest.param({"dtype": "bfloat16"}, HALF, HALF, marks=pytest.mark.slow),
         ({"accumulate": True}, torch.float32, torch.float32),
     ],
 )
