@@ -81,13 +81,24 @@ def solve_highs(model: Model, limits: Limits, tick: Tick | None = None) -> Answe
     return answer
 
 
+_Highs: Any = highspy.Highs  # typed in some versions and not in others
+
+
+class _Quiet(_Highs):  # type: ignore[misc]
+    """From version 1.16 on, HiGHS says its name on standard output as soon as callbacks are enabled, which its
+    constructor does."""
+
+    def enableCallbacks(self) -> None:
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()
+
+
 def _run(model: Model, limits: Limits, tick: Tick | None, presolve: str) -> Answer | None:
     """None where HiGHS ends with a solve error: to its check at the end, a point that uses up a row's tolerance may be
     infeasible (ERGO-Code/HiGHS#2808, about one in 300 programs with big-M rows). It then forgets its bound, too."""
-    highs = highspy.Highs()
+    highs = _Quiet()
     options: dict[str, bool | int | float | str] = {
         "presolve": presolve,
-        "output_flag": False,
         "threads": THREADS,
         "random_seed": SEED,
         "time_limit": max(float(limits.time_s), 0.0),

@@ -7,6 +7,7 @@ import random
 import threading
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_problems import alive, check, endless_lifetimes, optimum, random_lifetimes
@@ -220,6 +221,11 @@ def test_a_plan_is_not_made_of_an_interrupted_layout(monkeypatch: pytest.MonkeyP
     class Lowered:
         class problem:
             fixed_bytes = 0
+            carried = ()
+
+        class catalogue:
+            class graph:
+                device = torch.device("cpu")
 
     def answer(*_: object, **__: object) -> Layout:
         return Layout((), 0, 0, "", interrupted=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -149,3 +152,23 @@ def test_time_limit_is_kept() -> None:
     assert time.monotonic() - begun < 15.0
     assert plan.status in ("time_limit", "optimal")
     assert 0.0 <= plan.gap < 1.0
+
+
+def test_solving_prints_nothing() -> None:
+    """Whatever a solver says of itself would be in the output of commands."""
+    code = (
+        "from planner_problems import chain\n"
+        "from monet.planner.search import Solving, plan_problem\n"
+        "plan_problem(chain(4), 10**9, Solving(time_limit_s=5.0))\n"
+        "plan_problem(chain(4), 600, Solving(time_limit_s=5.0))\n"
+    )
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
