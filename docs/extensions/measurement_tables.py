@@ -75,6 +75,26 @@ def curves(result: Any) -> Iterable[Row]:
                 yield network, run["contestant"], asked, _share(run["peak_bytes"] / eager), f"{run['time_ratio']:.2f}"
 
 
+def beside_peers(result: Any) -> Iterable[Row]:
+    """Each run of a peer's, and the fastest plan of at most its peak."""
+    yield "network", "contestant", "peak, of eager's", "time, of eager's", "a plan's peak", "a plan's time"
+    for network, runs in result.items():
+        ran = [run for run in runs if "time_ratio" in run]
+        eager = next(run["peak_bytes"] for run in ran if run["contestant"] == "eager")
+        plans = [run for run in ran if run["contestant"] in ("monet", "unlimited")]
+        for run in ran:
+            if run["contestant"] in ("eager", "monet", "unlimited", "optimize"):
+                continue
+            asked = "" if run["asked"] is None else f" {run['asked']:g}"
+            fitting = [plan for plan in plans if plan["peak_bytes"] <= run["peak_bytes"]]
+            best = min(fitting, key=lambda plan: float(plan["time_ratio"]), default=None)
+            yield (
+                network, run["contestant"] + asked, _share(run["peak_bytes"] / eager), f"{run['time_ratio']:.2f}",
+                "–" if best is None else _share(best["peak_bytes"] / eager),
+                "–" if best is None else f"{best['time_ratio']:.2f}",
+            )  # fmt: skip
+
+
 def guided(result: Any) -> Iterable[Row]:
     """The profile-guided arena beside eager under three allocators of the C library."""
     libraries = ("jemalloc", "tcmalloc")
@@ -191,6 +211,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "whole-steps": ("whole_step.json", whole_steps),
     "models": ("models.json", models),
     "memory-budget": ("peers.json", memory_budget),
+    "beside-peers": ("curve.json", beside_peers),
     "curves": ("curve.json", curves),
     "guided": ("guided.json", guided),
     "estimates": ("fit.json", estimates),
