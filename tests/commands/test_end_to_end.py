@@ -89,6 +89,7 @@ def test_infeasible_budget_says_what_is_feasible(folder: Path) -> None:
     assert not (folder / "no.plan.json").exists() and not (folder / "no.json").exists()
 
 
+@pytest.mark.slow  # a whole run of the command
 def test_a_configuration_that_accumulates(folder: Path) -> None:
     (folder / "sums.yaml").write_text("model: torch.nn:Linear\nkwargs: {in_features: 8, out_features: 8}\n"
                                       "inputs: [{shape: [4, 8]}]\naccumulate: true\n")  # fmt: skip

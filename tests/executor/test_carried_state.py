@@ -348,12 +348,13 @@ def test_it_takes_no_memory_of_the_process_between_and_in_steps(disk: Path) -> N
 
 PEAK = """
 import gc, sys
-from pathlib import Path
+import torch
 from test_carried_state import OPTIMIZERS, batch, make_model, trained_by
 from peak_meter import held_bytes
 from monet.native import allocator
 from monet.plans.plan import Plan
 plan, model = Plan.load(sys.argv[1]), make_model()
+torch.set_num_threads(plan.environment["threads"])
 optimizer = OPTIMIZERS["adam"](list(model.parameters()))
 trainer = trained_by(plan, model, optimizer)
 batches = [batch(0), batch(1)]

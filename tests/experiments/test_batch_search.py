@@ -128,7 +128,8 @@ def test_the_command_finds_plans_and_measures_a_batch(tmp_path: Path) -> None:
     assert not os.path.exists(tmp_path / "no.json")
 
 
-@pytest.mark.parametrize("limit", [(), pytest.param(("--max-overhead", "10%"), marks=pytest.mark.slow)])
+@pytest.mark.slow  # each runs the command, and a step in two processes
+@pytest.mark.parametrize("limit", [(), ("--max-overhead", "10%")])
 def test_the_least_memory_is_measured_exactly(tmp_path: Path, limit: tuple[str, ...]) -> None:
     done = run(
         tmp_path,

@@ -11,7 +11,6 @@ from repository import ROOT
 from usage_cases import USAGES
 
 QUICK = {
-    ("module", "bfloat16"),
     ("module", "autocast"),
     ("loss", "autocast inside"),
     ("accumulate", "several outputs"),
