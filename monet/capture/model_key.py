@@ -33,6 +33,8 @@ MOST_CONSTANT_BYTES = 1 << 16
 # Of every module, and no part of a step: what is called while saving and loading, and backward hooks of the module.
 _BESIDE = {"_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
            "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_compiled_call_impl"}  # fmt: skip
+# A number of this process alone: by it transformers' generation configuration tells whether it was changed.
+_OF_THE_PROCESS = {"_original_object_hash"}
 _INSTALLED = tuple(
     str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -193,7 +195,7 @@ class _Look:
         if of.__module__ == "builtins" or not hasattr(thing, "__dict__") or bool(getattr(of, "__slots__", None)):
             raise _Opaque
         self._class(of)
-        for key in sorted(vars(thing)):
+        for key in sorted(vars(thing).keys() - _OF_THE_PROCESS):
             self._add(key)
             self.at(vars(thing)[key])
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from module_cases import CASES, case_model
 from torch import Tensor, nn
+from usage_cases import tiny_gpt2
 
 import monet
 from monet.capture import Captured, capture, capture_once, kept_captures
@@ -257,3 +258,13 @@ def test_the_key_is_the_same_in_every_process(tmp_path: Path) -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert len(keys) == 1 and "None" not in keys
+
+
+def test_the_key_of_transformers_models_is_no_matter_of_the_process() -> None:
+    """Their generation configuration holds a hash, which Python salts."""
+    model, inputs = tiny_gpt2(), (torch.zeros(1, 4, dtype=torch.int64),)
+    known = model_key(model, inputs, {}, gradients_leave=True)
+    model.generation_config._original_object_hash += 1  # type: ignore[union-attr, operator]
+    assert known is not None and model_key(model, inputs, {}, gradients_leave=True) == known
+    model.generation_config.max_length = 21  # type: ignore[union-attr]
+    assert model_key(model, inputs, {}, gradients_leave=True) != known
