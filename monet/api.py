@@ -17,6 +17,7 @@ import torch
 from monet.amounts import ByteBudget, ByteCount, parse_budget, refusals_in
 from monet.capture import autocast
 from monet.capture.captured import device_type
+from monet.capture.input_geometry import call_of
 from monet.errors import InfeasibleBudget, PlanMismatch
 from monet.executor.trainer import Trainer
 from monet.in_place import slot
@@ -64,7 +65,7 @@ def _guessing(function: Callable[_Parameters, _Result]) -> Callable[_Parameters,
 @_guessing
 def plan(
     model: torch.nn.Module,
-    args: Sequence[Any] | torch.Tensor,
+    args: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: str | int,
@@ -86,6 +87,7 @@ def plan(
 ) -> Plan:
     """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``; the model is not changed.
 
+    ``args``: a tensor, a tuple of arguments, or a mapping of keyword arguments, such as a tokenizer's result.
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
     program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
@@ -99,12 +101,11 @@ def plan(
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
-    args = (args,) if isinstance(args, torch.Tensor) else args
     how = _How(
         variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
         accumulate, gradients, bucket_bytes,
     )  # fmt: skip
-    return how.plan(how.module_step(model, args, kwargs or {}), parse_budget(budget))
+    return how.plan(how.module_step(model, *call_of(args, kwargs)), parse_budget(budget))
 
 
 PLAN_OPTIONS: Mapping[str, Any] = MappingProxyType(
@@ -232,7 +233,7 @@ def optimize(
     ``budget``: bytes, or text as ``"6GB"``, ``"50%"`` (of eager's peak); it counts parameters, optimiser state, the
     batch, outputs, gradients, activations and temporaries. ``plan``: of an earlier call, or its file, instead.
     ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
-    ``offload``: a second memory for activations, as ``"disk:/scratch"``.
+    ``offload``: a second memory for activations and the optimiser's state, as ``"disk:/scratch"``.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
     bit. Other options as for ``monet.plan``. Under ``torch.autocast``, forward and loss are in that precision, backward
     and update as eager runs them outside of it; the trainer is then called under the same ``torch.autocast``.

@@ -13,6 +13,7 @@ from monet.capacity.search import FitSearch
 from monet.capacity.steps import model_steps
 from monet.capture import autocast
 from monet.capture.captured import device_type
+from monet.capture.input_geometry import call_of
 from monet.errors import ConfigError
 from monet.ops.estimating.rates import parse_rates
 from monet.ops.offers.offering import Offering
@@ -27,7 +28,7 @@ TIME_LIMIT_S = 20.0
 
 def fit(
     model: torch.nn.Module,
-    args: Sequence[Any] | torch.Tensor,
+    args: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
     memory: str | int,
@@ -45,9 +46,9 @@ def fit(
     cache: bool = True,
     progress: bool = False,
 ) -> Answer:
-    """Whether a training step of ``model`` on inputs shaped like ``args`` and ``kwargs`` fits into ``memory``, as
-    ``"16GB"`` or a number of bytes; with what overhead, in how much less, and up to which batch (``batch``: False
-    leaves that out; inputs need a first dimension in common). The model is not changed.
+    """Whether a training step of ``model`` on inputs shaped like ``args`` and ``kwargs`` (as for ``monet.plan``) fits
+    into ``memory``, as ``"16GB"`` or a number of bytes; with what overhead, in how much less, and up to which batch
+    (``batch``: False leaves that out; inputs need a first dimension in common). The model is not changed.
 
     ``estimate``: no operator of the model is run. Its costs are estimated from their shapes and from rates of this
     machine, which small models have once been measured for, or from ``rates``, as ``"300GFLOPS,20GB/s"``. The model may
@@ -57,15 +58,15 @@ def fit(
     Ctrl-C gives what is known by then, with ``status`` ``"interrupted"``. Raises ``monet.MonetError``s as
     ``monet.plan``, but no ``InfeasibleBudget``: that is an answer.
     """
-    args = (args,) if isinstance(args, torch.Tensor) else args
+    args, kwargs = call_of(args, kwargs)
     room = parse_memory(memory)
     if rates is not None and not estimate:
         raise ConfigError("rates are for estimates: say estimate=True, too")
     given = None if rates is None else parse_rates(rates)
     if estimate and given is None:
-        given = calibrated_rates(_dtype(model, args), cache=cache, progress=progress)
+        given = calibrated_rates(_dtype(model, (args, kwargs)), cache=cache, progress=progress)
     preparing = Preparing(reserve_bytes, accumulate, cache, gradients=gradients, costs=given)
-    steps = model_steps(model, args, kwargs or {}, preparing, Offering(exact), progress=progress)
+    steps = model_steps(model, args, kwargs, preparing, Offering(exact), progress=progress)
     solving = Solving(time_limit_s, gap, window, solver)
     return FitSearch(steps, room, solving, on_stderr if progress else silent).run(batch=batch)
 

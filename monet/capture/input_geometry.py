@@ -11,6 +11,17 @@ import torch.utils._pytree as pytree
 from monet.errors import PlanMismatch
 from monet.plans.plan import Plan
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and keyword arguments of a model."""
+
+
+def call_of(sample: Any, kwargs: Mapping[str, Any] | None = None) -> Call:
+    """The call that a sample is: a tensor, a tuple of arguments, or a mapping of keyword arguments, such as a
+    tokenizer's result; ``kwargs`` besides."""
+    if isinstance(sample, Mapping):
+        return (), {**sample, **(kwargs or {})}
+    return (tuple(sample) if isinstance(sample, tuple | list) else (sample,)), dict(kwargs or {})
+
 
 def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Inputs as plain data, one entry a leaf: its path in the call, and a tensor's geometry or another leaf's value.

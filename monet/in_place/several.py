@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
+from monet.capture.input_geometry import Call, call_of
 from monet.errors import ConfigError
 from monet.in_place.call_geometry import InputGeometry, input_geometry
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def distinct_calls(samples: Sequence[Any]) -> list[Call]:
     """The calls that ``samples`` are, each geometry once: a tensor, a tuple of arguments or a mapping of keyword
-    arguments each. Raises ``ConfigError`` for none, for a tensor
-    or a mapping in the place of several samples, and for arguments that no plan can be made for."""
+    arguments each. Raises ``ConfigError`` for none, for a tensor or a mapping in the place of several samples, and for
+    arguments that no plan can be made for."""
     if isinstance(samples, torch.Tensor | Mapping):
         raise ConfigError(
             f"samples is one {type(samples).__name__}; give a list of samples, one for each geometry: a tensor, a "
@@ -24,7 +23,7 @@ def distinct_calls(samples: Sequence[Any]) -> list[Call]:
         )
     found: dict[InputGeometry, Call] = {}
     for number, sample in enumerate(samples):
-        args, kwargs = _call(sample)
+        args, kwargs = call_of(sample)
         geometry = input_geometry(args, kwargs)
         if geometry is None:
             raise ConfigError(
@@ -35,12 +34,6 @@ def distinct_calls(samples: Sequence[Any]) -> list[Call]:
     if not found:
         raise ConfigError("there are no samples to plan for")
     return list(found.values())
-
-
-def _call(sample: Any) -> Call:
-    if isinstance(sample, Mapping):
-        return (), dict(sample)
-    return (tuple(sample) if isinstance(sample, tuple | list) else (sample,)), {}
 
 
 def common_options(options: Sequence[dict[str, Any]]) -> dict[str, Any]:

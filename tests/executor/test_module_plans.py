@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -48,6 +49,23 @@ def test_equal_inputs_give_equal_plan_files(tmp_path: Any) -> None:
         )
         texts.append((tmp_path / f"{i}.json").read_bytes())
     assert texts[0] == texts[1]
+
+
+def test_a_mapping_is_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a tokenizer gives it: a mapping, and no ``dict``."""
+    monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    plans = [
+        monet.plan(model, *call, budget="1MB", time_limit_s=5)
+        for call in (((), {"input": x}), (UserDict(input=x),), ({}, {"input": x}))
+    ]
+    assert plans[0] == plans[1] == plans[2]
+    assert plans[0].model["inputs"][0]["path"] == [1, "input"]
+    answers = [
+        monet.fit(model, *call, memory="1MB", estimate=True, rates="1GFLOPS,1GB/s", batch=False, time_limit_s=5)
+        for call in (((), {"input": x}), ({"input": x},))
+    ]
+    assert answers[0].eager_peak_bytes == answers[1].eager_peak_bytes > 0
 
 
 def test_the_smallest_plan_is_not_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
