@@ -191,6 +191,17 @@ def estimates(result: Any) -> Iterable[Row]:
         )
 
 
+def loops(result: Any) -> Iterable[Row]:
+    """What loops do with gradients: whether they are eager's, and the peak of five steps beside the promise."""
+    yield "the loop", "gradients and weights are eager's", "promise", "measured less promised", "told"
+    for loop, row in result.items():
+        if "error" in row:
+            continue
+        equal = "bit by bit" if row["equal"] else "no"
+        told = f"once: {row['told'][0].split(':')[0]}" if row["told"] else "nothing"
+        yield loop, equal, f"{row['promised_bytes']:,}", f"{row['above_bytes']:+,}", told
+
+
 def parallel_steps(result: Any) -> Iterable[Row]:
     """Steps of two processes, and what of them is left to wait for once the last gradient is there."""
     yield "model", "parameters", "buckets", "eager", "planned", "exposed: eager", "planned", "planned, all at once"
@@ -214,6 +225,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "beside-peers": ("curve.json", beside_peers),
     "curves": ("curve.json", curves),
     "guided": ("guided.json", guided),
+    "loops": ("loops.json", loops),
     "estimates": ("fit.json", estimates),
     "parallel-steps": ("ddp.json", parallel_steps),
     "offload": ("offload.json", offload),

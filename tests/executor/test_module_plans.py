@@ -55,15 +55,13 @@ def test_a_mapping_is_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None
     """As a tokenizer gives it: a mapping, and no ``dict``."""
     monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
     model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
-    plans = [
-        monet.plan(model, *call, budget="1MB", time_limit_s=5)
-        for call in (((), {"input": x}), (UserDict(input=x),), ({}, {"input": x}))
-    ]
+    calls: list[tuple[Any, ...]] = [((), {"input": x}), (UserDict(input=x),), ({}, {"input": x})]
+    plans = [monet.plan(model, *call, budget="1MB", time_limit_s=5) for call in calls]
     assert plans[0] == plans[1] == plans[2]
     assert plans[0].model["inputs"][0]["path"] == [1, "input"]
     answers = [
         monet.fit(model, *call, memory="1MB", estimate=True, rates="1GFLOPS,1GB/s", batch=False, time_limit_s=5)
-        for call in (((), {"input": x}), ({"input": x},))
+        for call in calls[:2]
     ]
     assert answers[0].eager_peak_bytes == answers[1].eager_peak_bytes > 0
 
