@@ -59,7 +59,7 @@ class MonetModule(torch.nn.Module):
             captured, self._accumulator = accumulated.captured, Accumulator(model, accumulated)
         self._step = PlannedStep(model, plan, captured)
         self._held = HeldGradients(model, self._step.runner)
-        self._in_parallel = False  # until it is called there
+        self._in_parallel = self._compared = False  # until it is called there, and its plan compared
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -84,10 +84,13 @@ class MonetModule(torch.nn.Module):
         """What the model returns: by the plan in training mode with gradients enabled, else by the model itself.
 
         Inputs must be of the structure and geometry that were planned, else ``PlanMismatch`` is raised. The step's
-        backward pass must come before the next call.
+        backward pass must come before the next call. In ``DistributedDataParallel`` the first call compares the plans
+        of all processes, and raises ``PlanMismatch`` in each of them where they differ.
         """
         if not self._model.training or not torch.is_grad_enabled():
             return self._model(*args, **kwargs)
+        if not self._compared:
+            self._compare_plans()
         step = self._step
         sources = step.sources(args, kwargs)
         if self._accumulator is not None:
@@ -102,6 +105,25 @@ class MonetModule(torch.nn.Module):
             outputs = planned_outputs(step.runner, sources, None, self._held, part_bytes)
             self._held.tell_after_forward(beside_bytes)
         return step.results(outputs)
+
+    def _compare_plans(self) -> None:
+        """With those of the other processes, of all planned modules in the ``DistributedDataParallel`` around this."""
+        around = parallel.active()
+        if around is None:
+            return
+        compared = [self]
+        beside = [module for module in around.module.modules() if isinstance(module, MonetModule)]
+        # Else it serves a model of monet.apply, which has compared; or to wait for the others could be for ever.
+        if self in beside and parallel.calls_surely(around, self):
+            compared = beside
+            others = parallel.with_other_plans(around.process_group, [module.plan for module in compared])
+            if others:
+                raise PlanMismatch(
+                    f"{parallel.named(others)} would run other plans than rank 0: make one plan, save it, and give all "
+                    "processes that file, as in monet.MonetModule(model, 'plan.json')"
+                )
+        for module in compared:
+            module._compared = True
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises ``PlanMismatch`` where such a call is not as planned."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from monet.plans.document import plan_text
 from monet.plans.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -55,3 +59,24 @@ def tell_uncounted(model: torch.nn.Module, plan: Plan) -> None:
             "above the promise: plan with bucket_bytes=%d, or let monet.apply plan inside of DistributedDataParallel",
             beyond, gradient_bytes(model),
         )  # fmt: skip
+
+
+def calls_surely(around: DistributedDataParallel, model: torch.nn.Module) -> bool:
+    """Whether every process calls ``model``, a part of what is in ``around``, in its first step, so that none waits
+    there for a word of one that never comes: each gradient is awaited unless parameters may be unused."""
+    if around.module is model:
+        return True
+    return not (around.find_unused_parameters or around.static_graph) and gradient_bytes(model) > 0
+
+
+def with_other_plans(group: Any, plans: Sequence[Plan]) -> list[int]:
+    """The ranks of ``group``, all of which are in this, whose ``plans`` are not rank 0's."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    mine = [hashlib.sha256(plan_text(plan).encode()).hexdigest() for plan in plans]
+    dist.all_gather_object(found, mine, group=group)
+    return [rank for rank, theirs in enumerate(found) if theirs != found[0]]
+
+
+def named(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 1, 3``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

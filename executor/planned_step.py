@@ -79,7 +79,9 @@ class PlannedStep:
 
     def check_autocast(self) -> None:
         """Raises ``PlanMismatch`` where autocast is not as planned: a loss outside the plan runs in the caller's."""
-        now = autocast.state(self._device)
+        now, apart = autocast.state(self._device), self.captured.cast_apart
+        if apart and autocast.is_off_inside(self._device):
+            raise PlanMismatch(autocast.why_not_inside(apart))
         if now != self._autocast:
             raise PlanMismatch(
                 f"autocast is {autocast.describe(now)}, and the plan was made with autocast "

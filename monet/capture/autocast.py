@@ -35,6 +35,24 @@ def ignored() -> AbstractContextManager[Any]:
     return torch._C._DisableAutocast()
 
 
+def is_off_inside(device: str) -> bool:
+    """Whether autocast is off here within a context of autocast, as ``torch.autocast(enabled=False)``: the casts of
+    further contexts in there are kept until that one ends."""
+    if torch.is_autocast_enabled(device):
+        return False
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth > 0
+
+
+def why_not_inside(cast_apart: str) -> str:
+    """``cast_apart``: as in ``Captured``."""
+    return (
+        f"torch.autocast(enabled=False) is around the call, in which eager casts {cast_apart} once for several "
+        "torch.autocast of the model, and a plan once for each: call the model outside of that context"
+    )
+
+
 def describe(described: State | None) -> str:
     """For a sentence: ``off``, or ``on with bfloat16``."""
     if described is None:

@@ -22,6 +22,7 @@ class Captured:
     ``in_spec``, ``out_spec``: the structure of inputs (``(args, kwargs)``) and outputs, as pytrees.
     ``literals``: the flattened inputs that are no tensors, by position; their values are part of the graph.
     ``output_literals``: the flattened outputs that are no tensors, by position.
+    ``cast_apart``: a weight that several ``with torch.autocast`` of the model cast, each for itself; "" for none.
     """
 
     graph: Graph
@@ -30,6 +31,7 @@ class Captured:
     out_spec: pytree.TreeSpec
     literals: Mapping[int, Any]
     output_literals: Mapping[int, Any]
+    cast_apart: str = ""
 
 
 def device_type(model: torch.nn.Module, inputs: Any) -> str:

@@ -39,6 +39,7 @@ def captured_text(captured: Captured) -> str:
             "out_spec": pytree.treespec_dumps(captured.out_spec),
             "literals": [[position, _plain(value)] for position, value in captured.literals.items()],
             "output_literals": [[position, _plain(value)] for position, value in captured.output_literals.items()],
+            "cast_apart": captured.cast_apart,
         }
     except (NotImplementedError, TypeError, ValueError) as error:  # a structure that pytree cannot write
         raise NotStorable(str(error)) from error
@@ -60,6 +61,7 @@ def captured_of(text: str, constants: Mapping[str, torch.Tensor]) -> Captured:
             out_spec=pytree.treespec_loads(document["out_spec"]),
             literals={position: _value_of(value) for position, value in document["literals"]},
             output_literals={position: _value_of(value) for position, value in document["output_literals"]},
+            cast_apart=document["cast_apart"],
         )
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError) as error:
         raise NotStorable(f"{type(error).__name__}: {error}") from error

@@ -29,12 +29,14 @@ Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 @dataclass(frozen=True)
 class ForwardGraph:
     """A forward pass, as torch.export or Dynamo traced it. ``constants``: as in ``Captured``; they are buffers of
-    ``module``, but for those that joining adds. ``in_spec``, ``out_spec``: the structure of inputs and outputs."""
+    ``module``, but for those that joining adds. ``in_spec``, ``out_spec``: the structure of inputs and outputs.
+    ``cast_apart``: as in ``Captured``."""
 
     module: torch.fx.GraphModule
     constants: dict[str, torch.Tensor]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
+    cast_apart: str = ""
 
 
 def forward_graph(model: torch.nn.Module, inputs: Inputs) -> ForwardGraph:
@@ -114,8 +116,8 @@ def _export(model: torch.nn.Module, inputs: Inputs) -> ForwardGraph:
     for node in module.graph.nodes:
         check_tensor(node.name, node.meta.get("val"), node)
     constants = _promote_constants(module, model)
-    share_casts(module, device_type(model, inputs))
-    return ForwardGraph(module, constants, in_spec, out_spec)
+    apart = share_casts(module, device_type(model, inputs))
+    return ForwardGraph(module, constants, in_spec, out_spec, apart)
 
 
 @contextmanager

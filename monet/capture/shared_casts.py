@@ -33,13 +33,14 @@ class _Mode:
         return cls(device, torch.get_autocast_dtype(device), enabled, cache)
 
 
-def share_casts(module: torch.fx.GraphModule, device: str) -> None:
+def share_casts(module: torch.fx.GraphModule, device: str) -> str:
     """Give each weight of ``module`` (of torch.export, traced in the state of autocast that is on now) one cast for
     each outermost autocast context that casts it more than once.
 
     A weight is what eager caches: a float32 leaf that requires a gradient. Inputs of the module count as leaves.
+    Returns the name of a weight that several such contexts cast, which one around them would make one; else "".
     """
-    _Pass(module, _Mode.now(device)).run()
+    return _Pass(module, _Mode.now(device)).run()
 
 
 class _Pass:
@@ -50,17 +51,25 @@ class _Pass:
         self.ambient = ambient
         self.leaves = {name: tensor for name, tensor in (*root.named_parameters(), *root.named_buffers())}
 
-    def run(self) -> None:
+    def run(self) -> str:
         weights = {node: node for node in self.root.graph.nodes if self._is_weight(node)}
         if not weights:
-            return
+            return ""
         if self.ambient.enabled:
             self._share(self._uses(self.root, self.ambient, weights))
-        else:  # each context inside the model has a cache of its own
-            for node in list(self.root.graph.nodes):
-                inner = _context(self.root, node)
-                if inner is not None:
-                    self._share([use.below(node) for use in self._uses_inside(*inner, node, weights)])
+            return ""
+        apart = ""
+        seen: set[tuple[torch.fx.Node, torch.dtype]] = set()  # each context inside the model has a cache of its own
+        for node in list(self.root.graph.nodes):
+            inner = _context(self.root, node)
+            if inner is None:
+                continue
+            uses = [use.below(node) for use in self._uses_inside(*inner, node, weights)]
+            self._share(uses)
+            cast = [(use.weight, use.dtype) for use in uses]
+            apart = apart or next((str(weight.target) for weight, dtype in cast if (weight, dtype) in seen), "")
+            seen.update(cast)
+        return apart
 
     def _is_weight(self, node: torch.fx.Node) -> bool:
         value = node.meta.get("val")

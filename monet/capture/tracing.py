@@ -106,7 +106,10 @@ def _read(
     graph = canonical(reader.graph())
     if gradients_leave:
         graph = with_own_layout(sum_gradients_in_place(graph))
-    return Captured(graph, forward.constants, forward.in_spec, forward.out_spec, literals, reader.output_literals)
+    return Captured(
+        graph, forward.constants, forward.in_spec, forward.out_spec, literals, reader.output_literals,
+        forward.cast_apart,
+    )  # fmt: skip
 
 
 def _with_own_memory(model: torch.nn.Module, inputs: Inputs) -> Inputs:

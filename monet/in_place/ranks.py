@@ -7,7 +7,6 @@ the plan. Whatever is not as planned later is each process's own matter: they ne
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
@@ -22,17 +21,23 @@ from monet.executor import parallel
 from monet.in_place.call_geometry import CallGeometry
 from monet.in_place.first_plan import FirstPlan
 from monet.in_place.plan_family import PlanFamily
-from monet.plans.document import plan_text
 from monet.plans.plan import Plan
 
 Processes: TypeAlias = Any
 """A ``torch.distributed.ProcessGroup``, a name that not every build of torch has."""
 
+_PART = (
+    "each process plans %s for itself: torch.compile has made a graph without parameters that DistributedDataParallel "
+    "reduces (%s), so that other processes may never call it. To have rank 0 plan for all, let all of them call it "
+    "first at the same time, and give options={'process_group': torch.distributed.group.WORLD, ...}"
+)
+
 
 class Ranks:
     """``group``: of the processes; None: that of ``DistributedDataParallel``, in a call inside of one that is around
     ``model`` itself, since a part of its model may be called by some of the processes only. A graph of torch.compile is
-    all of the model where it has all the parameters that are reduced. ``family``: the processes agree once in it."""
+    all of the model where it has all the parameters that are reduced, or, where some may be unused, has the model's
+    under their names. ``family``: the processes agree once in it."""
 
     def __init__(self, model: torch.nn.Module, family: PlanFamily, group: Processes | None = None) -> None:
         if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
@@ -41,6 +46,7 @@ class Ranks:
                 f"not {group!r}"
             )
         self._model, self._family, self._given = model, family, group
+        self._part_of: Any = None  # what was found to be around more than the model
 
     def to_agree_with(self) -> Processes | None:
         """The group whose processes have yet to agree, and do so in this call; None where there is nothing to do."""
@@ -49,7 +55,10 @@ class Ranks:
         group = self._given
         if group is None:
             around = parallel.active()
-            if around is None or not self._is_all_of(around):
+            if around is None or around is self._part_of:
+                return None
+            if not self._is_all_of(around):
+                self._part_of = around
                 return None
             group = around.process_group
         if dist.get_rank(group) < 0:
@@ -63,7 +72,20 @@ class Ranks:
         if not isinstance(self._model, LiftedGraph):
             return around.module is self._model
         own = {id(parameter) for parameter in self._model.parameters()}
-        return all(id(parameter) in own for parameter in around._module_parameters)
+        if all(id(parameter) in own for parameter in around._module_parameters):
+            return True
+        whole = getattr(around.module, "_orig_mod", around.module)  # of what torch.compile(model) returns
+        if (around.find_unused_parameters or around.static_graph) and self._has_names_of(whole):
+            return True
+        without = [name for name, p in whole.named_parameters() if p.requires_grad and id(p) not in own]
+        self._family.note("part", _PART, ", ".join(without[:3]) + (", …" if len(without) > 3 else ""))
+        return False
+
+    def _has_names_of(self, whole: torch.nn.Module) -> bool:
+        """Whether the graph is of ``whole``, and not of a part: parameters have the names there that they have here."""
+        names = dict(whole.named_parameters(remove_duplicate=False))
+        own = dict(self._model.named_parameters())
+        return len(own) > 0 and all(names.get(name) is parameter for name, parameter in own.items())
 
     def agreed(self) -> None:
         """There is nothing left to agree upon."""
@@ -84,14 +106,11 @@ class Ranks:
     @staticmethod
     def require_equal(group: Processes, plans: Sequence[Plan]) -> None:
         """Raises ``PlanMismatch`` in every process where the plans that they begin with differ."""
-        found: list[Any] = [None] * dist.get_world_size(group)
-        mine = [hashlib.sha256(plan_text(plan).encode()).hexdigest() for plan in plans]
-        dist.all_gather_object(found, mine, group=group)
-        others = [rank for rank, theirs in enumerate(found) if theirs != found[0]]
+        others = parallel.with_other_plans(group, plans)
         if others:
             raise PlanMismatch(
-                f"{_named(others)} would run other plans than rank 0: make one plan, and give all processes its file; "
-                "with a budget, let the first training call be one inside of DistributedDataParallel"
+                f"{parallel.named(others)} would run other plans than rank 0: make one plan, and give all processes "
+                "its file; with a budget, let the first training call be one inside of DistributedDataParallel"
             )
 
     @staticmethod
@@ -104,7 +123,7 @@ class Ranks:
         if refusals:
             rank, reason = next(iter(refusals.items()))
             raise PlanMismatch(
-                f"{_named(list(refusals))} cannot run the plan that rank 0 has made for all (model, libraries, "
+                f"{parallel.named(list(refusals))} cannot run the plan that rank 0 has made for all (model, libraries, "
                 f"processor and threads must be the same everywhere): rank {rank}: {reason}"
             )
 
@@ -122,7 +141,3 @@ def portable(geometry: CallGeometry) -> tuple[Any, ...] | None:
 def failure(error: BaseException) -> str:
     """``error`` as others are told of it."""
     return str(error) if isinstance(error, MonetError) else f"{type(error).__name__}: {error}"
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

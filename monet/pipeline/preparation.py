@@ -147,6 +147,8 @@ class _Step:
 
 
 def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: bool) -> Prepared:
+    if step.captured.cast_apart and autocast.is_off_inside(step.graph.device.type):
+        raise CaptureError(autocast.why_not_inside(step.captured.cast_apart))
     offers = catalogue(step.graph, offering, scales=present_scales(step.module, step.captured))
     costs = _costs(offers, preparing, progress)
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import shared_ranks
 
 from monet.native import allocator
 
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.skipif(
     not allocator.available() or not dist.is_available() or not dist.is_gloo_available(), reason="no compiler or gloo"
 )
 CASES = [
-    "kinds", "who_plans", "order_of_buckets", "unused", "compiled", "other_shapes", "refusals", "sharded",
+    "kinds", "who_plans", "order_of_buckets", "unused", "modules", "compiled", "other_shapes", "refusals", "sharded",
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """What each case of ``rank_cases.py`` has found, by rank; two processes run all of them."""
-    return run_ranks(CASES, tmp_path_factory.mktemp("ranks"))
+    """What each case of ``rank_cases.py`` has found, by rank. Two processes run all of them, once for all workers."""
+    return shared_ranks(CASES, tmp_path_factory)
 
 
 @pytest.mark.parametrize("kind", ["plain", "views", "unused", "static", "hook"])
@@ -51,10 +51,21 @@ def test_buckets_are_reduced_between_parts_of_the_backward_pass(found: dict[str,
 
 
 def test_parameters_without_a_gradient(found: dict[str, list[Any]]) -> None:
-    for of_rank in found["unused"]:
-        assert of_rank["same"] and of_rank["counts"] == (3, 0, 1)
+    """Also those of a compiled model, whose graph has never seen some of them: rank 0 plans for all there, too."""
+    for rank, of_rank in enumerate(found["unused"]):
+        assert of_rank["apply"] == {"same": True, "counts": (3, 0, 1), "made": 1 - rank}
+        assert of_rank["compile"] == {"same": True, "made": 1 - rank}
         never = ["never.weight", "never.bias"]
         assert of_rank["without"] == [["beside.weight", "beside.bias", *never], never, never]
+
+
+@pytest.mark.parametrize("which", ["apart", "again", "inside"])
+def test_planned_modules_with_plans_of_their_own_are_refused(found: dict[str, list[Any]], which: str) -> None:
+    """In every process, and at every call; also those that a larger model has inside."""
+    for of_rank in found["modules"]:
+        assert of_rank["same"]
+        kind, text = of_rank[which]
+        assert kind == "PlanMismatch" and text.startswith("rank 1 would run other plans than rank 0")
 
 
 @pytest.mark.parametrize(("which", "counts"), [("same", (0, 1)), ("first", (1, 1)), ("last", (1, 1))])

@@ -6,11 +6,11 @@ hurry.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import functools
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import monet
-from monet import compile_backend
 from monet.errors import MonetError
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.runner import Runner
 from monet.in_place.plan_source import PlanSource
 from monet.pipeline import placement
+from monet.plans.plan import Plan
 
 HASTE: dict[str, Any] = {"time_limit_s": 2, "progress": False, "exact": True}
 LONG = datetime.timedelta(minutes=10)
@@ -140,12 +140,10 @@ def who_plans(rank: int) -> dict[str, Any]:
     """Only rank 0 does, and each rank trains on its part of a batch: together on all of it."""
     model = perceptron()
     monet.apply(model, budget="100%", cache=False, **HASTE)
-    source = monet.applied(model).calls._source
-    make, made = source._make_plan, []
-    source._make_plan = lambda *args, **kwargs: made.append(rank) or make(*args, **kwargs)  # type: ignore[func-returns-value]
     together = Training(model)
-    for step in range(3):
-        together.step(rows(rank, step))
+    with noting_plans() as made:
+        for step in range(3):
+            together.step(rows(rank, step))
     alone = perceptron()
     optimizer = torch.optim.SGD(alone.parameters(), 0.05, momentum=0.9)
     for step in range(3):
@@ -154,7 +152,7 @@ def who_plans(rank: int) -> dict[str, Any]:
         optimizer.step()
     pairs = zip(model.parameters(), alone.parameters(), strict=True)
     apart = max(float((p - q).abs().max() / q.abs().max()) for p, q in pairs)
-    return {"made": made, "plan": monet.applied(model).plans[0], "apart": apart}
+    return {"made": [rank for _ in made], "plan": monet.applied(model).plans[0], "apart": apart}
 
 
 def order_of_buckets(rank: int) -> list[str]:
@@ -197,41 +195,93 @@ class Unused(nn.Module):
 
 
 def unused(rank: int) -> dict[str, Any]:
-    """Parameters without a gradient: of an output that rank 1 leaves out of its loss, and such as no output needs."""
-    models, gradients = [], []
-    for planned in (True, False):
+    """Parameters without a gradient: of an output that rank 1 leaves out of its loss, and such as no output needs.
+    By ``monet.apply``, by a compiled model, whose graph has never seen the latter, and by the model itself."""
+    found: dict[str, Any] = {}
+    torch._dynamo.config.optimize_ddp = False
+    for kind in ("eager", "apply", "compile"):
         torch.manual_seed(0)
         model = Unused()
-        if planned:
+        if kind == "apply":
             monet.apply(model, budget="100%", **HASTE)
+        if kind == "compile":
+            model.compile(backend="monet", dynamic=False, options={"budget": "100%", "cache": False, **HASTE})
         around = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=0.002)
         seen = []
-        for step in range(3):
-            model.zero_grad()
-            head, beside = around(rows(rank, step))
-            loss = head.square().mean()
-            if rank == 0 and step > 0:
-                loss = loss + beside.square().mean()
-            loss.backward()
-            seen.append({name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()})
-        models.append(model)
-        gradients.append(seen)
-    without = [[name for name, g in step.items() if g is None] for step in gradients[0]]
-    pairs = [(a[name], b[name]) for a, b in zip(*gradients, strict=True) for name in a]
-    same = all(torch.equal(a, b) if a is not None and b is not None else a is b for a, b in pairs)
-    return {"same": same, "without": without, "counts": counts(models[0])}
+        with noting_plans() as made:
+            for step in range(3):
+                model.zero_grad()
+                head, beside = around(rows(rank, step))
+                loss = head.square().mean()
+                if rank == 0 and step > 0:
+                    loss = loss + beside.square().mean()
+                loss.backward()
+                seen.append({name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()})
+        found[kind] = {"seen": seen, "made": len(made)}
+        if kind == "apply":
+            found[kind]["counts"] = counts(model)
+    eager = found["eager"]["seen"]
+    for kind in ("apply", "compile"):
+        pairs = [(a[name], b[name]) for a, b in zip(found[kind].pop("seen"), eager, strict=True) for name in a]
+        found[kind]["same"] = all(torch.equal(a, b) if a is not None and b is not None else a is b for a, b in pairs)
+    found["without"] = [[name for name, g in step.items() if g is None] for step in eager]
+    return found
+
+
+class Around(nn.Module):
+    """A model that has a planned one inside, as Lightning's modules do."""
+
+    def __init__(self, planned: nn.Module) -> None:
+        super().__init__()
+        self.net = planned
+        self.last = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.net(x))
+        return out
+
+
+def modules(rank: int) -> dict[str, Any]:
+    """``MonetModule``s in ``DistributedDataParallel``: with one plan, and with one of its own in each process."""
+    plans = [monet.plan(perceptron(), rows(rank, 0), budget=budget, **HASTE) for budget in ("100%", "99%")]
+    box = [plans[0]]
+    dist.broadcast_object_list(box, src=0)
+    planned, eager = Training(monet.MonetModule(perceptron(), box[0])), Training(perceptron())
+    for training in (planned, eager):
+        for step in range(2):
+            training.step(rows(rank, step))
+    found: dict[str, Any] = {"same": same(planned, eager)}
+    apart = Training(monet.MonetModule(perceptron(), plans[rank]))
+    found["apart"] = refused(lambda: apart.step(rows(rank, 0)))
+    found["again"] = refused(lambda: apart.step(rows(rank, 0)))
+    inside = Training(Around(monet.MonetModule(perceptron(), plans[rank])))
+    found["inside"] = refused(lambda: inside.step(rows(rank, 0)))
+    return found
+
+
+@contextlib.contextmanager
+def noting_plans() -> Iterator[list[Plan]]:
+    """What this process plans meanwhile, itself."""
+    made: list[Plan] = []
+    planned = PlanSource.planned
+
+    def planning(self: PlanSource, *args: Any, **kwargs: Any) -> Any:
+        found = planned(self, *args, **kwargs)
+        made.append(found.module.plan)
+        return found
+
+    PlanSource.planned = planning  # type: ignore[method-assign]
+    try:
+        yield made
+    finally:
+        PlanSource.planned = planned  # type: ignore[method-assign]
 
 
 def compiled(rank: int) -> dict[str, Any]:
     """``torch.compile`` by the backend, inside of ``DistributedDataParallel``; rank 1 has another first batch, too."""
     torch._dynamo.config.optimize_ddp = False
-    plan, made, own = monet.api.plan, [], []
+    own: list[Any] = []
     adopted = PlanSource.adopted
-
-    @functools.wraps(plan)
-    def making(*args: Any, **kwargs: Any) -> Any:
-        made.append(plan(*args, **kwargs))
-        return made[-1]
 
     def adopting(self: PlanSource, model: nn.Module, args: Any, kwargs: Any, given: Any) -> Any:
         own.append(given)
@@ -239,20 +289,19 @@ def compiled(rank: int) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     PlanSource.adopted = adopting  # type: ignore[assignment]
-    compile_backend.plan = making  # type: ignore[attr-defined]
     try:
         for name, sizes in {"same": [4, 4, 4], "first": [4 - rank, 4, 4], "last": [4, 4, 4 - rank]}.items():
             torch._dynamo.reset()
-            made.clear()
             own.clear()
             planned, eager = residual(), residual()
             options = {"budget": "100%", "cache": False, **HASTE}
             planned.compile(backend="monet", dynamic=False, options=options)
             trainings = [Training(model, gradient_as_bucket_view=True) for model in (planned, eager)]
-            for training in trainings:
-                for step, size in enumerate(sizes):
-                    training.step(images(rank, step, size))
-            found[name] = {"same": same(*trainings), "made": list(made), "own": list(own)}
+            with noting_plans() as made:
+                for training in trainings:
+                    for step, size in enumerate(sizes):
+                        training.step(images(rank, step, size))
+            found[name] = {"same": same(*trainings), "made": made, "own": list(own)}
         small = residual()
         small.compile(backend="monet", dynamic=False, options={"budget": "1KB", **HASTE})
         found["too small"] = refused(lambda: Training(small).step(images(rank, 0)))
@@ -263,7 +312,6 @@ def compiled(rank: int) -> dict[str, Any]:
         found["another model"] = refused(lambda: Training(other).step(images(rank, 0)))
     finally:
         PlanSource.adopted = adopted  # type: ignore[method-assign]
-        compile_backend.plan = plan  # type: ignore[attr-defined]
     return found
 
 

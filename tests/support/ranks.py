@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from repository import ROOT
 
 WORLD = 2
+
+
+def shared_ranks(cases: list[str], factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """As ``run_ranks``, once in a run of the tests: the worker that gets there first starts the processes, and the
+    others wait for what they find."""
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of the folders of all workers
+    kept = folder / f"ranks-{'-'.join(cases)}"
+    with open(kept.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            torch.save(run_ranks(cases, factory.mktemp("ranks")), kept)
+    found: dict[str, list[Any]] = torch.load(kept, weights_only=False)
+    return found
 
 
 def run_ranks(cases: list[str], folder: Path) -> dict[str, list[Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from usage_cases import HALF, USAGES, Several, tiny_gpt2
 
 import monet
@@ -67,6 +67,35 @@ def test_a_step_is_called_in_the_precision_of_its_plan(autocast_plan: monet.Plan
     assert "autocast" not in plain.plan.model
     with _bfloat16(), pytest.raises(PlanMismatch, match="on with bfloat16, and the plan was made with autocast off"):
         plain(_rows())
+
+
+class _TwoRegions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with _bfloat16():
+            x = self.layer(x)
+        with _bfloat16():
+            out: Tensor = self.layer(torch.tanh(x)).float()
+            return out
+
+
+def test_casts_that_a_context_around_would_keep_are_refused() -> None:
+    """Autocast that is off, in a context around: eager then casts a weight once for all that are inside."""
+    model, x = _TwoRegions(), torch.randn(16, 8)
+    planned = monet.MonetModule(model, monet.plan(model, (x,), budget="1GB", exact=True, time_limit_s=1))
+    planned(x).sum().backward()
+    own = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    assert all(torch.equal(a, b.grad) for a, b in zip(own, model.parameters(), strict=True))  # type: ignore[arg-type]
+    with torch.autocast("cpu", enabled=False):
+        with pytest.raises(PlanMismatch, match=r"enabled=False\) is around the call, in which eager casts layer\."):
+            planned(x)
+        with pytest.raises(CaptureError, match="call the model outside of that context"):
+            monet.plan(model, (x,), budget="1GB")
 
 
 def test_a_step_made_under_another_autocast_is_the_plans(autocast_plan: monet.Plan) -> None:
