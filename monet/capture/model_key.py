@@ -285,9 +285,16 @@ def _own_files() -> Iterator[tuple[str, Path]]:
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if isinstance(path, str) and path.endswith(".py") and not name.startswith("monet."):
-            resolved = Path(path).resolve()  # torch has modules whose files are made up
-            if not str(resolved).startswith(_INSTALLED) and resolved.is_file():
-                yield name, resolved
+            own = _not_installed(path)
+            if own is not None and own.is_file():  # torch has modules whose files are made up
+                yield name, own
+
+
+@functools.cache
+def _not_installed(path: str) -> Path | None:
+    """The file, links followed; None for an installed package's. Asked once: a process has loaded thousands."""
+    resolved = Path(path).resolve()
+    return None if str(resolved).startswith(_INSTALLED) else resolved
 
 
 @functools.cache
