@@ -18,7 +18,7 @@ from monet.amounts import ByteBudget, ByteCount, parse_budget, refusals_in
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of
-from monet.errors import InfeasibleBudget, PlanMismatch
+from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
 from monet.executor.trainer import Trainer
 from monet.in_place import slot
 from monet.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
@@ -31,7 +31,7 @@ from monet.pipeline.offloading import check_second_memory, offloaded
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, Preparing, prepare, prepare_whole
 from monet.planner.ablation import MONET
-from monet.planner.schedules import STORAGE
+from monet.planner.schedules import STORAGE, VARIANTS
 from monet.planner.search import Solving
 from monet.plans.plan import FREED, Plan
 from monet.second_memory.offload import Offload, parse_offload, variant_with
@@ -48,6 +48,11 @@ def require_known(function: str, given: Iterable[str], known: Collection[str]) -
         if name not in known:
             close = "".join(f"; did you mean {guess!r}?" for guess in difflib.get_close_matches(name, known, n=1))
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{close}")
+
+
+def _require_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
 
 
 def _guessing(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -135,10 +140,14 @@ class _How:
     bucket_bytes: int = 0
 
     def module_step(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        _require_module(model)
         return self.prepared(partial(prepare, model, args, kwargs))
 
     def prepared(self, prepare: Callable[..., Prepared]) -> Prepared:
         """The step that ``prepare`` gives, with the second memory that was asked for."""
+        self._solving()  # and what is no variant: refused before anything is measured
+        if self.variant not in VARIANTS:
+            raise ConfigError(f"there is no variant {self.variant!r}; choose one of {', '.join(VARIANTS)}")
         preparing = Preparing(
             self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients, bucket_bytes=self.bucket_bytes
         )
@@ -149,10 +158,13 @@ class _How:
 
     def plan(self, prepared: Prepared, budget: ByteBudget) -> Plan:
         _, variant = self._moving()
-        solving = Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove)
+        solving = self._solving()
         meter = on_stderr if self.progress else silent
         with refusals_in(budget.unit):
             return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
+
+    def _solving(self) -> Solving:
+        return Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove)
 
     def _moving(self) -> tuple[Offload | None, str]:
         """The second memory, and the variant that uses it. Raises ``ConfigError`` where these do not go together."""
@@ -302,6 +314,7 @@ def apply(
     Raises ``ConfigError``, or ``PlanMismatch`` for a ``plan`` of another model; at the first training call as
     ``monet.plan``.
     """
+    _require_module(model)
     slot.require_plain(model)
     require_known("apply", options, PLAN_OPTIONS)
     if (plan is None) == (budget is None):

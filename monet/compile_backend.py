@@ -105,7 +105,7 @@ def _family(example_inputs: Sequence[Any], options: Mapping[str, Any] | None, gi
     family = PlanFamily(
         "the compiled model",
         given.get("on_mismatch", "replan"),
-        int(given.get("max_plans", MOST_PLANS)),
+        given.get("max_plans", MOST_PLANS),
         given.get("concurrent", 1),
     )
     parameter = next((value for value in example_inputs if isinstance(value, torch.nn.Parameter)), None)

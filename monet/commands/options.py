@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -25,6 +26,17 @@ Decorator = Callable[[Command], Command]
 
 WHAT, BUDGET, CHOICES, SOLVING, RESULT = "What to plan", "Budget", "What a plan may use", "Solving", "Result"
 """Headings of the sections of options."""
+
+
+class FiniteRange(click.FloatRange):
+    """``click.FloatRange`` takes what is no number, and infinity, for numbers in any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Raises ``click.BadParameter``."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def amount(parse: Callable[[str], _Amount]) -> Callable[[click.Context, click.Parameter, str | None], _Amount | None]:
@@ -120,7 +132,7 @@ window = option(
 gap = option(
     SOLVING,
     "--gap",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.01,
     show_default=True,
     help="Stop once the bound proves that the plan is this close to the best one, as a share: 0.01 is 1 %.",
@@ -132,7 +144,7 @@ def time_limit(default_s: float, what: str) -> Decorator:
     return option(
         SOLVING,
         "--time-limit",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         default=default_s,
         show_default=True,
         help=f"Seconds to solve {what}. Capture, measuring and ordering come on top.",

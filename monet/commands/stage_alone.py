@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from monet.commands.exit_status import INTERRUPTED
+from monet.commands.options import FiniteRange
 from monet.commands.sectioned_help import SectionedOption
 
 Command = Callable[..., None]
@@ -24,7 +25,7 @@ def stage_options(section: str, stage: str, *, solved: str) -> Callable[[Command
             help="A method of the list below.",
         ),
         option(
-            "--time-limit", type=click.FloatRange(min=0), default=30.0, show_default=True,
+            "--time-limit", type=FiniteRange(min=0), default=30.0, show_default=True,
             help=f"Seconds, after which the best {stage} so far is the result.",
         ),
         option(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from monet.amounts import ByteBudget, PeakShare, refusals_in
 from monet.configuration.config import Config
-from monet.errors import ConfigError, InfeasibleBudget, SolverError
+from monet.errors import CaptureError, ConfigError, InfeasibleBudget, SolverError
 from monet.experiments.configured import prepare_config
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import Meter, on_stderr, silent
@@ -66,7 +66,8 @@ def largest_batch(
 
     Raises:
         ConfigError: the inputs have no batch in common, or the budget is a share of eager's peak.
-        InfeasibleBudget: none of the batches that were tried fits.
+        CaptureError: the first batch cannot be captured.
+        InfeasibleBudget: none of the batches that were tried fits; it says which, and why there was no other.
     """
 
     def prepare(batch: int) -> Prepared:
@@ -99,10 +100,21 @@ def largest_planned(
     budget_bytes = budget.resolve(0)
     tried: dict[int, bool] = {}
     best: LargestPlan | None = None
+    why: tuple[str | int, ...] = ()  # no other batch is tried
     batch, below = first, first * LARGEST_STEP + 1
     for _ in range(ROUNDS):
         log.info("planning batch %d", batch)
-        prepared = prepare(batch)
+        try:
+            prepared = prepare(batch)
+        except CaptureError as error:  # batch norm, say, needs more than one value a channel
+            if not tried:
+                raise
+            tried[batch] = False
+            why = (f"; batch {batch} cannot be captured: {error}",)
+            if best is not None or batch + 1 in tried:
+                break
+            batch += 1
+            continue
         result = _try(prepared, budget_bytes, max_overhead, solving, variant, meter)
         tried[batch] = result is not None
         if result is None:
@@ -119,6 +131,14 @@ def largest_planned(
                 raise
             summary = replace(best.result.summary, status="interrupted")
             return replace(best, result=replace(best.result, summary=summary))
+        if best is None and len(tried) > 1:  # twice too large: gradients of parameters do not shrink with the batch
+            guess = min(guess, max(1, batch // 2))
+        if guess == 0 and not why:
+            unchanged = prepared.problem.fixed_bytes - _per_batch_bytes(prepared)
+            why = (
+                f": batch {batch} does not, and scaled from its step not even batch 1 would; what is there at any "
+                "batch (parameters, buffers) takes ", unchanged,
+            )  # fmt: skip
         if guess == above or guess in tried:
             break
         batch = guess
@@ -126,7 +146,7 @@ def largest_planned(
         limit = "" if max_overhead is None else f" at {max_overhead:.1%} overhead"
         batches = f"{name} that was tried ({', '.join(map(str, sorted(tried)))})"
         with refusals_in(budget.unit):
-            raise InfeasibleBudget((f"{batches} fits in ", budget_bytes, limit))
+            raise InfeasibleBudget((f"{batches} fits in ", budget_bytes, limit, *why))
     return best
 
 
@@ -150,8 +170,7 @@ def _guess(
     solving: Solving,
 ) -> int:
     """The largest batch of ``above`` (which fits) and those under ``below`` that fits by the scaled step."""
-    problem = restrict(prepared.problem, MONET)
-    per_batch = sum(count for kind, count in prepared.lowered.fixed.items() if kind in PER_BATCH)
+    problem, per_batch = restrict(prepared.problem, MONET), _per_batch_bytes(prepared)
     low, high = above, below
     step = max(1, batch)
     while high - low > 1:
@@ -172,6 +191,11 @@ def _guess(
             fits = False
         low, high = (middle, high) if fits else (low, middle)
     return low
+
+
+def _per_batch_bytes(prepared: Prepared) -> int:
+    """Of the step's fixed bytes those that grow with the batch."""
+    return sum(count for kind, count in prepared.lowered.fixed.items() if kind in PER_BATCH)
 
 
 def problem_at_batch(problem: Problem, per_batch_bytes: int, factor: float) -> Problem:

@@ -33,8 +33,8 @@ class PlanFamily:
     def __init__(self, name: str, rule: OnMismatch, max_plans: int, concurrent: int = 1) -> None:
         if rule not in RULES:
             raise ConfigError(f"on_mismatch must be one of {', '.join(map(repr, RULES))}, not {rule!r}")
-        if max_plans < 1:
-            raise ConfigError(f"max_plans must be at least 1, not {max_plans}")
+        if not isinstance(max_plans, int) or isinstance(max_plans, bool) or max_plans < 1:
+            raise ConfigError(f"max_plans must be a number from 1 on, not {max_plans!r}")
         if not isinstance(concurrent, int) or isinstance(concurrent, bool) or concurrent < 1:
             raise ConfigError(
                 f"concurrent, how many steps may be under way at a time, must be a number from 1 on: {concurrent!r}"

@@ -47,7 +47,7 @@ class Preparing:
     to be measured. Rates estimate the costs, and a plan of them cannot be run either; model and inputs may then be
     fake tensors. A profile was measured for the same step in another process, perhaps on another machine.
     ``bucket_bytes``: of the buckets that ``DistributedDataParallel`` copies gradients into, which are there throughout,
-    in eager's step as well.
+    in eager's step as well. Raises ``ConfigError`` for other values.
     """
 
     reserve_bytes: int = 0
@@ -61,6 +61,10 @@ class Preparing:
     def __post_init__(self) -> None:
         if self.gradients not in (FREED, KEPT):
             raise ConfigError(f"gradients must be {FREED!r} or {KEPT!r}, not {self.gradients!r}")
+        for name in ("reserve_bytes", "bucket_bytes"):
+            count = getattr(self, name)
+            if not isinstance(count, int) or count < 0:
+                raise ConfigError(f"{name} must be a number of bytes from 0 on, not {count!r}")
 
 
 @dataclass(frozen=True)

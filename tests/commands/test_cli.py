@@ -297,6 +297,8 @@ def test_a_failed_measurement_leaves_the_summary(api: FakeApi, monkeypatch: pyte
         (["tiny.yaml", "--budget", "6GB", "--reserve", "10%"], "share"),
         (["tiny.yaml", "--budget", "6GB", "--window", "0"], "--window"),
         (["tiny.yaml", "--budget", "6GB", "--gap", "-1"], "--gap"),
+        (["tiny.yaml", "--budget", "6GB", "--gap", "nan"], "nan is not a finite number"),
+        (["tiny.yaml", "--budget", "6GB", "--time-limit", "inf"], "inf is not a finite number"),
         (["tiny.yaml", "--budget", "6GB", "--batch", "0"], "--batch"),
         (["tiny.yaml", "--budget", "6GB", "--batch", "2", "--max-batch"], "--batch does not go with --max-batch"),
         (["tiny.yaml", "--budget", "6GB", "--output", "."], "folder"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import UserDict
@@ -13,6 +14,7 @@ from module_cases import CASES, case_model, costs_by_bytes
 from repository import ROOT
 
 import monet
+from monet.errors import ConfigError
 from monet.pipeline.planning import plan_smallest
 from monet.pipeline.preparation import prepare
 from monet.planner.search import Solving, smallest_plan
@@ -64,6 +66,32 @@ def test_a_mapping_is_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None
         for call in calls[:2]
     ]
     assert answers[0].eager_peak_bytes == answers[1].eager_peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"time_limit_s": float("nan")}, "time_limit_s must be a finite number from 0 on, not nan"),
+        ({"time_limit_s": "long"}, "time_limit_s must be a finite number"),
+        ({"gap": -1}, "gap must be a finite number"),
+        ({"window": 0}, "window must be a number from 1 on, or None, not 0"),
+        ({"solver": 3}, "solver must be the name of one"),
+        ({"reserve_bytes": "1MB"}, "reserve_bytes must be a number of bytes from 0 on, not '1MB'"),
+        ({"bucket_bytes": -1}, "bucket_bytes must be a number of bytes"),
+        ({"variant": "frob"}, "there is no variant 'frob'"),
+    ],
+)
+def test_options_that_are_none_are_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, option: dict[str, Any], said: str
+) -> None:
+    def measure(*_: object, **__: object) -> None:
+        raise AssertionError("an operator was measured")
+
+    monkeypatch.setattr("monet.pipeline.preparation.measured_costs", measure)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        monet.plan(torch.nn.Linear(4, 4), torch.ones(2, 4), budget="1MB", **option)
+    with pytest.raises(TypeError, match="not a str"):
+        monet.plan("model", torch.ones(2, 4), budget="1MB")  # type: ignore[arg-type]
 
 
 def test_the_smallest_plan_is_not_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:

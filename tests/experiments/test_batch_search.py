@@ -11,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from monet.amounts import parse_budget
+from monet.amounts import ByteCount, parse_budget
 from monet.configuration.config import Config, InputSpec, load_config
 from monet.configuration.model_loading import build_model
 from monet.configuration.sample_inputs import empty_inputs
-from monet.errors import ConfigError, InfeasibleBudget
-from monet.experiments.batch_search import largest_batch, problem_at_batch
+from monet.errors import CaptureError, ConfigError, InfeasibleBudget
+from monet.experiments.batch_search import largest_batch, largest_planned, problem_at_batch
+from monet.ops.estimating.rates import parse_rates
 from monet.pipeline.planning import plan_prepared
-from monet.pipeline.preparation import prepare
+from monet.pipeline.preparation import Prepared, Preparing, prepare
 from monet.planner.schedules import plan_variant
 from monet.planner.search import Solving
 from monet.plans.plan import Plan
@@ -80,6 +83,27 @@ def test_overhead_makes_the_batch_smaller() -> None:
 def test_a_budget_below_one_sample() -> None:
     with pytest.raises(InfeasibleBudget, match=r"no batch of .* that was tried \(.*\) fits in 100\.000 kB"):
         largest_batch(TINY, parse_budget("100kB"), solving=Solving(time_limit_s=5.0))
+
+
+def with_batch_norm(batch: int) -> Prepared:
+    """A step that batch 1 cannot be: batch norm needs more than one value a channel. Its costs are estimates."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    return prepare(model, (torch.empty(batch, 16),), {}, Preparing(costs=parse_rates("300GFLOPS,20GB/s")))
+
+
+def test_far_too_little_says_what_was_tried_and_why_nothing_else() -> None:
+    with pytest.raises(InfeasibleBudget, match=r"tried \(64\) fits in .* not even batch 1 would; .* takes 22\.024 kB"):
+        largest_planned(with_batch_norm, 64, ByteCount(10_000), solving=Solving(time_limit_s=1))
+
+
+def test_a_batch_that_cannot_be_captured_is_not_the_end() -> None:
+    with pytest.raises(InfeasibleBudget, match=r"tried \(1, 2, 64\).*batch 1 cannot be captured: .* more than 1 value"):
+        largest_planned(with_batch_norm, 64, ByteCount(24_000), solving=Solving(time_limit_s=1))
+    enough = ByteCount(with_batch_norm(2).eager_peak_bytes + 100)
+    found = largest_planned(with_batch_norm, 64, enough, solving=Solving(time_limit_s=1))
+    assert found.batch in (2, 3) and found.result.plan.peak_bytes <= enough.bytes
+    with pytest.raises(CaptureError, match="more than 1 value"):
+        largest_planned(with_batch_norm, 1, enough)
 
 
 def test_shares_of_eagers_peak_are_refused() -> None:

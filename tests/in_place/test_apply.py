@@ -208,6 +208,10 @@ def test_what_is_asked_wrongly() -> None:
         monet.apply(model, budget=BUDGET, on_mismatch="ignore")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_plans"):
         monet.apply(model, budget=BUDGET, max_plans=0)
+    with pytest.raises(ConfigError, match="max_plans"):
+        monet.apply(model, budget=BUDGET, max_plans="many")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, not a str"):
+        monet.apply("model", budget=BUDGET)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"new_group.*not 'gloo'"):
         monet.apply(model, budget=BUDGET, process_group="gloo")
     with pytest.raises(ConfigError, match="not called"):
