@@ -100,11 +100,16 @@ def parse_budget(value: ByteBudget | int | float | str) -> ByteBudget:
 
 
 def parse_memory(value: ByteCount | int | float | str) -> ByteCount:
-    """An amount of memory, as ``parse_budget`` reads it. Raises ``ConfigError`` for a share of eager's peak, too."""
-    room = parse_budget(value)
-    if isinstance(room, PeakShare):
+    """An amount of memory, as ``parse_budget`` reads budgets, but no share of eager's peak. Raises ``ConfigError``."""
+    if isinstance(value, ByteCount):
+        return value
+    amount, unit = _read(value, _ACCEPTED_COUNT)
+    if unit == "%":
         raise ConfigError(f"{value!r} is a share of eager's peak, which fits or not by itself; give bytes, as 16GB")
-    return room
+    count = int(amount * _UNITS[unit])
+    if count == 0:
+        raise ConfigError(f"a memory of {value!r} is less than one byte; write {_ACCEPTED_COUNT}")
+    return ByteCount(count, unit)
 
 
 def parse_byte_count(value: int | float | str) -> int:

@@ -30,6 +30,7 @@ _DYNAMIC = (
     "%s has a graph for several shapes now, and its plans are each for one: shapes that came before are planned once "
     "more. Compile it with dynamic=False, which keeps a graph a shape"
 )
+_UNNAMED = "step_unsupported"  # of a break below the last place where Dynamo can go on
 _RESUMED = "torch_dynamo_resume_in_"
 # Of the dictionary of options torch.compile gives each model's graphs the same. Families are kept by a parameter, too.
 _cuts_told: list[Any] = []
@@ -130,4 +131,6 @@ def _cut(graph: torch.fx.GraphModule) -> str | None:
         return None
     where = f' File "{frames[-1].filename}", line {frames[-1].lineno}: {frames[-1].line}' if frames else ""
     why = "after a cut" if resumed and not reason.graph_break else " ".join(reason.reason.split())
+    if why == _UNNAMED:
+        why = "what this line calls cannot be traced (TORCH_LOGS=graph_breaks says why, down to the last call):"
     return f"{why}{where}"

@@ -9,6 +9,7 @@ once it has ended several.
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,9 @@ ANSWER_S = 10
 """Seconds that the scheduler gets to answer, and then to have a worker."""
 
 
+_ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:\d{1,5}/?|inproc://\S+")
+
+
 class ClusterWorkers:
     """A context: the workers of the scheduler at ``address``, as ``tcp://10.0.0.1:8786``."""
 
@@ -37,14 +41,16 @@ class ClusterWorkers:
         self._job: Job | None = None
 
     def __enter__(self) -> ClusterWorkers:
-        """Raises ``ConfigError`` where the extra is missing or the offload is of one machine, ``MonetError`` where no
-        scheduler answers, where it has no workers, or these have other versions."""
+        """Raises ``ConfigError`` where the address is none, the extra is missing or the offload is of one machine;
+        ``MonetError`` where no scheduler answers, where it has no workers, or these have other versions."""
         offload = None if self._options.offload is None else parse_offload(self._options.offload)
         if offload is not None and offload.disk:
             raise ConfigError(
                 f"--offload {offload} is a disk of one machine, and --cluster plans on several: say how fast it is, as "
                 "--offload bandwidth=2GB/s"
             )
+        if not _ADDRESS.fullmatch(self._address):  # which Dask would look for, and then end with a traceback
+            raise ConfigError(f"--cluster {self._address!r} is no address of a scheduler: give one as tcp://HOST:8786")
         try:
             import distributed
         except ImportError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from loop_cases import BUDGET, HASTE, batches, equal, pair, told, train
 from small_models import Awkward, Transformer
 from torch import Tensor, nn
+from torch._dynamo.output_graph import GraphCompileReason
 
 from monet import compile_backend
-from monet.errors import InfeasibleBudget
+from monet.errors import CaptureError, InfeasibleBudget
 from monet.in_place.plan_family import PlanFamily
 from monet.in_place.training_calls import TrainingCalls
 
@@ -259,6 +261,16 @@ def test_a_cut_is_an_error_with_its_place_or_eager(
         results.append([p.grad for p in model.parameters()])
     assert equal(*results)  # type: ignore[arg-type]
     assert not calls and caplog.text.count("run without a plan") == 1 and "graph_break" in caplog.text
+
+
+def test_a_cut_without_a_reason_says_where_the_reason_is() -> None:
+    """Dynamo has no more to say of a break below the last line that it can go on at."""
+    graph = torch.fx.symbolic_trace(nn.Linear(4, 4))
+    frame = traceback.FrameSummary("model.py", 7, "forward", line="loss = self.loss_function(x)")
+    graph.compile_subgraph_reason = GraphCompileReason("step_unsupported", [frame])
+    with pytest.raises(CaptureError, match="TORCH_LOGS=graph_breaks says why.*line 7: loss = self.loss_function") as cut:
+        compile_backend.monet(graph, [], options={"budget": BUDGET})
+    assert "step_unsupported" not in str(cut.value)
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,11 @@ def test_a_model_is_planned_for_the_machine_that_asks(cluster: Cluster, tmp_path
     assert planned and all(row["measured_allocator_peak_bytes"] == row["peak_bytes"] for row in planned)
 
 
+def test_what_is_no_address(tmp_path: Path) -> None:
+    done = run(tmp_path, "scheduler")
+    assert done.exit_code == 2 and "'scheduler' is no address of a scheduler: give one as tcp://HOST:8786" in done.output
+
+
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monet.sweep.cluster.ANSWER_S", 1)
     done = run(tmp_path, "tcp://127.0.0.1:1")
