@@ -8,6 +8,7 @@ from typing import Any
 
 from monet.amounts import format_bytes
 from monet.pipeline.summary import OrderSummary, Summary
+from monet.plans.text import held_for
 
 _OUTSIDE_THE_PROMISE = (
     "The promise covers all that the module's step holds: what a loss outside the module allocates is\n"
@@ -153,8 +154,7 @@ def _saved(peak_bytes: int, other_bytes: int) -> str:
 def _bound_row(summary: Summary, unit: str) -> tuple[str, str, str]:
     """The bound on what was minimised: seconds, or bytes where the smallest budget was looked for."""
     gap = "" if summary.gap is None else f"gap {_percent(summary.gap)}, "
-    scope = "every plan" if summary.bound_scope == "full" else summary.bound_scope
-    note = f"{gap}holds for {scope}"
+    note = f"{gap}holds for {held_for(summary.bound_scope)}"
     if summary.bound_bytes is not None:
         return "least peak", format_bytes(summary.bound_bytes, unit), note
     if not summary.bound_s:

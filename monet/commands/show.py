@@ -12,6 +12,7 @@ import click
 
 from monet.amounts import format_bytes
 from monet.commands.exit_status import reports_errors
+from monet.plans.text import held_for
 
 if TYPE_CHECKING:
     from monet.plans.plan import Plan
@@ -164,7 +165,7 @@ def _rows(plan: Plan, found: Overview) -> Iterator[tuple[str, str]]:
         yield "predicted", f"{_seconds(found.predicted_s)}{overhead}"
     if found.bound_s is not None:
         gap = "" if found.gap is None else f" (gap {found.gap:.1%})"
-        yield "bound", f"{_seconds(found.bound_s)}{gap}, holds for {_scope(found.bound_scope)}"
+        yield "bound", f"{_seconds(found.bound_s)}{gap}, holds for {held_for(found.bound_scope)}"
 
 
 def _seconds(seconds: float) -> str:
@@ -173,7 +174,3 @@ def _seconds(seconds: float) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def _scope(named: str | None) -> str:
-    return "every plan" if named == "full" else named or "its problem"

@@ -245,9 +245,7 @@ void monet_statistics(const Program* program, int64_t* out) {
 }
 
 void monet_record_begin() {
-  delete recorder;
-  recorder = new Recorder;
-  recorder->number = ++recordings;
+  begin_recording();
   Crew& crew = crew_of_this_thread();
   crew.mode = Crew::kRecording;
   ++crew.turn;
@@ -311,18 +309,9 @@ int64_t monet_record_end(int64_t* crew) {
   own.mode = Crew::kFree;
   crew[0] = own.most.load();
   crew[1] = own.alive.load();
-  return recorder == nullptr ? 0 : static_cast<int64_t>(recorder->events.size());
+  return recorded_events();
 }
 
-// Three numbers an event: request index, bytes (-1 for a free), pointer. Ends the recording.
-void monet_record_read(int64_t* out) {
-  for (const Event& event : recorder->events) {
-    *out++ = event.index;
-    *out++ = event.bytes;
-    *out++ = event.pointer;
-  }
-  delete recorder;
-  recorder = nullptr;
-}
+void monet_record_read(int64_t* out) { read_recording(out); }
 
 }  // extern "C"

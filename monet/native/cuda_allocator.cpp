@@ -139,14 +139,7 @@ class PlannedAllocator final : public Forwarding {
       make_known(range, stream);
       add(block->streams, stream);
     } else if (pointer.get_deleter() == &release_recorded) {
-      DataPtr plain(pointer.get(), pointer.get(), previous->raw_deleter(), pointer.device());
-      try {
-        previous->recordStream(plain, stream);
-      } catch (...) {
-        (void)plain.release_context();
-        throw;
-      }
-      (void)plain.release_context();
+      record_plainly(pointer.get(), pointer.device(), stream);
     } else {
       previous->recordStream(pointer, stream);
     }
@@ -357,26 +350,14 @@ void monet_leave() { session.program = nullptr; }
 
 void monet_statistics(const Program* program, int64_t* out) { read_statistics(*program, out); }
 
-void monet_record_begin() {
-  delete recorder;
-  recorder = new Recorder;
-  recorder->number = ++recordings;
-}
+void monet_record_begin() { begin_recording(); }
 
 // The number of events. crew: of other threads, which ask for nothing here.
 int64_t monet_record_end(int64_t* crew) {
   crew[0] = crew[1] = 0;
-  return recorder == nullptr ? 0 : static_cast<int64_t>(recorder->events.size());
+  return recorded_events();
 }
 
-void monet_record_read(int64_t* out) {
-  for (const Event& event : recorder->events) {
-    *out++ = event.index;
-    *out++ = event.bytes;
-    *out++ = event.pointer;
-  }
-  delete recorder;
-  recorder = nullptr;
-}
+void monet_record_read(int64_t* out) { read_recording(out); }
 
 }  // extern "C"

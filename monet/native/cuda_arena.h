@@ -143,17 +143,22 @@ void order(DeviceIndex device, CUDAStream from, CUDAStream to) {
   C10_CUDA_CHECK(error);
 }
 
+// PyTorch's allocator is told of a stream that uses a block of its own, which stays whose it was.
+void record_plainly(void* block, c10::Device device, CUDAStream stream) {
+  DataPtr lent(block, block, previous->raw_deleter(), device);
+  try {
+    previous->recordStream(lent, stream);
+  } catch (...) {
+    (void)lent.release_context();
+    throw;
+  }
+  (void)lent.release_context();
+}
+
 // PyTorch's allocator waits for the stream before it gives the arena's memory to somebody else.
 void make_known(Range& range, CUDAStream stream) {
   if (std::find(range.known.begin(), range.known.end(), stream) != range.known.end()) return;
-  DataPtr whole(range.base, range.base, previous->raw_deleter(), device_of(range));
-  try {
-    previous->recordStream(whole, stream);
-  } catch (...) {
-    (void)whole.release_context();
-    throw;
-  }
-  (void)whole.release_context();
+  record_plainly(range.base, device_of(range), stream);
   range.known.push_back(stream);
 }
 

@@ -22,4 +22,25 @@ struct Recorder {
 thread_local Recorder* recorder = nullptr;
 std::atomic<uint64_t> recordings{0};  // how many there have been
 
+[[maybe_unused]] void begin_recording() {
+  delete recorder;
+  recorder = new Recorder;
+  recorder->number = ++recordings;
+}
+
+[[maybe_unused]] int64_t recorded_events() {
+  return recorder == nullptr ? 0 : static_cast<int64_t>(recorder->events.size());
+}
+
+// Three numbers an event: request index, bytes (-1 for a free), pointer. Ends the recording.
+[[maybe_unused]] void read_recording(int64_t* out) {
+  for (const Event& event : recorder->events) {
+    *out++ = event.index;
+    *out++ = event.bytes;
+    *out++ = event.pointer;
+  }
+  delete recorder;
+  recorder = nullptr;
+}
+
 }  // namespace

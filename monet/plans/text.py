@@ -35,15 +35,20 @@ def described(plan: Plan) -> Iterator[str]:
         overhead = "" if not eager_s else f", overhead {step_s / eager_s - 1:+.1%} of eager's"
         yield _line("predicted", f"{_seconds(step_s)} a step{overhead}")
     if bound_s:
-        scope = plan.solver.get("bound_scope")
-        scope = {"full": "every plan"}.get(scope, printable(scope)) if isinstance(scope, str) else "its problem"
-        yield _line("bound", f"{_seconds(bound_s)}, which holds for {scope}")
+        yield _line("bound", f"{_seconds(bound_s)}, which holds for {held_for(plan.solver.get('bound_scope'))}")
     again = sum(step.kind == "recompute" for step in plan.steps)
     yield _line("run again", _counted(again, "run") if again else "nothing")
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
     moved = [sizes[number] for step in plan.steps if step.kind == WRITE for number in step.reads.values()]
     text = f"{_counted(len(moved), 'tensor')}, {format_bytes(sum(moved))}" if moved else "nothing"
     yield _line("moved", text)
+
+
+def held_for(scope: object) -> str:
+    """What a bound holds for, by the name of its program."""
+    if not isinstance(scope, str):
+        return "its problem"
+    return "every plan" if scope == "full" else printable(scope)
 
 
 def _line(label: str, text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import errno
 import gc
 import io
@@ -19,6 +18,7 @@ import pytest
 import torch
 from module_cases import costs_by_bytes
 from moved_steps import RATES, disk_or_skip
+from poisoned_copies import poisoned
 from repository import ROOT
 from torch import nn
 from trainer_cases import Batch, EagerStep, Optimizer, assert_same, both_step, case_loss
@@ -27,7 +27,7 @@ import monet
 from monet.errors import ExecutionError
 from monet.executor.copies import Copies
 from monet.native.channel import Channel
-from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Plan
+from monet.plans.plan import READ, WAIT, WRITE, Plan
 
 WIDTH = 520
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -137,33 +137,6 @@ def test_gradients_that_are_clipped(disk: Path) -> None:
     trainer, eager = trainer_for("adam", disk, model, clip=0.1), EagerStep(model, OPTIMIZERS["adam"])
     assert trainer.plan.fixed["optimizer_state"] < 1 << 20
     assert_right(trainer, eager, range(3), clip=0.1)
-
-
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """NaN into what is written, once its write is over, and into what is read into, before the copy begins."""
-    counts = [0, 0]
-    write, wait, read = Copies.write, Copies.wait, Channel.read
-    sources: dict[int, tuple[int, int]] = {}
-
-    def poisoned_write(self: Copies, tensor: torch.Tensor, place: int, size: int) -> None:
-        write(self, tensor, place, size)
-        sources[place] = tensor.untyped_storage().data_ptr(), size
-
-    def poisoned_wait(self: Copies, place: int) -> None:
-        wait(self, place)
-        if place in sources:
-            ctypes.memset(sources[place][0], 0xFF, sources.pop(place)[1])
-            counts[0] += 1
-
-    def poisoned_read(self: Channel, pointer: int, place: int, size: int) -> int:
-        ctypes.memset(pointer, 0xFF, -(-size // COPY_ALIGNMENT) * COPY_ALIGNMENT)
-        counts[1] += 1
-        return read(self, pointer, place, size)
-
-    monkeypatch.setattr(Copies, "write", poisoned_write)
-    monkeypatch.setattr(Copies, "wait", poisoned_wait)
-    monkeypatch.setattr(Channel, "read", poisoned_read)
-    return counts
 
 
 def test_a_slow_disk_and_poison_change_nothing(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,24 +395,31 @@ def test_a_write_that_fails_is_told_until_a_checkpoint_is_loaded(disk: Path) -> 
     assert not copies_of(trainer).lost
 
 
-def test_all_that_an_update_changed_and_nobody_wrote_is_told(disk: Path) -> None:
-    """Ctrl-C at the copy of the first of two tensors: no copy of the second was issued."""
-    trainer = trainer_for("adam", disk, make_model())
-    trainer(*batch(0))
-    runner, plan = trainer._step.runner, trainer.plan
-    real, stop = runner._enter, next(k for k, step in enumerate(plan.steps) if step.place is not None
-                                     and step.kind == WRITE and step.node.startswith("state"))  # fmt: skip
-    assert plan.steps[stop + 1].kind == WRITE
+def interrupted_at(stop: int, trainer: monet.Trainer) -> None:
+    """A step of training that Ctrl-C ends as soon as a step of the plan is entered."""
+    runner = trainer._step.runner
+    real = runner._enter
 
-    def interrupted(handle: int, step: int) -> None:
+    def entering(handle: int, step: int) -> None:
         real(handle, step)
         if step == stop:
             raise KeyboardInterrupt
 
-    runner._enter = interrupted
+    runner._enter = entering
     with pytest.raises(KeyboardInterrupt):
         trainer(*batch(1))
     runner._enter = real
+
+
+def test_all_that_an_update_changed_and_nobody_wrote_is_told(disk: Path) -> None:
+    """Ctrl-C at the copy of the first of two tensors: no copy of the second was issued."""
+    trainer = trainer_for("adam", disk, make_model())
+    trainer(*batch(0))
+    plan = trainer.plan
+    stop = next(k for k, step in enumerate(plan.steps) if step.place is not None
+                and step.kind == WRITE and step.node.startswith("state"))  # fmt: skip
+    assert plan.steps[stop + 1].kind == WRITE
+    interrupted_at(stop, trainer)
     assert copies_of(trainer).lost == {plan.steps[k].node.removesuffix("+1") for k in (stop, stop + 1)}
     with pytest.raises(ExecutionError, match="it is lost"):
         trainer(*batch(1))
@@ -450,23 +430,13 @@ def test_interrupt_at_any_step(disk: Path) -> None:
     model = make_model()
     trainer = trainer_for("momentum", disk, model)
     trainer(*batch(0))
-    runner = trainer._step.runner
     kept = copy.deepcopy([model.state_dict(), trainer.optimizer.state_dict()])
     eager = EagerStep(model, OPTIMIZERS["momentum"])
     eager.optimizer.load_state_dict(copy.deepcopy(kept[1]))
     copies_of(trainer).channel.disturb(delay_s=0.002)
-    real, told = runner._enter, 0
+    told = 0
     for stop in range(0, len(trainer.plan.steps), 3):
-
-        def interrupted(handle: int, step: int, stop: int = stop) -> None:
-            real(handle, step)
-            if step == stop:
-                raise KeyboardInterrupt
-
-        runner._enter = interrupted
-        with pytest.raises(KeyboardInterrupt):
-            trainer(*batch(1))
-        runner._enter = real
+        interrupted_at(stop, trainer)
         step = trainer.plan.steps[stop]
         cut = step.kind == WRITE or (step.kind == "update" and any(v.startswith("state") for v in step.reads))
         assert bool(copies_of(trainer).lost) == cut

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import errno
 import os
 import pickle
@@ -29,6 +28,7 @@ from moved_steps import (
     step_of,
     unmoved_plan,
 )
+from poisoned_copies import poisoned
 from repository import ROOT
 from trainer_cases import EagerStep, assert_same, both_step, case_loss
 
@@ -43,7 +43,7 @@ from monet.pipeline.planning import plan_smallest
 from monet.pipeline.preparation import prepare
 from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
-from monet.plans.plan import COPY_ALIGNMENT, READ, WRITE, Plan
+from monet.plans.plan import READ, WRITE, Plan
 from monet.second_memory.offload import parse_offload
 
 SHORT = -1002
@@ -135,35 +135,6 @@ def test_a_slow_disk_changes_nothing(case: str, disk: Path) -> None:
     module = monet.MonetModule(case_model(case), moved_plan(case, disk))
     copies_of(module).channel.disturb(delay_s=0.01)
     assert_right(module, range(2), case)
-
-
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Fills with NaN what has been written as soon as a plan may count on that, and what is read into before the copy
-    begins, whole blocks of it. Returns what is counted: sources and destinations."""
-    counts = [0, 0]
-    write, wait, read = Copies.write, Copies.wait, Channel.read
-    sources: dict[int, tuple[int, int]] = {}
-
-    def poisoned_write(self: Copies, tensor: torch.Tensor, place: int, size: int) -> None:
-        write(self, tensor, place, size)
-        sources[place] = tensor.untyped_storage().data_ptr(), size
-
-    def poisoned_wait(self: Copies, place: int) -> None:
-        wait(self, place)
-        if place in sources:
-            pointer, size = sources.pop(place)
-            ctypes.memset(pointer, 0xFF, size)
-            counts[0] += 1
-
-    def poisoned_read(self: Channel, pointer: int, place: int, size: int) -> int:
-        ctypes.memset(pointer, 0xFF, -(-size // COPY_ALIGNMENT) * COPY_ALIGNMENT)
-        counts[1] += 1
-        return read(self, pointer, place, size)
-
-    monkeypatch.setattr(Copies, "write", poisoned_write)
-    monkeypatch.setattr(Copies, "wait", poisoned_wait)
-    monkeypatch.setattr(Channel, "read", poisoned_read)
-    return counts
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])

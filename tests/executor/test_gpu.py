@@ -39,11 +39,19 @@ def transformer() -> tuple[torch.nn.Module, torch.Tensor]:
 
 
 MODELS = {"residual": residual, "transformer": transformer}
+EACH_PLAN = pytest.mark.parametrize(("name", "budget"), [(name, budget) for name in MODELS for budget in BUDGETS])
 
 
 def planned_module(model: torch.nn.Module, x: torch.Tensor, budget: str, exact: bool = False) -> monet.MonetModule:
     plan = monet.plan(model, (x,), {}, budget=budget, time_limit_s=20, exact=exact)
     return monet.MonetModule(copy.deepcopy(model), plan)
+
+
+def planned_case(
+    name: str, budget: str, exact: bool = False
+) -> tuple[torch.nn.Module, torch.Tensor, monet.MonetModule]:
+    model, x = MODELS[name]()
+    return model, x, planned_module(model, x, budget, exact)
 
 
 def step(module: torch.nn.Module, x: torch.Tensor, seed: int) -> torch.Tensor:
@@ -54,33 +62,27 @@ def step(module: torch.nn.Module, x: torch.Tensor, seed: int) -> torch.Tensor:
     return out.detach()
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("name", MODELS)
+@EACH_PLAN
 def test_results_equal_eagers(name: str, budget: str) -> None:
-    model, x = MODELS[name]()
-    planned = planned_module(model, x, budget)
+    model, x, planned = planned_case(name, budget)
     for number in range(3):
         torch.testing.assert_close(step(planned, x, number), step(model, x, number), rtol=1e-4, atol=1e-5)
         for p, q in zip(model.parameters(), planned.parameters(), strict=True):
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("name", MODELS)
+@EACH_PLAN
 def test_exact_plans_equal_eager_bit_by_bit(name: str, budget: str) -> None:
-    model, x = MODELS[name]()
-    planned = planned_module(model, x, budget, exact=True)
+    model, x, planned = planned_case(name, budget, exact=True)
     for number in range(2):
         assert torch.equal(step(planned, x, number), step(model, x, number))
         for p, q in zip(model.parameters(), planned.parameters(), strict=True):
             assert p.grad is not None and q.grad is not None and torch.equal(q.grad, p.grad)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("name", MODELS)
+@EACH_PLAN
 def test_every_request_is_as_planned(name: str, budget: str) -> None:
-    model, x = MODELS[name]()
-    planned = planned_module(model, x, budget)
+    _, x, planned = planned_case(name, budget)
     for number in range(2):
         step(planned, x, number)
     arena = planned._step.runner.arena

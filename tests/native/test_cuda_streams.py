@@ -8,6 +8,17 @@ import pytest
 from cuda_machine import Machine, MadeUp
 
 from monet.errors import ExecutionError
+from monet.native.cuda_allocator import CudaArena
+
+
+def tensor_of_one_step(machine: Machine) -> tuple[CudaArena, MadeUp]:
+    """An arena of a step that makes one tensor, which has run, and that tensor."""
+    arena = machine.arena([[(1000, 0)]], 1024)
+    arena.ready()
+    arena.enter(0)
+    tensor = machine.allocate(1000)
+    arena.leave()
+    return arena, tensor
 
 
 def test_another_stream_comes_after_the_last_step(machine: Machine) -> None:
@@ -62,11 +73,7 @@ def test_a_recorded_stream_is_waited_for_before_memory_is_used_again(machine: Ma
 
 
 def test_a_recorded_stream_is_waited_for_before_the_arena_is_somebody_elses(machine: Machine) -> None:
-    arena = machine.arena([[(1000, 0)]], 1024)
-    arena.ready()
-    arena.enter(0)
-    tensor = machine.allocate(1000)
-    arena.leave()
+    arena, tensor = tensor_of_one_step(machine)
     tensor.record_stream(2)
     assert tensor.races(2) == 0
     tensor.free()
@@ -121,11 +128,7 @@ def test_no_races_whatever_streams_do(machine: Machine, seed: int) -> None:
 
 
 def test_streams_of_another_device_are_refused(machine: Machine) -> None:
-    arena = machine.arena([[(1000, 0)]], 1024)
-    arena.map()
-    arena.enter(0)
-    tensor = machine.allocate(1000)
-    arena.leave()
+    arena, tensor = tensor_of_one_step(machine)
     with pytest.raises(RuntimeError, match=r"arena on cuda:0 is used on a stream of cuda:1; give that device a copy"):
         tensor.record_stream(100)
     tensor.free()

@@ -185,7 +185,9 @@ def test_a_model_is_planned_for_the_machine_that_asks(cluster: Cluster, tmp_path
 
 def test_what_is_no_address(tmp_path: Path) -> None:
     done = run(tmp_path, "scheduler")
-    assert done.exit_code == 2 and "'scheduler' is no address of a scheduler: give one as tcp://HOST:8786" in done.output
+    assert (
+        done.exit_code == 2 and "'scheduler' is no address of a scheduler: give one as tcp://HOST:8786" in done.output
+    )
 
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
