@@ -1,9 +1,11 @@
 """From a module to the graph of its training step; knows torch, and neither implementations nor planning.
 
-``tracing.py`` exports the module and traces forward and backward (``export_errors.py`` says what cannot be traced, and
-where), ``joint_graph.py`` reads the trace, ``canonical_form.py`` brings the graph to the form that everything else
-expects, and ``captured.py`` is the result. Where torch traces other kernels than eager runs: ``decompositions.py``,
-``custom_functions.py``, ``kernel_geometry.py``, ``gradient_sums.py``, ``gradient_layout.py``, ``shared_casts.py``.
+``tracing.py`` traces forward and backward: from the module itself where that says all (``direct_trace.py``), else from
+the graph that torch.export or Dynamo makes of its forward pass (``forward_graph.py``; ``export_errors.py`` says what
+cannot be traced, and where). ``joint_graph.py`` reads the trace, ``rewriting/`` brings the graph to the form that
+everything else expects, and ``captured.py`` is the result. Where torch traces other kernels than eager runs:
+``decompositions.py``, ``custom_functions.py``, ``kernel_geometry.py``, ``shared_casts.py``, and the rewriting of
+gradients.
 ``autocast.py`` is the precision that a step is captured in. ``kept_captures.py`` keeps captures, by the key of
 ``model_key.py`` and as the text of ``captured_text.py``, so that a step is traced once. ``input_geometry.py`` writes a
 step's inputs into a plan, and makes them again. ``plain_tensors.py`` refuses tensors that are made of others.

@@ -25,7 +25,7 @@ from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.export_errors import where
 
-FORMAT = 1
+FORMAT = 2
 """Of a key and of what is kept under it."""
 MOST_CONSTANT_BYTES = 1 << 16
 """Of a tensor that is neither parameter nor buffer: a larger one makes no key."""
@@ -69,7 +69,7 @@ def model_key(
 def _own_version() -> str:
     """Of the code that captures."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,36 +1,43 @@
 """From a module and sample inputs to a ``Graph``: one joint graph of forward and backward aten operators.
 
-check → forward (``torch.export``, or Dynamo's graph) → join (``aot_export_joint_with_descriptors``) → read
-(``JointReader``)
+check → join (``aot_export_joint_with_descriptors``: of the module itself, or of its forward pass as ``torch.export`` or
+Dynamo has it) → read (``JointReader``)
 
-The first traces the module, joining appends its derivatives and removes mutation. Both work on fake tensors, so no
-memory of the step is touched.
+Joining appends derivatives and removes mutation. All of it works on fake tensors, so no memory of the step is touched.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
 import torch.utils._pytree as pytree
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput
+from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-from monet.capture.canonical_form import canonical
 from monet.capture.captured import Captured
 from monet.capture.decompositions import without_decompositions
+from monet.capture.direct_trace import direct_trace, has_memory_of_its_own
 from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
-from monet.capture.gradient_layout import with_own_layout
-from monet.capture.gradient_sums import sum_gradients_in_place
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
+from monet.capture.lifted_graph import LiftedGraph
 from monet.capture.plain_tensors import require_plain
+from monet.capture.rewriting.canonical_form import canonical
+from monet.capture.rewriting.gradient_layout import with_own_layout
+from monet.capture.rewriting.gradient_sums import sum_gradients_in_place
 from monet.errors import CaptureError
+
+logger = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 # torch.export puts the first before every cast; shapes, strides and dtypes of a plan are fixed anyway. The others look
@@ -60,9 +67,13 @@ def capture(
     given: Inputs = (tuple(args), dict(kwargs or {}))
     _check(model, given)
     inputs = _with_own_memory(model, given)
-    forward = forward_graph(model, inputs)
-    joint = _join(forward, inputs)
-    return _read(joint, forward, model, inputs, gradients_leave=gradients_leave)
+    # No code is written for graphs that are only read.
+    with _use_lazy_graph_module(True):
+        captured = _directly(model, inputs, gradients_leave=gradients_leave)
+        if captured is not None:
+            return captured
+        joint = _by_forward_graph(model, inputs)
+        return _read(joint, model, inputs, gradients_leave=gradients_leave)
 
 
 def _check(model: torch.nn.Module, inputs: Inputs) -> None:
@@ -82,33 +93,63 @@ def _check(model: torch.nn.Module, inputs: Inputs) -> None:
         raise CaptureError("nothing to train: no parameter and no input of the model requires a gradient")
 
 
-def _join(forward: ForwardGraph, inputs: Inputs) -> torch.fx.Graph:
-    """The joint graph of the forward pass and its derivatives.
+@dataclass(frozen=True)
+class _Joint:
+    """The joint graph of forward and backward, without torch's checks; the others as in ``Captured``."""
+
+    graph: torch.fx.Graph
+    constants: dict[str, torch.Tensor]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    cast_apart: str = ""
+
+
+def _directly(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool) -> Captured | None:
+    """The capture from the model itself; None where it takes the long way, which also says what is wrong with it."""
+    if isinstance(model, LiftedGraph):  # it is a forward graph
+        return None
+    traced = direct_trace(model, *inputs)
+    if traced is None:
+        return None
+    constants: dict[str, torch.Tensor] = {}
+    try:
+        for node in traced.graph_module.graph.nodes:
+            check_tensor(node.name, node.meta.get("val"), node)
+        graph = _cleaned(traced, model, constants)
+        if graph is None:
+            return None
+        joint = _Joint(graph, constants, pytree.tree_structure(inputs), traced.out_spec)
+        return _read(joint, model, inputs, gradients_leave=gradients_leave)
+    except CaptureError as error:
+        logger.info("the model is traced the long way: %s", error)
+        return None
+
+
+def _by_forward_graph(model: torch.nn.Module, inputs: Inputs) -> _Joint:
+    """The joint graph of the forward pass's graph and its derivatives.
 
     Outputs that share memory are cloned first; every output is, where torch would else rebuild one from an intermediate
     outside the graph.
     """
+    forward = forward_graph(model, inputs)
     for everything in (False, True):
         _separate_outputs(forward.module, everything=everything)
-        joint = _joint_graph(forward, inputs)
-        if joint is not None:
-            return joint
+        graph = _joint_graph(forward, inputs)
+        if graph is not None:
+            return _Joint(graph, forward.constants, forward.in_spec, forward.out_spec, forward.cast_apart)
     raise CaptureError("an output of the model is a view that torch cannot separate; return a clone of it")
 
 
-def _read(
-    joint: torch.fx.Graph, forward: ForwardGraph, model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool
-) -> Captured:
+def _read(joint: _Joint, model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool) -> Captured:
     """The joint graph in canonical form, and what is needed to call it."""
     leaves = pytree.tree_leaves(inputs)
     literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-    reader = JointReader(joint, model, forward.constants, leaves)
+    reader = JointReader(joint.graph, model, joint.constants, leaves)
     graph = canonical(reader.graph())
     if gradients_leave:
         graph = with_own_layout(sum_gradients_in_place(graph))
     return Captured(
-        graph, forward.constants, forward.in_spec, forward.out_spec, literals, reader.output_literals,
-        forward.cast_apart,
+        graph, joint.constants, joint.in_spec, joint.out_spec, literals, reader.output_literals, joint.cast_apart
     )  # fmt: skip
 
 
@@ -160,14 +201,11 @@ def _separate_outputs(module: torch.fx.GraphModule, *, everything: bool = False)
         if not isinstance(value, torch.Tensor):
             replaced.append(result)
             continue
-        storage = value.untyped_storage()._cdata
-        source = result.op in ("placeholder", "get_attr")
-        part = value.untyped_storage().nbytes() != value.numel() * value.dtype.itemsize
-        if source or part or storage in taken or (everything and value.dtype.is_floating_point):
+        alone = has_memory_of_its_own(value, taken) and result.op not in ("placeholder", "get_attr")
+        if not alone or (everything and value.dtype.is_floating_point):
             with graph.inserting_before(output):
                 result = graph.call_function(aten.clone.default, (result,))
                 result.meta["val"] = value.clone()
-        taken.add(storage)
         replaced.append(result)
     output.args = (tuple(replaced),)
     graph.lint()
@@ -181,16 +219,24 @@ def _joint_graph(forward: ForwardGraph, inputs: Inputs) -> torch.fx.Graph | None
         with without_decompositions(), ExitStack() as stack:  # closes the fake-tensor mode before anything real runs
             stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
             joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs)
-            graph = joint.graph_module.graph
     except Exception as error:
         raise CaptureError(reason("the backward pass cannot be traced", error)) from error
+    return _cleaned(joint, forward.module, forward.constants)
+
+
+def _cleaned(
+    joint: JointWithDescriptors, module: torch.nn.Module, constants: dict[str, torch.Tensor]
+) -> torch.fx.Graph | None:
+    """The joint graph of ``module`` without checks, with all tensors it takes as inputs; adds to ``constants``. None
+    where torch wants to rebuild an output from an intermediate outside the graph."""
+    graph = joint.graph_module.graph
     descriptions = output_of(graph).meta["desc"]
     placeholders = [node.meta["desc"] for node in graph.nodes if node.op == "placeholder"]
     if any(type(d).__name__ == "IntermediateBaseAOTOutput" for d in descriptions):
         return None
     if any(type(d).__name__ in ("SyntheticBaseAOTInput", "ViewBaseAOTInput") for d in placeholders):
         raise CaptureError("two inputs of the model share memory; pass a clone of one of them")
-    _constants_as_inputs(joint.graph_module, forward)
+    _constants_as_inputs(joint.graph_module, module, constants)
     for node in graph.nodes:
         if node.target in _CHECKS:
             graph.erase_node(node)
@@ -200,17 +246,19 @@ def _joint_graph(forward: ForwardGraph, inputs: Inputs) -> torch.fx.Graph | None
     return graph
 
 
-def _constants_as_inputs(joint: torch.fx.GraphModule, forward: ForwardGraph) -> None:
-    """Tensors that the traced code makes of numbers become constants of ``forward``, which enter as inputs."""
+def _constants_as_inputs(
+    joint: torch.fx.GraphModule, module: torch.nn.Module, constants: dict[str, torch.Tensor]
+) -> None:
+    """Tensors that the traced code makes of numbers become ``constants`` of ``module``, which enter as inputs."""
     first = next(node for node in joint.graph.nodes if node.op != "placeholder")
     for node in joint.graph.find_nodes(op="get_attr"):
         tensor = getattr(joint, str(node.target))
         if not isinstance(tensor, torch.Tensor):
             continue
-        name = f"number_{len(forward.constants)}"
-        while hasattr(forward.module, name):
+        name = f"number_{len(constants)}"
+        while hasattr(module, name):
             name += "_"
-        forward.constants[name] = tensor
+        constants[name] = tensor
         with joint.graph.inserting_before(first):
             source = joint.graph.placeholder(name)
         source.meta = {"val": node.meta["val"], "desc": BufferAOTInput(name)}

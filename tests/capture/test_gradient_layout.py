@@ -10,7 +10,7 @@ from torch import nn
 
 import monet
 from monet.capture import capture
-from monet.capture.gradient_layout import with_own_layout
+from monet.capture.rewriting.gradient_layout import with_own_layout
 
 Inputs = tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]
 

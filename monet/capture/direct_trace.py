@@ -1,0 +1,290 @@
+"""Forward and backward traced in one go, from the model itself.
+
+``torch.export`` traces the forward pass first, for what its graph alone shows: weights that autocast casts, tensors
+that are plain attributes, outputs that share memory. A model with none of these has the same joint graph without it, in
+about 60 % of the time. Where a model does what only the long way traces as eager runs it, or where anything fails, the
+answer is None: what is allowed, and how an error reads, is decided on the long way alone.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from types import FrameType
+from typing import Any, Self, TypeAlias
+
+import torch
+import torch._functorch.config as functorch_config
+import torch.fx.traceback as fx_traceback
+import torch.utils._pytree as pytree
+from torch._export.utils import _compiling_state_context
+from torch._functorch._aot_autograd.schemas import JointWithDescriptors
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.symbolic_shapes import uninteresting_files
+from torch.overrides import TorchFunctionMode
+
+from monet.capture.captured import device_type
+from monet.capture.custom_functions import refusing_custom_functions
+from monet.capture.decompositions import without_decompositions
+from monet.capture.export_errors import without_reports
+
+logger = logging.getLogger(__name__)
+
+_Place: TypeAlias = tuple[dict[str, Any], str]
+"""A tensor's, among a module's parameters or buffers."""
+
+# What reaches into autograd from within a forward pass.
+_data, _requires_grad = vars(torch._C.TensorBase)["data"], vars(torch._C.TensorBase)["requires_grad"]
+_OF_AUTOGRAD = {
+    torch.Tensor.register_hook, torch.Tensor.retain_grad, torch.Tensor.requires_grad_, torch.Tensor.backward,
+    torch.autograd.grad, torch.autograd.backward, _requires_grad.__set__, _data.__get__, _data.__set__,
+}  # fmt: skip
+
+
+class _LongWay(Exception):
+    """``str`` is why the model is to be traced the long way."""
+
+
+def direct_trace(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JointWithDescriptors | None:
+    """The joint graph of ``model``, as ``aot_export_joint_with_descriptors`` has it of what torch.export makes of it;
+    None where the two might differ, or where the model cannot be traced."""
+    if torch.is_autocast_enabled(device_type(model, (args, kwargs))):
+        return None
+    modules = list(model.named_modules(remove_duplicate=False))
+    if len({module for _, module in modules}) < len(modules):
+        return None  # tracing puts a tensor into a module for each of its names
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_put_back_after(model))
+            for context in (without_decompositions(), refusing_custom_functions(), without_reports()):
+                stack.enter_context(context)
+            stack.enter_context(_compiling_state_context())  # what models ask for is as in torch.export
+            stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
+            written = stack.enter_context(_Written())
+            traced = _Traced(model, written)
+            joint = aot_export_joint_with_descriptors(
+                stack, traced, tuple(args), dict(kwargs), _disable_torch_fn_metadata_mode=True
+            )
+    except Exception as error:  # whatever the model raises
+        logger.info("the model is traced the long way: %s: %s", type(error).__name__, error)
+        return None
+    written.write()
+    return joint
+
+
+class _Written(ExitStack):
+    """A context that keeps what the model writes: tracing calls it more than once."""
+
+    def __enter__(self) -> Self:
+        self._streams = (sys.stdout, io.StringIO()), (sys.stderr, io.StringIO())
+        (_, out), (_, error) = self._streams
+        self.enter_context(redirect_stdout(out))
+        self.enter_context(redirect_stderr(error))
+        return self
+
+    def forget(self) -> None:
+        for _, kept in self._streams:
+            kept.seek(0)
+            kept.truncate()
+
+    def write(self) -> None:
+        """After the context: what was written since ``forget``."""
+        for stream, kept in self._streams:
+            stream.write(kept.getvalue())
+
+
+class _Traced(torch.nn.Module):
+    """``model`` under the names of its parameters and buffers, called as torch.export calls it, once for each time that
+    torch traces it. Raises ``_LongWay``."""
+
+    def __init__(self, model: torch.nn.Module, written: _Written) -> None:
+        super().__init__()
+        for members in ("_parameters", "_buffers", "_modules"):  # the same dictionaries: tracing puts its own in them
+            self.__dict__[members] = getattr(model, members)
+        self.__dict__["_model"] = model
+        self._tied = _tied(model)
+        self._random = _random_state()
+        self._written = written
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        model: torch.nn.Module = self.__dict__["_model"]
+        _set_random_state(self._random)
+        self._written.forget()
+        with _tied_again(self._tied), _unchanged(model), _refusing(), _Lines():
+            outputs = model(*args, **kwargs)
+        if fx_traceback.has_preserved_node_meta():
+            fx_traceback.set_stack_trace([])
+        else:  # the first time: nothing is noted yet
+            _check_outputs(outputs, (*self.parameters(), *self.buffers(), *pytree.tree_leaves((args, kwargs))))
+        return outputs
+
+
+class _Lines(TorchFunctionMode):
+    """Notes for each call of torch which line makes it, as torch.export does: the last one that is of a ``forward``.
+    The operators of the backward pass get the lines of what they derive."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OF_AUTOGRAD:
+            raise _LongWay(f"the forward pass calls {func}")
+        if fx_traceback.has_preserved_node_meta():
+            fx_traceback.set_stack_trace([_line(sys._getframe(1))])
+        return func(*args, **(kwargs or {}))
+
+
+def _line(frame: FrameType | None) -> str:
+    others = uninteresting_files()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_filename not in others:
+            return f'File "{code.co_filename}", line {frame.f_lineno}, in forward\n'
+        frame = frame.f_back
+    return ""
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """A context that raises ``_LongWay`` where autocast is turned on, or what is kept for the backward pass is not the
+    tensors themselves: a checkpoint would be computed again within the trace."""
+    enter_autocast, enter_hooks = torch.autocast.__enter__, saved_tensors_hooks.__enter__
+
+    def autocast(self: torch.autocast) -> Any:
+        if self._enabled:
+            raise _LongWay("autocast in the model")
+        return enter_autocast(self)  # type: ignore[no-untyped-call]
+
+    def hooks(self: saved_tensors_hooks) -> None:
+        raise _LongWay("hooks on saved tensors")
+
+    torch.autocast.__enter__ = autocast  # type: ignore[method-assign]
+    saved_tensors_hooks.__enter__ = hooks  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = enter_autocast  # type: ignore[method-assign]
+        saved_tensors_hooks.__enter__ = enter_hooks  # type: ignore[method-assign]
+
+
+@contextmanager
+def _unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """A context that raises ``_LongWay`` where a module holds other things after it than before, and puts back what it
+    held: the next time is to begin as this one did."""
+    before = [
+        (module, key, value, _content(value)) for module in model.modules() for key, value in vars(module).items()
+    ]
+    keys = {module: set(vars(module)) for module in model.modules()}
+    try:
+        yield
+    finally:
+        changed = [module for module in keys if set(vars(module)) != keys[module]]
+        for module in changed:
+            for key in set(vars(module)) - keys[module]:
+                del vars(module)[key]
+        for module, key, value, content in before:
+            if vars(module).get(key, keys) is not value or not _same(_content(value), content):
+                changed.append(module)
+                vars(module)[key] = value
+                _put_back(value, content)
+    if changed:
+        raise _LongWay(f"the forward pass changes {type(changed[0]).__name__}")
+
+
+def _content(value: Any) -> list[Any] | None:
+    """What a container holds; None for anything else."""
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    return list(value) if isinstance(value, list | set) else None
+
+
+def _same(now: list[Any] | None, before: list[Any] | None) -> bool:
+    if now is None or before is None:
+        return now is before
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _put_back(value: Any, content: list[Any] | None) -> None:
+    if content is None:
+        return
+    value.clear()
+    if isinstance(value, list):
+        value.extend(content)
+    else:
+        value.update(zip(content[::2], content[1::2], strict=True) if isinstance(value, dict) else content)
+
+
+@contextmanager
+def _put_back_after(model: torch.nn.Module) -> Iterator[None]:
+    """A context after which the modules hold the parameters and buffers of before."""
+    members = [of for module in model.modules() for of in (module._parameters, module._buffers)]
+    before = [dict(of) for of in members]
+    try:
+        yield
+    finally:
+        for of, held in zip(members, before, strict=True):
+            of.clear()
+            of.update(held)
+
+
+def _tied(model: torch.nn.Module) -> list[list[_Place]]:
+    """The places of each parameter or buffer that has several, in order."""
+    places: dict[int, list[_Place]] = {}
+    for module in model.modules():
+        for members in (module._parameters, module._buffers):
+            for key, tensor in members.items():
+                if tensor is not None:
+                    places.setdefault(id(tensor), []).append((members, key))
+    return [of for of in places.values() if len(of) > 1]
+
+
+@contextmanager
+def _tied_again(tied: Sequence[Sequence[_Place]]) -> Iterator[None]:
+    """A context in which one tensor is in all places again: tracing puts one for each name there. It is the last one's,
+    as in torch.export's graph, so that all gradients add up in that one."""
+    before = [(members, key, members[key]) for places in tied for members, key in places]
+    for places in tied:
+        last, name = places[-1]
+        for members, key in places:
+            members[key] = last[name]
+    try:
+        yield
+    finally:
+        for members, key, tensor in before:
+            members[key] = tensor
+
+
+def _random_state() -> tuple[Any, Any]:
+    """Of Python and NumPy, by which a model may decide what it does: the same each time that it is traced."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_random_state(state: tuple[Any, Any]) -> None:
+    of_python, of_numpy = state
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
+
+
+def _check_outputs(outputs: Any, held: Sequence[Any]) -> None:
+    """Raises ``_LongWay`` for an output that shares memory with ``held`` or another, or is a part of a larger one."""
+    taken = {_inner(tensor).untyped_storage()._cdata for tensor in held if isinstance(tensor, torch.Tensor)}
+    for output in pytree.tree_leaves(outputs):
+        if isinstance(output, torch.Tensor) and not has_memory_of_its_own(_inner(output), taken):
+            raise _LongWay("an output shares memory with another tensor")
+
+
+def _inner(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.from_functional() if isinstance(tensor, FunctionalTensor) else tensor
+
+
+def has_memory_of_its_own(tensor: torch.Tensor, taken: set[int]) -> bool:
+    """Whether it is all that its memory holds, and that is not among ``taken``, to which it is added."""
+    storage = tensor.untyped_storage()
+    alone = storage._cdata not in taken and storage.nbytes() == tensor.numel() * tensor.dtype.itemsize
+    taken.add(storage._cdata)
+    return alone

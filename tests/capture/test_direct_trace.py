@@ -1,0 +1,213 @@
+"""The trace of a model itself: the graph of torch.export's detour, and the detour where the two might differ."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from monet.capture import capture, tracing
+from monet.capture.captured import Captured
+from monet.capture.direct_trace import direct_trace
+from monet.graph import Operator, operator_inputs
+from monet.models.examples import tiny_resnet
+
+
+class _Of(nn.Module):
+    """A layer, and a function of it and the input."""
+
+    def __init__(self, function: Callable[[_Of, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.seen: list[int] = []
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def _tied() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 7, bias=False))
+    model[3].weight = model[0].weight
+    return model
+
+
+def _of_numbers(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    return model.layer(x) * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.tensor(0.5)
+
+
+def _in_place(model: _Of, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    y = model.norm(model.layer(x)).relu_() * 2
+    y[:, 1:] += 1
+    with torch.no_grad():
+        scale = y.mean()
+    return {"y": y * scale, "n": y.detach().argmax(1)}
+
+
+SAME = {
+    "convolutions": (lambda: tiny_resnet(), lambda: torch.randn(2, 3, 32, 32)),
+    "tied weights": (_tied, lambda: torch.randint(7, (2, 3))),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: torch.randn(3, 2, 8, requires_grad=True)),
+    "a GRU's cell": (lambda: nn.GRUCell(4, 3), lambda: torch.randn(2, 4)),
+    "numbers": (lambda: _Of(_of_numbers), lambda: torch.randn(2, 4)),
+    "in place": (lambda: _Of(_in_place), lambda: torch.randn(2, 4)),
+}
+
+
+def _in_order(captured: Captured) -> dict[str, Any]:
+    """What is captured, with numbers in place of the names that tracing gives."""
+    graph = captured.graph
+    number: dict[str, int] = {}
+    operators: list[Operator] = [*graph.forward, *graph.backward]
+    for name in (name for op in operators for name in (*operator_inputs(op), *op.outputs) if name is not None):
+        number.setdefault(name, len(number))
+
+    def plain(argument: Any) -> Any:
+        if isinstance(argument, list | tuple):
+            return [plain(item) for item in argument]
+        name = argument if isinstance(argument, str) else getattr(argument, "name", None)
+        return number[name] if name in number else str(argument)
+
+    def value(name: str) -> Any:
+        of = graph.values[name]
+        size = of.storage_bytes
+        return of.shape, of.stride, of.offset, of.dtype, number.get(of.storage), size, of.conjugate, of.negative
+
+    return {
+        "operators": [
+            (str(op.target), plain(op.args), plain(op.kwargs), plain(op.outputs), op.view, op.random)
+            for op in operators
+        ],
+        "values": [value(name) for name in number],
+        "sources": sorted(
+            (number[s.value], s.kind, s.requires_grad, s.kind == "constant" or s.target)
+            for s in graph.sources
+            if s.value in number
+        ),
+        "constants": [captured.constants[s.target].tolist() for s in graph.sources if s.kind == "constant"],
+        "gradients": sorted((number.get(a, a), number[b]) for a, b in graph.gradients.items()),
+        "outputs": plain(graph.outputs),
+        "tangents": [name and number.get(name) for name in graph.tangents],
+        "specs": (captured.in_spec, captured.out_spec, captured.literals, captured.output_literals),
+    }
+
+
+@pytest.mark.parametrize("of", SAME)
+def test_the_graph_is_that_of_the_detour(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators, their lines, values, sources, gradients; without ``torch.export``."""
+    make, make_input = SAME[of]
+    model, x = make(), make_input()
+    with monkeypatch.context() as without:
+        without.setattr(tracing, "forward_graph", None)
+        direct = capture(model, (x,))
+    monkeypatch.setattr(tracing, "direct_trace", lambda *call: None)
+    other = capture(model, (x,))
+    assert _in_order(direct) == _in_order(other)
+    lines, others = ([op.where for op in (*of.graph.forward, *of.graph.backward)] for of in (direct, other))
+    assert all(lines) and all(b in (a, "") for a, b in zip(lines, others, strict=True))  # it has none under no_grad
+
+
+def _autocast(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model.layer(model.layer(x))
+
+
+def _counts(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    model.seen.append(len(model.seen))
+    return model.layer(x) * len(model.seen)
+
+
+def _keeps(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    model.last = model.layer(x)
+    return model.last + 1
+
+
+def _replaces_a_buffer(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    model.norm.running_mean = model.norm.running_mean + 1
+    return model.layer(x) + model.norm.running_mean
+
+
+def _hooks(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    y = model.layer(x)
+    y.register_hook(lambda gradient: gradient * 2)
+    return y.relu()
+
+
+DETOUR: dict[str, Callable[[_Of, torch.Tensor], Any]] = {
+    "autocast": _autocast,
+    "a checkpoint": lambda model, x: checkpoint(model.layer, x, use_reentrant=False),
+    "a hook": _hooks,
+    "a list that grows": _counts,
+    "an attribute": _keeps,
+    "a buffer": _replaces_a_buffer,
+    "data": lambda model, x: model.layer(x) * model.layer.weight.data.sum(),
+    "a gradient": lambda model, x: torch.autograd.grad(model.layer(x).sum(), model.layer.weight, create_graph=True)[0],
+    "a part": lambda model, x: model.layer(x)[:, :2],
+    "one output twice": lambda model, x: [model.layer(x)] * 2,
+    "a parameter": lambda model, x: (model.layer(x), model.layer.weight),
+    "what is decided by values": lambda model, x: model.layer(x) if x.sum() > 0 else x,
+}
+
+
+@pytest.mark.parametrize("of", DETOUR)
+def test_what_may_differ_takes_the_detour(of: str) -> None:
+    """And leaves the module as it was."""
+    model = _Of(DETOUR[of])
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert direct_trace(model, (torch.randn(2, 4),), {}) is None
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    assert model.seen == []
+    after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert all(after[name] is tensor for name, tensor in tensors.items())
+
+
+def test_a_shared_module_takes_the_detour() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4)] * 2)
+    assert direct_trace(model, (torch.randn(2, 4),), {}) is None
+    graph = capture(model, (torch.randn(2, 4),)).graph
+    assert [str(op.target) for op in graph.forward].count("aten.addmm.default") == 2
+    assert isinstance(model[0].weight, nn.Parameter)
+
+
+def test_an_lstm_has_its_own_weights_afterwards() -> None:
+    """It notes in its forward pass which tensors its weights are."""
+    model = nn.LSTM(4, 3)
+    assert direct_trace(model, (torch.randn(2, 1, 4),), {}) is None
+    assert all(a is b for a, b in zip(model._flat_weights, model.parameters(), strict=True))
+
+
+def test_autocast_around_it_takes_the_detour() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert direct_trace(nn.Linear(4, 4), (torch.randn(2, 4),), {}) is None
+    assert direct_trace(nn.Linear(4, 4), (torch.randn(2, 4),), {}) is not None
+
+
+def test_a_model_that_draws_lots_draws_the_same_each_time() -> None:
+    """One of two layers is captured: the one that Python's generator has next."""
+
+    def drawn(model: _Of, x: torch.Tensor) -> torch.Tensor:
+        return model.layer(x) if random.random() < 0.5 else model.norm(x)
+
+    for seed in range(6):
+        random.seed(seed)
+        first = random.random() < 0.5
+        random.seed(seed)
+        targets = {str(op.target) for op in capture(_Of(drawn), (torch.randn(2, 4),)).graph.forward}
+        assert ("aten.addmm.default" in targets) is first
+        assert ("aten.native_batch_norm.default" in targets) is not first
+
+
+def test_what_a_model_writes_is_written_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def talks(model: _Of, x: torch.Tensor) -> torch.Tensor:
+        print("hello")
+        return model.layer(x)
+
+    capture(_Of(talks), (torch.randn(2, 4),))
+    assert capsys.readouterr().out == "hello\n"
