@@ -227,7 +227,7 @@ def _put_back_after(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for of, held in zip(members, before, strict=True):
             of.clear()
-            of.update(held)
+            of.update(held)  # type: ignore[arg-type]
 
 
 def _tied(model: torch.nn.Module) -> list[list[_Place]]:
