@@ -14,16 +14,17 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from monet.capture.captured import Captured
+from monet.capture.structure_text import UnwrittenStructure, structure_data, structure_of
 from monet.graph import Graph, Operator, Ref, Source, Value
 
 _OWN = "monet."
 
 
 class NotStorable(Exception):
-    """A capture that has no form as text: an argument of a kind that is not plain data, an operator without a name."""
+    """A capture that has no form as text: an argument of a kind that is not plain data, an operator without a name, an
+    output of a class that cannot be found again."""
 
 
 def captured_text(captured: Captured) -> str:
@@ -35,13 +36,13 @@ def captured_text(captured: Captured) -> str:
         document = {
             "graph": graph_data(captured.graph),
             "constants": list(captured.constants),
-            "in_spec": pytree.treespec_dumps(captured.in_spec),
-            "out_spec": pytree.treespec_dumps(captured.out_spec),
+            "in_spec": structure_data(captured.in_spec),
+            "out_spec": structure_data(captured.out_spec),
             "literals": [[position, _plain(value)] for position, value in captured.literals.items()],
             "output_literals": [[position, _plain(value)] for position, value in captured.output_literals.items()],
             "cast_apart": captured.cast_apart,
         }
-    except (NotImplementedError, TypeError, ValueError) as error:  # a structure that pytree cannot write
+    except UnwrittenStructure as error:
         raise NotStorable(str(error)) from error
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
@@ -57,13 +58,13 @@ def captured_of(text: str, constants: Mapping[str, torch.Tensor]) -> Captured:
         return Captured(
             graph=graph_of(document["graph"]),
             constants={name: constants[name] for name in document["constants"]},
-            in_spec=pytree.treespec_loads(document["in_spec"]),
-            out_spec=pytree.treespec_loads(document["out_spec"]),
+            in_spec=structure_of(document["in_spec"]),
+            out_spec=structure_of(document["out_spec"]),
             literals={position: _value_of(value) for position, value in document["literals"]},
             output_literals={position: _value_of(value) for position, value in document["output_literals"]},
             cast_apart=document["cast_apart"],
         )
-    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, UnwrittenStructure) as error:
         raise NotStorable(f"{type(error).__name__}: {error}") from error
 
 

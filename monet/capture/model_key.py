@@ -24,6 +24,7 @@ import torch.utils._pytree as pytree
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.export_errors import where
+from monet.capture.structure_text import UnwrittenStructure, structure_data
 
 FORMAT = 2
 """Of a key and of what is kept under it."""
@@ -55,12 +56,12 @@ def model_key(
         look.at(model)
         look.geometry(model)
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        look.at(pytree.treespec_dumps(spec))
+        look.at(structure_data(spec))
         for leaf in leaves:
             # Inputs get memory of their own before they are traced.
             look.at(_geometry(leaf, memory=False) if isinstance(leaf, torch.Tensor) else leaf)
         look.sources()
-    except (_Opaque, OSError, TypeError, NotImplementedError, RecursionError):
+    except (_Opaque, UnwrittenStructure, OSError, TypeError, NotImplementedError, RecursionError):
         return None
     return look.digest()
 

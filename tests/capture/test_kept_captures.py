@@ -243,6 +243,51 @@ def test_changed_code_is_traced_anew(tmp_path: Path) -> None:
     assert run(MODEL.replace("return act(", "return -act("), HELPER)[0] == 1
 
 
+NAMED = """
+from collections import namedtuple
+from torch import nn
+
+Out = namedtuple("Out", "logits aux")
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x):
+        y = self.linear(x.aux)
+        return Out(y.relu(), [y.sum()])
+"""
+RUN_NAMED = """
+import sys, torch, monet
+from monet.capture import kept_captures, capture_once, tracing
+count = []
+for name in ("direct_trace", "forward_graph"):
+    real = getattr(tracing, name)
+    setattr(tracing, name, lambda *a, real=real: count.append(1) or real(*a))
+from model import Model, Out
+import torch.utils._pytree as pytree
+captured = capture_once(Model(), (Out(None, torch.randn(2, 4)),))
+out = pytree.tree_unflatten([1, 2], captured.out_spec)
+print(len(count), type(out) is Out, *out)
+"""
+
+
+def test_named_tuples_are_found_again_by_other_processes(tmp_path: Path) -> None:
+    """As GoogLeNet's output; with other fields, the class is another."""
+
+    def run(model: str) -> str:
+        (tmp_path / "model.py").write_text(model)
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", RUN_NAMED], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout.strip()
+
+    assert run(NAMED) == "1 True 1 [2]"
+    assert run(NAMED) == "0 True 1 [2]"
+    assert run(NAMED.replace("logits", "scores")) == "1 True 1 [2]"
+
+
 def test_the_key_is_the_same_in_every_process(tmp_path: Path) -> None:
     """A class of convolutions has a set of names in its code, whose order depends on the process."""
     code = (
