@@ -13,7 +13,6 @@ import torch
 from monet.capture.captured import Captured
 from monet.capture.captured_text import NotStorable, captured_of, captured_text
 from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
-from monet.capture.plain_tensors import require_plain
 from monet.capture.tracing import capture
 from monet.errors import CacheRefused
 from monet.files.cache import read_value, write_value
@@ -36,9 +35,8 @@ def capture_once(
 
     ``on_disk``: read and write captures of other processes. Raises as ``capture``.
     """
-    require_plain(model, (args, kwargs))  # the key looks at geometry alone
     key = model_key(model, args, kwargs or {}, gradients_leave=gradients_leave)
-    if key is None:
+    if key is None:  # as for tensors that no plan can hold, which tracing refuses
         return capture(model, args, kwargs, gradients_leave=gradients_leave)
     text = _in_memory.get(key) or (_read(key) if on_disk else None)
     if text is not None:

@@ -14,7 +14,7 @@ from monet.amounts import parse_budget
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import describe_inputs
-from monet.capture.plain_tensors import is_plain, why_not_plain
+from monet.capture.plain_tensors import PLAIN, is_plain
 from monet.errors import CaptureError, ExecutionError
 from monet.executor import parallel
 from monet.executor.module import MonetModule
@@ -54,7 +54,7 @@ class PlanSource:
         parameters that are spread over processes, ``ExecutionError`` for gradients that it could not reduce, and
         ``KeyboardInterrupt`` where planning is interrupted: nothing is trained by a plan that nobody asked for.
         """
-        _require_plain_parameters(model)
+        _require_made(model)
         options = {**self._options, **_counted_beside(model, self._options)}
         captured, (args, kwargs) = self._captured(model, args, kwargs)
         key = self._key(model, captured, args, kwargs, options)
@@ -71,7 +71,7 @@ class PlanSource:
     def adopted(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan) -> Planned:
         """``model`` with the plan that another process has made for such a call. Raises ``PlanMismatch`` where it was
         for another model or machine, and ``CaptureError``."""
-        _require_plain_parameters(model)
+        _require_made(model)
         return Planned(MonetModule(model, plan, self._captured(model, args, kwargs)[0]))
 
     def _captured(
@@ -123,11 +123,11 @@ def _counted_beside(model: torch.nn.Module, options: Mapping[str, Any]) -> dict[
     return {"bucket_bytes": buckets}
 
 
-def _require_plain_parameters(model: torch.nn.Module) -> None:
+def _require_made(model: torch.nn.Module) -> None:
+    """Raises ``CaptureError`` for parameters of a class that is neither torch's nor made of other tensors: the capture
+    refuses the latter."""
     for name, parameter in model.named_parameters():
-        if not is_plain(parameter):
-            raise CaptureError(why_not_plain(name, parameter))
-        if type(parameter) not in (torch.nn.Parameter, torch.Tensor):
+        if type(parameter) not in PLAIN and is_plain(parameter):
             raise CaptureError(
                 f"{name} is a {type(parameter).__name__}, and plans are for plain parameters: a lazy model can be "
                 "planned after it has run once"
