@@ -42,10 +42,24 @@ class InputCheck:
             for position, source in enumerate(captured.graph.sources)
             if source.kind != TOTAL
         ]
+        values = [value for _, _, value in self._sources]
+        # All sources at a glance, one property after the other.
+        self._expected = (
+            [value.shape for value in values],
+            [value.stride for value in values],
+            [value.dtype for value in values],
+            [source.requires_grad for _, source, _ in self._sources],
+            [value.device for value in values],
+        )
+        leaves, spec = captured.in_spec.num_leaves, captured.in_spec
+        plain = not captured.literals and spec == pytree.tree_structure(((0,) * leaves, {}))
+        self._plain_args = leaves if plain else None  # that many tensors and nothing else
         self._warned = False
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened inputs. Raises ``PlanMismatch`` where their structure or a literal differs."""
+        if not kwargs and len(args) == self._plain_args and all(type(leaf) in PLAIN for leaf in args):
+            return list(args)
         if kwargs:
             order = self._captured.in_spec.child(1).context if len(kwargs) > 1 else None
             if order is not None and set(order) == set(kwargs):
@@ -66,17 +80,10 @@ class InputCheck:
 
     def check_sources(self, sources: list[torch.Tensor]) -> None:
         """Shapes, dtypes, devices, ``requires_grad``; an input with other strides is replaced by a copy."""
+        if self._are_as_planned([sources[position] for position, _, _ in self._sources]):
+            return  # as nearly always: a model has hundreds
         for position, source, value in self._sources:
             tensor = sources[position]
-            if (
-                type(tensor) in PLAIN
-                and tensor.shape == value.shape
-                and tensor.dtype is value.dtype
-                and tensor.requires_grad == source.requires_grad
-                and tensor.stride() == value.stride
-                and tensor.device == value.device
-            ):
-                continue  # as nearly always: a model has hundreds
             name = f"{source.kind} {source.target}"
             if not isinstance(tensor, torch.Tensor):
                 raise PlanMismatch(f"{name} is {tensor!r}, and the plan was made for a tensor of shape {value.shape}")
@@ -108,3 +115,14 @@ class InputCheck:
                     )
                 copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
                 sources[position] = copy.copy_(tensor)
+
+    def _are_as_planned(self, tensors: list[torch.Tensor]) -> bool:
+        shapes, strides, dtypes, require, devices = self._expected
+        return (
+            PLAIN.issuperset(map(type, tensors))
+            and [tensor.shape for tensor in tensors] == shapes
+            and [tensor.stride() for tensor in tensors] == strides
+            and [tensor.dtype for tensor in tensors] == dtypes
+            and [tensor.requires_grad for tensor in tensors] == require
+            and [tensor.device for tensor in tensors] == devices
+        )

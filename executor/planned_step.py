@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,16 @@ def owner_of(model: torch.nn.Module, target: str) -> tuple[torch.nn.Module, str]
     return model.get_submodule(path), name
 
 
+class _Found:
+    """Found by a function, whatever the key."""
+
+    def __init__(self, find: Locate) -> None:
+        self._find = find
+
+    def __getitem__(self, key: Any) -> torch.Tensor | None:
+        return self._find()
+
+
 class PlannedStep:
     """A captured model with its runner: checks a call, finds the tensors that the step is run on, and gives its results
     the model's structure."""
@@ -58,7 +68,7 @@ class PlannedStep:
         self.runner = Runner(plan, planned_catalogue(self.graph, plan))
         self._modes = list(zip(model.modules(), plan.model["training"], strict=True))
         self._inputs = InputCheck(captured)
-        self._owners = [self._locate(source, state) for source in self.graph.sources]
+        self._places = [self._locate(source, state) for source in self.graph.sources]
         self._children = [(m._modules, name, child) for m in model.modules() for name, child in m._modules.items()]
 
     def _check_environment(self) -> None:
@@ -110,21 +120,20 @@ class PlannedStep:
 
     def _locate(
         self, source: Source, state: Callable[[Source], Locate] | None
-    ) -> tuple[dict[str, Any], str] | torch.Tensor | int | Locate:
-        """Where a call finds a source: a module's dictionary and the name in it, a constant itself, the position of an
-        input, or a function that returns the tensor."""
+    ) -> tuple[Mapping[str, Any] | _Found | None, Any]:
+        """Where a call finds a source: in what, and by which key. In nothing: it is the input at the position."""
         if source.kind == INPUT:
-            return int(source.target)
+            return None, int(source.target)
         if source.kind == CONSTANT:
-            return self.captured.constants[source.target]
+            return self.captured.constants, source.target
         if source.kind == TOTAL:
-            return lambda: None  # there when the backward pass begins
+            return _Found(lambda: None), None  # there when the backward pass begins
         if source.kind == STATE:
             if state is None:
                 raise PlanMismatch("the plan updates weights; use it with monet.optimize, not with MonetModule")
-            return state(source)
+            return _Found(state(source)), None
         owner, name = owner_of(self.model, source.target)
-        return (owner._parameters if source.kind == PARAMETER else owner._buffers, name)
+        return (owner._parameters if source.kind == PARAMETER else owner._buffers), name
 
     def sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that the step is run on. Raises ``PlanMismatch`` where the call is not as planned."""
@@ -137,16 +146,8 @@ class PlannedStep:
         self._check_modules()
         self._check_modes()
         leaves = self._inputs.leaves(args, kwargs)
-        tensors: list[Any] = []  # None for a .grad
-        for where in self._owners:
-            if isinstance(where, int):
-                tensors.append(leaves[where])
-            elif isinstance(where, torch.Tensor):
-                tensors.append(where)
-            elif isinstance(where, tuple):
-                tensors.append(where[0][where[1]])
-            else:
-                tensors.append(where())
+        # None for a .grad
+        tensors: list[Any] = [leaves[key] if within is None else within[key] for within, key in self._places]
         self._inputs.check_sources(tensors)
         return tensors
 

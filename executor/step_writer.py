@@ -68,7 +68,8 @@ class StepWriter:
     def callee(self, function: Any) -> str:
         """The name of the one global that is the function."""
         if function not in self._calls:
-            self._calls[function] = self.constant(function, "f_")
+            # Calling torch's object for an operator calls a function in Python, which calls this one.
+            self._calls[function] = self.constant(getattr(function, "_op", function), "f_")
         return self._calls[function]
 
     def argument(self, argument: Any) -> str:

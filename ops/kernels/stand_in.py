@@ -14,12 +14,14 @@ aten = torch.ops.aten
 # More than most stand-ins, so that few processes reserve twice; little enough for a limited address space (ulimit -v).
 _LEAST_RESERVED_BYTES = 1 << 30
 _reserved: torch.Tensor | None = None
+_made: dict[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = {}  # over these addresses
 
 
 def _reserve(size: int) -> torch.Tensor:
     """A read-only range of at least ``size`` addresses as bytes; the process has one, made anew where too small."""
     global _reserved
     if _reserved is None or _reserved.numel() < size:
+        _made.clear()
         _reserved = None  # gives its addresses back
         try:
             _reserved = _mapped(1 << (max(size, _LEAST_RESERVED_BYTES) - 1).bit_length())
@@ -53,9 +55,15 @@ def stand_in(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) ->
 
     Raises ``ExecutionError`` where the system does not even give addresses for it.
     """
+    key = (tuple(shape), tuple(stride), dtype)
+    found = _made.get(key)
+    if found is not None and _reserved is not None:
+        return found
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     reserved = _reserve((last + 1) * dtype.itemsize)
-    return reserved[: (last + 1) * dtype.itemsize].view(dtype).as_strided(list(shape), list(stride))
+    made = reserved[: (last + 1) * dtype.itemsize].view(dtype).as_strided(list(shape), list(stride))
+    _made[key] = made
+    return made
 
 
 def stand_in_elsewhere(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
