@@ -97,6 +97,51 @@ def test_the_peak_of_both_is_the_sum_or_less() -> None:
     assert 2 * plan.arena_bytes < allocator.peak_bytes() - before <= promise
 
 
+def two_models() -> tuple[nn.Module, nn.Module]:
+    """The second takes what the first makes."""
+    torch.manual_seed(3)
+    first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    return first, nn.Sequential(nn.Linear(8 * 14 * 14, 32), nn.Tanh(), nn.Linear(32, 4))
+
+
+def test_two_models_have_an_arena_each(caplog: pytest.LogCaptureFixture) -> None:
+    """The step of the one is under way while that of the other runs: no memory is common to both, and the peak is what
+    they promise together at most."""
+    results = []
+    for applied in (True, False):
+        models = two_models()
+        if applied:
+            for model in models:
+                monet.apply(model, budget=BUDGET, exact=True, on_mismatch="error", **HASTE)
+        optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in models]
+        seen = []
+        for images in batches(8, 8, 8, 8, 8):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            models[1](models[0](images)).square().mean().backward()
+            seen += [g.clone() for model in models for g in gradients(model)]
+            for optimizer in optimizers:
+                optimizer.step()
+        results.append(seen)
+        if applied:
+            planned = models
+    assert equal(*results)
+    assert [counts(model) for model in planned] == [(5, 0, 1)] * 2 and not told(caplog)
+    if not allocator.available():
+        return
+    plans = [monet.applied(model).plans[0] for model in planned]
+    (images,) = batches(8)
+    for model in planned:
+        model.zero_grad()
+    gc.collect()
+    state = sum(t.nbytes for model in planned for t in [*model.parameters(), *model.buffers()])
+    arenas = sum(plan.arena_bytes for plan in plans)
+    before = allocator.live_bytes() - arenas - images.nbytes - state
+    allocator.reset_peak()
+    planned[1](planned[0](images)).square().mean().backward()
+    assert arenas < allocator.peak_bytes() - before <= sum(monet.applied(model).peak_bytes for model in planned)
+
+
 def networks() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
