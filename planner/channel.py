@@ -75,6 +75,10 @@ class Channel:
         self._waited_s += waited
         return waited
 
+    def done_s(self, name: str) -> float:
+        """When the newest copy of ``name`` is over."""
+        return self._done_s[name]
+
     def write_in_place(self, size: int) -> float:
         """An operator writes its result to the second memory."""
         self._written += size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monet.planner.channel import Channel
 from monet.planner.problem import ASYNCHRONOUS, SecondMemory
 from monet.plans.plan import READ, WAIT, WRITE, Plan
 
@@ -31,23 +32,25 @@ def seconds_with_copies(plan: Plan, alone_s: Sequence[float]) -> list[float]:
     if plan.second_bytes == 0:
         return found
     memory = _memory(plan)
+    channel = Channel(memory)
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
     begins: list[float] = []
     copies: list[_Copy] = []
     newest: dict[int | None, _Copy] = {}  # by place
-    now = free = 0.0
+    now = 0.0
     for k, step in enumerate(plan.steps):
         begins.append(now)
+        place = str(step.place)
         if step.kind in (WRITE, READ):
             size = sum(sizes[number] for number in step.reads.values()) + sum(step.request_bytes)
-            begin = max(now, free)
-            free = begin + (memory.write_s(size) if step.kind == WRITE else memory.read_s(size))
-            newest[step.place] = _Copy(begin, free, size, k, k)
+            issue, seconds = (channel.write, memory.write_s) if step.kind == WRITE else (channel.read, memory.read_s)
+            found[k] = issue(place, size, now)
+            end = channel.done_s(place)
+            newest[step.place] = _Copy(end - seconds(size), end, size, k, k)
             copies.append(newest[step.place])
         if step.kind == WAIT:
             newest[step.place].waited = k
-        if step.kind == WAIT or (step.place is not None and memory.mode != ASYNCHRONOUS):
-            found[k] = max(0.0, newest[step.place].end_s - now)
+            found[k] = channel.wait(place, now)
         now += found[k]
     if memory.mode == ASYNCHRONOUS:
         _add_slowdown(plan, begins, alone_s, found, copies, memory.slowdown_s)
