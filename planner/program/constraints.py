@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from monet.planner.problem import ForwardImplementation, Problem, recompute_cost
+from monet.planner.program.channel_rows import add_channel_rows
 from monet.planner.program.given import GivenMoves
+from monet.planner.program.move_rows import add_move_rows
+from monet.planner.program.moves import MoveOffers, moves_of
 from monet.planner.program.program import Program
 from monet.planner.program.relaxation import add_early_columns, resident_early
 from monet.planner.program.windows import NO_STAGES, windows
@@ -20,15 +23,19 @@ def build_program(
     after_peaks: frozenset[int] = NO_STAGES,
     relaxed: bool = False,
     given: GivenMoves | None = None,
+    moves: MoveOffers | None = None,
 ) -> Program:
     """The program of ``problem`` but for its memory rows, which ``memory_rows.add_memory_rows`` adds.
 
     ``window``, ``also_at`` and ``after_peaks`` as for ``windows``. With ``window=None`` it is the full program:
     recomputation of anything at any stage. ``relaxed``: instead of the windowed program, a relaxation of the full one
     (``relaxation.py``). ``given``: moves to a second memory that are decided; what they move is pinned in ``problem``.
+    ``moves``: those that the program decides on (``moves.py``); None is none. Not in a relaxation.
     """
     index = windows(problem, window, also_at, after_peaks, offer_idle_stages=relaxed or window is None)
     program = Program(index, budget_bytes, relaxed, given=given)
+    if moves is not None:
+        program.moves = moves_of(index, program.rows, moves)
     _keep_columns(program)
     _forward_choice(program)
     _recompute_columns(program)
@@ -41,6 +48,8 @@ def build_program(
     _inputs(program)
     _intermediates(program)
     _in_place(program)
+    add_move_rows(program)
+    add_channel_rows(program, None if moves is None else moves.most_s)
     return program
 
 
@@ -101,8 +110,10 @@ def _resident_columns(program: Program) -> None:
 
 
 def _moves(program: Program, name: str, stage: int) -> bool:
-    """Whether ``stage`` may make ``name`` again or run something again that reads it."""
+    """Whether ``stage`` may make ``name`` again, run something again that reads it, or have it back."""
     index = program.windows
+    if program.moves is not None and program.moves.returned(name, stage):
+        return True
     return stage in index.stages_again[index.producer[name]] or bool(_readers(program, name, stage))
 
 

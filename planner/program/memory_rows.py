@@ -43,7 +43,7 @@ def _forward_rows(program: Program) -> None:
                 if final[name] > i:
                     earlier.constant += index.size[name]
                 elif final[name] < i:
-                    earlier.add(program.survives(name), index.size[name])
+                    earlier.add(program.lingers(name, i), index.size[name])
             for v in index.intermediates[j]:
                 earlier.add(program.survives(v.id), v.bytes)
         total = earlier.copy()
@@ -75,7 +75,7 @@ def _forward_making(
                 if q.overwrites == name:
                     total.add((program.forward[i, q.name],), -index.size[name])
         else:
-            total.add(program.survives(name), index.size[name])
+            total.add(program.lingers(name, i), index.size[name])
     return total.add(program.survives(v.id), v.bytes + v.workspace_bytes)
 
 
@@ -88,6 +88,7 @@ def _backward_row(program: Program, stage: int) -> None:
     for name, last in index.last.items():
         if last >= stage:
             total.add(program.resident.get((name, stage), ()), index.size[name])
+    _add_coming(program, total, stage)
     _fit(program, total, _spare_bytes(program, stage))
 
 
@@ -102,6 +103,7 @@ def _recompute_rows(program: Program, stage: int) -> None:
         return
     always = Sum(program.problem.fixed_bytes + program.problem.backward[stage].live_before_bytes)
     spare_bytes = _spare_bytes(program, stage)
+    _add_coming(program, always, stage)
     moving: list[str] = []
     for name, last in index.last.items():
         if last < stage:
@@ -132,6 +134,12 @@ def _recompute_rows(program: Program, stage: int) -> None:
                 discarded = [n for n in program.problem.forward[i].outputs if n in v.reads and n not in index.pinned]
                 held = sum(index.size[n] for n in discarded if not _tracked(program, n, stage))
                 _fit(program, total.add((program.make[v.id, stage],), v.workspace_bytes + held), spare_bytes)
+
+
+def _add_coming(program: Program, total: Sum, stage: int) -> None:
+    """What is on its way back has its memory from the stage on that issues its return."""
+    for name in () if program.moves is None else program.moves.back:
+        total.add(program.moves.coming(name, stage), program.windows.size[name])
 
 
 def _moves_early(program: Program, name: str, stage: int) -> bool:

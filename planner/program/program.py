@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from monet.planner.problem import Problem
 from monet.planner.program.given import GivenMoves
+from monet.planner.program.moves import Moves
 from monet.planner.program.windows import Windows
 from monet.planner.solvers.rows import ABSENT, Presence, Rows
 
@@ -40,7 +41,8 @@ class Program:
 
     ``resident`` answers for every (tensor, stage) at which the tensor may be needed; equal states share a column.
     ``local`` is absent where it equals ``resident``. ``peak``: where the least memory is looked for, the column that
-    is the peak as a share of ``budget_bytes``. ``given``: moves to a second memory that are decided.
+    is the peak as a share of ``budget_bytes``. ``given``: moves to a second memory that are decided; ``moves``: the
+    columns of those that are not.
 
     ``relaxed``: the relaxation of the full program, which alone has columns in ``brief`` and ``early``
     (``relaxation.py``). ``brief[k]``: k survives the forward pass and is dropped before its window begins.
@@ -64,6 +66,7 @@ class Program:
     again_at_all: dict[int, int] = field(default_factory=dict)
     peak: int | None = None
     given: GivenMoves | None = None
+    moves: Moves | None = None
 
     @property
     def problem(self) -> Problem:
@@ -71,11 +74,13 @@ class Program:
 
     @property
     def scope(self) -> str:
-        """The name of the program that a bound is about: ``full``, ``window N``, or ``window N + K stages``."""
+        """The name of the program that a bound is about: ``full``, ``window N``, or ``window N + K stages``; with
+        columns for moves, ``+ moves`` besides: of tensors that are written when they are made, at the times offered."""
+        moves = "" if self.moves is None else " + moves"
         if self.relaxed or self.windows.window is None:
-            return "full"
+            return f"full{moves}"
         more = f" + {len(self.windows.after_peaks)} stages" if self.windows.after_peaks else ""
-        return f"window {self.windows.window}{more}"
+        return f"window {self.windows.window}{more}{moves}"
 
     def kept(self, name: str) -> Presence:
         """Survives the forward pass and stays until its window begins."""
@@ -84,6 +89,10 @@ class Program:
     def survives(self, name: str) -> Presence:
         """Survives the forward pass."""
         return self.kept(name) + self.brief.get(name, ABSENT)
+
+    def lingers(self, name: str, i: int) -> Presence:
+        """In memory while forward operator i runs, though neither it nor a later one reads ``name``."""
+        return self.survives(name) + (ABSENT if self.moves is None else self.moves.leaving(name, i))
 
     def readable(self, name: str, stage: int) -> bool:
         """Whether ``name`` can be read at ``stage``, as far as given moves are concerned."""
@@ -96,7 +105,8 @@ class Program:
         if name in self.early and stage <= self.windows.start[name]:
             again = self.kept(name) + self.early[name]
             return again if stage == self.windows.start[name] else again + self.brief[name]
-        return self.kept(name) if stage == 0 else self.resident.get((name, stage - 1), ABSENT)
+        held = self.kept(name) if stage == 0 else self.resident.get((name, stage - 1), ABSENT)
+        return held if self.moves is None else held + self.moves.returned(name, stage)
 
     def runs(self, operator: int, stage: int) -> Presence:
         """Any recomputation of ``operator`` at ``stage``."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Set
 
 import numpy as np
 
+from monet.planner.program.channel_rows import set_clocks
+from monet.planner.program.move_rows import set_moves, with_moves
 from monet.planner.program.program import Program
 from monet.planner.program.windows import Windows
 from monet.planner.runs import without_useless
@@ -48,7 +50,8 @@ def read_point(program: Program, x: Floats) -> Runs:
         )
         for stage, operator in enumerate(problem.backward)
     )
-    return without_useless(problem, Runs(forward, stages))
+    runs = Runs(forward, stages)
+    return without_useless(problem, runs if program.moves is None else with_moves(program.moves, x, runs))
 
 
 def write_point(program: Program, runs: Runs) -> Floats | None:
@@ -88,6 +91,7 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
             wanted -= set(run.intermediates)
             wanted -= {n for n in problem.forward[i].outputs if n not in index.pinned and n not in q.recompute_reads}
             wanted |= {*problem.forward[i].inputs, *q.recompute_reads}
+        wanted -= set(stage.returns)
         held |= {name for name in wanted if index.start.get(name) == t}
     early = {name for name, columns in program.early.items() if x[list(columns)].any()}
     if not _set(program, x, {name: _kept(program, x, name, held) for name in wanted - early}):
@@ -104,6 +108,10 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
     for (i, _, _), column in program.again.items():
         if i in program.again_at_all and x[column]:
             x[program.again_at_all[i]] = 1
+    if program.moves is not None:
+        if not set_moves(program.moves, x, runs):
+            return None
+        set_clocks(program, x)
     return x
 
 
@@ -165,4 +173,7 @@ def earlier(index: Windows, runs: Runs) -> dict[str, frozenset[int]]:
             for q in operator.implementations:
                 if q.name == run.implementation and q.overwrites and t < index.start.get(q.overwrites, -1):
                     also_at.setdefault(q.overwrites, set()).add(t)
+        for name in stage.returns:
+            if t < index.start.get(name, -1):
+                also_at.setdefault(name, set()).add(t)
     return {name: frozenset(stages) for name, stages in also_at.items()}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import _thread
-import itertools
 import math
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from planner_problems import every_run, every_stage, problems
+from moving_plans import chain, every_plan, least, moved, second
+from planner_problems import problems
 from scipy.sparse import csr_array
 
 from monet.errors import ConfigError, InfeasibleBudget, InvalidPlan
@@ -26,86 +24,22 @@ from monet.planner.problem import (
     SYNCHRONOUS,
     BackwardImplementation,
     BackwardOperator,
-    ForwardImplementation,
-    ForwardOperator,
     Problem,
-    SecondMemory,
-    Tensor,
 )
 from monet.planner.program.constraints import build_program
 from monet.planner.program.given import given_moves, with_given
-from monet.planner.program.index import Index, index_of
+from monet.planner.program.index import index_of
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.readback import write_point
-from monet.planner.replay import Replay, replay
+from monet.planner.replay import replay
 from monet.planner.schedules import MOVING, plan_variant
 from monet.planner.search import Solving, plan_problem, smallest_plan
 from monet.planner.search.smallest import SmallestBudget
-from monet.planner.solution import Run, Runs, Solution, Stage
+from monet.planner.solution import Runs, Solution
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Limits, Model
 
 QUICK = Solving(time_limit_s=4.0, gap=1e-6, cores=1)
-
-
-def second(rate: float, **more: object) -> SecondMemory:
-    return SecondMemory(rate, rate, smallest_bytes=1, **more)  # type: ignore[arg-type]
-
-
-MOST = 40_000
-"""Plans that are looked at one by one, at most."""
-
-
-def least(problem: Problem, budget_bytes: int) -> float | None:
-    """Seconds of the fastest of every plan; None where they are too many."""
-    plans = every_plan(problem)
-    if plans is None:
-        return None
-    return min((cost.objective_s for cost in plans if cost.peak_bytes <= budget_bytes), default=math.inf)
-
-
-def every_plan(problem: Problem) -> Iterator[Replay] | None:
-    """What each plan costs with every way to move, each tensor at most once and back once; None where they are too
-    many."""
-    forwards = [every_run(problem, operator) for operator in problem.forward]
-    stages = [list(every_stage(problem, t, True)) for t in range(len(problem.backward))]
-    index = index_of(problem)
-    ways = 1 + sum(
-        (len(problem.forward) - _last_reader(index, name)) * len(stages) * (len(stages) + 1) // 2
-        for name in index.movable
-    )
-    if math.prod(map(len, forwards)) * math.prod(map(len, stages)) * ways ** len(index.movable) > MOST:
-        return None
-    return _costs(index, forwards, stages)
-
-
-def _costs(index: Index, forwards: list[list[Run]], stages: list[list[Stage]]) -> Iterator[Replay]:
-    for forward in itertools.product(*forwards):
-        for chosen in itertools.product(*stages):
-            for runs in _with_moves(index, Runs(forward, chosen)):
-                with suppress(InvalidPlan):
-                    yield replay(index.problem, runs)
-
-
-def _last_reader(index: Index, name: str) -> int:
-    return (index.consumers.get(name) or (index.producer[name],))[-1]
-
-
-def _with_moves(index: Index, runs: Runs) -> Iterator[Runs]:
-    names = sorted(index.movable)
-    for count in range(len(names) + 1):
-        for chosen in itertools.combinations(names, count):
-            ways = [
-                [
-                    (released, r, u)
-                    for released in range(_last_reader(index, name), len(runs.forward))
-                    for u in range(len(runs.stages))
-                    for r in range(u + 1)
-                ]
-                for name in chosen
-            ]
-            for how in itertools.product(*ways):
-                yield placed(index, runs, dict(zip(chosen, how, strict=True)))
 
 
 def bound_s(problem: Problem, budget_bytes: int, stages: tuple[int, ...], forward: tuple[int, ...]) -> float:
@@ -421,39 +355,6 @@ def test_what_is_made_late_cannot_be_written_in_time() -> None:
     assert set(found.runs.moved) == {"t4", "t5"}
     assert found.objective_s >= eager_s + 0.03 - 1e-9
     assert found.bound_s >= eager_s + 0.03 - 1e-6
-
-
-def chain(count: int, size: int) -> Problem:
-    """Operators one after the other, 10 ms each, whose results each backward operator reads in reverse."""
-    names = [f"t{i}" for i in range(count)]
-    forward = tuple(
-        ForwardOperator(f"op{i}", (names[i - 1],) if i else (), (names[i],), (ForwardImplementation("plain", 0.01),))
-        for i in range(count)
-    )
-    backward = tuple(
-        BackwardOperator(f"b{i}", (BackwardImplementation("plain", 0.01, (names[i],)),), 0, 0)
-        for i in reversed(range(count))
-    )
-    return Problem("chain", tuple(Tensor(name, size) for name in names), forward, (), backward, 0)
-
-
-def moved(problem: Problem, moves: dict[str, tuple[int, int, int]]) -> Runs:
-    """Everything kept but for moves: name → (released after, issued at, returned at)."""
-    forward = tuple(Run(operator.id, "plain") for operator in problem.forward)
-    stages = tuple(Stage((), operator.id, "plain") for operator in problem.backward)
-    return placed(index_of(problem), Runs(forward, stages), moves)
-
-
-def placed(index: Index, runs: Runs, moves: dict[str, tuple[int, int, int]]) -> Runs:
-    """``runs`` with moves, as above."""
-    forward, stages = list(runs.forward), list(runs.stages)
-    for name, (released, issued, returned) in moves.items():
-        made = index.producer[name]
-        forward[made] = replace(forward[made], writes=(*forward[made].writes, name))
-        forward[released] = replace(forward[released], releases=(*forward[released].releases, name))
-        stages[issued] = replace(stages[issued], issues=(*stages[issued].issues, name))
-        stages[returned] = replace(stages[returned], returns=(*stages[returned].returns, name))
-    return Runs(tuple(forward), tuple(stages))
 
 
 def _forward(runs: Runs, i: int, **change: tuple[str, ...]) -> Runs:

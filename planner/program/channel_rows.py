@@ -1,0 +1,289 @@
+"""What the channel to a second memory has time for: clocks, and rows for intervals of the step.
+
+Copies of one direction come one after the other. Those that are issued at position a or later and waited for at
+position b or earlier take no longer than what is between a and b (Hall's condition)::
+
+    Σ_{issued ≥ a, waited for ≤ b} seconds · column  ≤  clock[b] + wait[b] − clock[a]
+
+    clock[p + 1] = clock[p] + Σ seconds of what runs at p + wait[p]
+
+All intervals together say that an order of copies exists in which each is in time, if a copy may be interrupted for a
+more urgent one. A channel that interrupts none, and serves them as they are issued, is slower: where a copy k comes too
+late for that, with the earlier ones ``before`` it that are waited for after b::
+
+    Σ_{issued ≥ a, waited for ≤ b} seconds · column + Σ_{before} seconds · (column − 1) · …  ≤  … where k is waited for at b
+
+Each row is true of every plan that the channel serves so. There are thousands; ``add_late_rows`` adds those that a point
+breaks, ``add_channel_rows`` few to begin with. AutoTM (Hildebrand et al., ASPLOS 2020) has a row for each operator and a
+barrier instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monet.planner.program.moves import Moves
+from monet.planner.program.program import Program
+from monet.planner.solvers.rows import Floats, Sum
+
+FINE = 1000.0
+"""Rows of seconds are in thousandths of the horizon: a solver's tolerance is then a billionth of it."""
+LATE = 2e-6
+"""Of the horizon: a copy that is less late than this is in time, as far as a solver's tolerance goes."""
+FIRST_ROWS = 48
+"""Rows of each direction to begin with, at most."""
+MOST_LATE = 24
+"""Late copies of each direction that get a row after one point, the most late ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A column of a move: the copy of ``name`` that is issued at position ``issued``, after operators of that position
+    in the forward pass and before them in the backward pass, and waited for at ``due``."""
+
+    name: str
+    issued: int
+    due: int
+    column: int
+    seconds: float
+
+
+class _Direction:
+    """The writes, with forward operators as positions, or the reads, with stages."""
+
+    def __init__(self, moves: Moves, forward: bool) -> None:
+        second, size = moves.second, moves.size
+        self.moves, self.forward = moves, forward
+        if forward:
+            found = [_Copy(k, p, e, column, second.write_s(size[k])) for k, p, e, column in moves.writes()]
+        else:
+            found = [_Copy(k, r, u, column, second.read_s(size[k])) for k, r, u, column in moves.reads()]
+        # In the order in which the channel serves them.
+        self.copies = sorted(found, key=lambda copy: (copy.issued, copy.due, copy.name))
+
+    def waits(self) -> dict[int, int]:
+        return self.moves.forward_wait if self.forward else self.moves.stage_wait
+
+    def issue_s(self, position: int) -> Sum:
+        """When copies of ``position`` are issued, in horizons."""
+        if not self.forward:
+            return _clock(self.moves.stage_clock, position)
+        # When the operator is over, and before what is waited for then.
+        return _clock(self.moves.forward_clock, position + 1).add(_wait(self.moves.forward_wait, position), -1.0)
+
+    def due_s(self, position: int) -> Sum:
+        """Until when copies are waited for at ``position``, in horizons."""
+        if self.forward:
+            return _clock(self.moves.forward_clock, position + 1)
+        return _clock(self.moves.stage_clock, position).add(_wait(self.moves.stage_wait, position))
+
+    def interval(self, a: int, b: int) -> Sum:
+        """What the copies between a and b take beyond what there is, in thousandths of the horizon."""
+        total = Sum()
+        for column, value in self.issue_s(a).terms.items():
+            total.add((column,), FINE * value)
+        for column, value in self.due_s(b).terms.items():
+            total.add((column,), -FINE * value)
+        for copy in self.copies:
+            if copy.issued >= a and copy.due <= b:
+                total.add((copy.column,), self.fine(copy.seconds))
+        return total
+
+    def fine(self, seconds: float) -> float:
+        return FINE * seconds / self.moves.horizon_s
+
+
+def _clock(columns: Sequence[int | None], position: int) -> Sum:
+    column = columns[position]
+    return Sum() if column is None else Sum().add((column,))
+
+
+def _wait(columns: dict[int, int], position: int) -> tuple[int, ...]:
+    return (columns[position],) if position in columns else ()
+
+
+def add_channel_rows(program: Program, most_s: float | None = None) -> None:
+    """Clocks, waiting, and the first rows; only where copies run beside the step. ``most_s`` as for ``MoveOffers``."""
+    moves = program.moves
+    if moves is None or not moves.beside:
+        return
+    _set_seconds(program, moves)
+    writes, reads = _Direction(moves, True), _Direction(moves, False)
+    moves.horizon_s = _horizon_s(program, moves, (writes, reads)) if most_s is None else most_s
+    moves.forward_clock = _chain(program, moves.forward_s, moves.forward_wait, {copy.due for copy in writes.copies})
+    moves.stage_clock = _chain(program, moves.stage_s, moves.stage_wait, {copy.due for copy in reads.copies})
+    last = len(moves.forward_s) - 1
+    for a in _spread(sorted({copy.issued for copy in writes.copies})):
+        _add(program, writes, a, last)
+    for b in _spread(sorted({copy.due for copy in reads.copies})):
+        _add(program, reads, 0, b)
+
+
+def _set_seconds(program: Program, moves: Moves) -> None:
+    """Of each position, the columns whose costs are the seconds that it takes."""
+    index = program.windows
+    moves.forward_s = [
+        [
+            *(program.forward[i, q.name] for q in runs),
+            *(column for v in index.intermediates[i] for column in program.kept(v.id) if column >= 0),
+        ]
+        for i, runs in enumerate(index.runs_forward)
+    ]
+    moves.stage_s = [[program.backward[t, q.name] for q in runs] for t, runs in enumerate(index.runs_backward)]
+    for (_, _, t), column in program.again.items():
+        moves.stage_s[t].append(column)
+    for (_, t), column in program.make.items():
+        moves.stage_s[t].append(column)
+
+
+def _horizon_s(program: Program, moves: Moves, directions: Iterable[_Direction]) -> float:
+    """No plan takes longer."""
+    costs = program.rows.costs
+    longest = sum(costs[column] for columns in (*moves.forward_s, *moves.stage_s) for column in columns)
+    return longest + sum(copy.seconds for direction in directions for copy in direction.copies)
+
+
+def _chain(
+    program: Program, seconds: Sequence[Sequence[int]], waits: dict[int, int], due: set[int]
+) -> list[int | None]:
+    """clock[p + 1] = clock[p] + Σ seconds of what runs at p + wait[p]; ``due``: where there may be waiting."""
+    moves, rows = program.moves, program.rows
+    assert moves is not None
+    clocks: list[int | None] = [None]
+    for p, columns in enumerate(seconds):
+        total = Sum()
+        for column in columns:
+            total.add((column,), FINE * rows.costs[column] / moves.horizon_s)
+        if p in due:
+            waits[p] = rows.share()
+            rows.costs[waits[p]] = moves.horizon_s
+            total.add((waits[p],), FINE)
+        if (before := clocks[-1]) is not None:
+            total.add((before,), FINE)
+        clock = rows.share()
+        clocks.append(clock)
+        rows.exactly(total.add((clock,), -FINE), 0.0)
+    return clocks
+
+
+def _spread(positions: Sequence[int]) -> Sequence[int]:
+    """All of them, or ``FIRST_ROWS`` evenly from the first to the last."""
+    if len(positions) <= FIRST_ROWS:
+        return positions
+    step = (len(positions) - 1) / (FIRST_ROWS - 1)
+    return sorted({positions[round(n * step)] for n in range(FIRST_ROWS)})
+
+
+def _add(program: Program, direction: _Direction, a: int, b: int) -> bool:
+    """The row of an interval; whether it is new."""
+    moves = direction.moves
+    key = (direction.forward, a, b)
+    if key in moves.rows:
+        return False
+    moves.rows.add(key)
+    program.rows.at_most(direction.interval(a, b), 0.0)
+    return True
+
+
+def add_late_rows(program: Program, x: Floats) -> int:
+    """Adds rows that a point breaks whose copies come late in a channel that serves them as they are issued; returns
+    how many. The point's columns are those of the program, its integers about 0 or 1."""
+    moves = program.moves
+    if moves is None or not moves.beside:
+        return 0
+    return sum(_add_late(program, _Direction(moves, forward), x) for forward in (True, False))
+
+
+def _add_late(program: Program, direction: _Direction, x: Floats) -> int:
+    moves = direction.moves
+    on = [copy for copy in direction.copies if x[copy.column] > 0.5]
+    issue_s = {copy.issued: _value(direction.issue_s(copy.issued), x) * moves.horizon_s for copy in on}
+    late: list[tuple[float, int, int]] = []  # by how much, the first copy of those without a pause, the copy
+    free_s, first = 0.0, 0
+    for n, copy in enumerate(on):
+        if issue_s[copy.issued] >= free_s:
+            free_s, first = issue_s[copy.issued], n
+        free_s += copy.seconds
+        over_s = free_s - _value(direction.due_s(copy.due), x) * moves.horizon_s
+        if over_s > LATE * moves.horizon_s:
+            late.append((over_s, first, n))
+    late.sort(reverse=True)
+    return sum(_forbid(program, direction, on[first:], n - first, x) for _, first, n in late[:MOST_LATE])
+
+
+def _forbid(program: Program, direction: _Direction, on: Sequence[_Copy], n: int, x: Floats) -> int:
+    """Rows that are broken as copy n of ``on`` is late; the channel is busy from the first on."""
+    late, b = on[n], on[n].due
+    added = 0
+    patient = [copy for copy in on[:n] if copy.due > b and copy.issued < late.issued]
+    for a in {on[0].issued, *(copy.issued for copy in on[: n + 1] if patient and copy.issued > patient[-1].issued)}:
+        total = direction.interval(a, b)
+        if _value(total, x) > FINE * LATE / 2:
+            added += _add(program, direction, a, b)
+    if added or not patient:
+        return added
+    return _add_served(program, direction, on[0].issued, late, patient)
+
+
+def _add_served(program: Program, direction: _Direction, a: int, late: _Copy, patient: Sequence[_Copy]) -> int:
+    """Where ``late`` is waited for at b, what is issued between a and it has been copied by then, too, be it waited for
+    later; of that, ``patient``."""
+    moves, b = direction.moves, late.due
+    names = frozenset(copy.name for copy in patient)
+    key = (direction.forward, a, late.column, names)
+    if key in moves.rows:
+        return 0
+    moves.rows.add(key)
+    total = direction.interval(a, b)
+    for copy in direction.copies:
+        if copy.name in names and a <= copy.issued < late.issued and copy.due > b:
+            total.add((copy.column,), direction.fine(copy.seconds))
+    most = sum(direction.fine(copy.seconds) for copy in patient)
+    program.rows.at_most(total.add((late.column,), most), most)
+    return 1
+
+
+def _value(total: Sum, x: Floats) -> float:
+    return total.constant + sum(value * x[column] for column, value in total.terms.items())
+
+
+def set_clocks(program: Program, x: Floats) -> None:
+    """Clocks and waiting of a point whose other columns are set: as short as the channel allows."""
+    moves = program.moves
+    if moves is None or not moves.beside:
+        return
+    costs = np.array(program.rows.costs)
+    for forward, seconds, clocks in (
+        (True, moves.forward_s, moves.forward_clock),
+        (False, moves.stage_s, moves.stage_clock),
+    ):
+        direction = _Direction(moves, forward)
+        taken = [float(costs[columns] @ x[columns]) for columns in seconds]
+        for p, (now_s, waited_s) in enumerate(_served(direction, taken, x)):
+            clock = clocks[p + 1]
+            assert clock is not None
+            x[clock] = now_s / moves.horizon_s
+            if p in direction.waits():
+                x[direction.waits()[p]] = waited_s / moves.horizon_s
+
+
+def _served(direction: _Direction, taken: Sequence[float], x: Floats) -> Iterator[tuple[float, float]]:
+    """Of each position: when the next begins, and how long it waits; ``taken``: its seconds."""
+    issued: dict[int, list[_Copy]] = {}
+    for copy in direction.copies:
+        if x[copy.column] > 0.5:
+            issued.setdefault(copy.issued, []).append(copy)
+    due_s: dict[int, float] = {}
+    now_s = free_s = 0.0
+    for p, seconds in enumerate(taken):
+        if direction.forward:
+            now_s += seconds
+        for copy in issued.get(p, ()):
+            free_s = max(free_s, now_s) + copy.seconds
+            due_s[copy.due] = max(due_s.get(copy.due, 0.0), free_s)
+        waited_s = max(0.0, due_s.get(p, 0.0) - now_s)
+        now_s += waited_s if direction.forward else waited_s + seconds
+        yield now_s, waited_s
