@@ -247,7 +247,7 @@ def _add_served(program: Program, direction: _Direction, a: int, late: _Copy, pa
 
 
 def _value(total: Sum, x: Floats) -> float:
-    return total.constant + sum(value * x[column] for column, value in total.terms.items())
+    return total.constant + sum(value * float(x[column]) for column, value in total.terms.items())
 
 
 def set_clocks(program: Program, x: Floats) -> None:

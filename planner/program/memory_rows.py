@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from monet.planner.problem import Intermediate, recompute_cost
 from monet.planner.program.program import Program
-from monet.planner.solvers.rows import Sum
+from monet.planner.solvers.rows import ABSENT, Presence, Sum
 
 
 def add_memory_rows(program: Program) -> None:
     """Adds every memory row that some 0-1 point can violate."""
     _forward_rows(program)
     for stage in range(len(program.problem.backward)):
-        _backward_row(program, stage)
-        _recompute_rows(program, stage)
+        coming = _coming(program, stage)
+        _backward_row(program, stage, coming)
+        _recompute_rows(program, stage, coming)
 
 
 def _forward_rows(program: Program) -> None:
@@ -79,8 +80,10 @@ def _forward_making(
     return total.add(program.survives(v.id), v.bytes + v.workspace_bytes)
 
 
-def _backward_row(program: Program, stage: int) -> None:
-    """fixed + gradients + Σ_q backward[t, q]·(workspace − aliased) + Σ_k resident[k, t]·bytes ≤ budget"""
+def _backward_row(program: Program, stage: int, coming: Presence) -> None:
+    """fixed + gradients + Σ_q backward[t, q]·(workspace − aliased) + Σ_k resident[k, t]·bytes ≤ budget
+
+    ``coming``: the column of what is on its way back, in shares of the budget."""
     index = program.windows
     total = Sum(program.problem.fixed_bytes + program.problem.backward[stage].live_during_bytes)
     for q in index.runs_backward[stage]:
@@ -88,11 +91,11 @@ def _backward_row(program: Program, stage: int) -> None:
     for name, last in index.last.items():
         if last >= stage:
             total.add(program.resident.get((name, stage), ()), index.size[name])
-    _add_coming(program, total, stage)
+    total.add(coming, program.budget_bytes)
     _fit(program, total, _spare_bytes(program, stage))
 
 
-def _recompute_rows(program: Program, stage: int) -> None:
+def _recompute_rows(program: Program, stage: int, coming: Presence) -> None:
     """One row per operator that may run again at ``stage``, and per intermediate made after it.
 
     fixed + gradients + Σ_q again[i, q, t]·(workspace − aliased) + everything present ≤ budget
@@ -103,7 +106,7 @@ def _recompute_rows(program: Program, stage: int) -> None:
         return
     always = Sum(program.problem.fixed_bytes + program.problem.backward[stage].live_before_bytes)
     spare_bytes = _spare_bytes(program, stage)
-    _add_coming(program, always, stage)
+    always.add(coming, program.budget_bytes)
     moving: list[str] = []
     for name, last in index.last.items():
         if last < stage:
@@ -136,10 +139,19 @@ def _recompute_rows(program: Program, stage: int) -> None:
                 _fit(program, total.add((program.make[v.id, stage],), v.workspace_bytes + held), spare_bytes)
 
 
-def _add_coming(program: Program, total: Sum, stage: int) -> None:
-    """What is on its way back has its memory from the stage on that issues its return."""
-    for name in () if program.moves is None else program.moves.back:
+def _coming(program: Program, stage: int) -> Presence:
+    """A column for the bytes of what is on its way back at a stage, as a share of the budget: it has its memory from
+    the stage on that issues its return. One, since every row of the stage has it."""
+    if program.moves is None:
+        return ABSENT
+    total = Sum()
+    for name in program.moves.back:
         total.add(program.moves.coming(name, stage), program.windows.size[name])
+    if not total.terms:
+        return ABSENT
+    column = program.moves.coming_share[stage] = program.rows.share()
+    program.rows.exactly(total.add((column,), -float(program.budget_bytes)), 0.0)
+    return (column,)
 
 
 def _moves_early(program: Program, name: str, stage: int) -> bool:

@@ -76,8 +76,11 @@ def with_moves(moves: Moves, x: Floats, runs: Runs) -> Runs:
     )
 
 
-def set_moves(moves: Moves, x: Floats, runs: Runs) -> bool:
+def set_moves(program: Program, x: Floats, runs: Runs) -> bool:
     """Sets the columns of a plan's moves; False where there is none for one of them."""
+    moves = program.moves
+    if moves is None:
+        return not runs.moved
     chosen = [
         moves.out.get(name, {}).get(e) for e, run in enumerate(runs.forward) for name in run.releases
     ]  # fmt: skip
@@ -86,4 +89,7 @@ def set_moves(moves: Moves, x: Floats, runs: Runs) -> bool:
         if column is None:
             return False
         x[column] = 1
+    for stage, share in moves.coming_share.items():
+        coming = sum(moves.size[name] * x[list(moves.coming(name, stage))].sum() for name in moves.back)
+        x[share] = coming / program.budget_bytes
     return True

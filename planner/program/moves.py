@@ -53,6 +53,7 @@ class Moves:
     ``forward_clock``, ``stage_clock``: the columns of ``clock``, the first of the stages at the end of the forward pass
     again 0, which has no column. ``forward_wait``, ``stage_wait``: waiting after an operator, or when a stage begins;
     no column where nothing is waited for. ``horizon_s``: what 1 of a clock or of waiting stands for.
+    ``coming_share``: of stages, the bytes of what is on its way back, as a share of the budget.
     ``rows``: the intervals, and what they are for, that have a row.
     """
 
@@ -68,6 +69,7 @@ class Moves:
     forward_wait: dict[int, int] = field(default_factory=dict)
     stage_wait: dict[int, int] = field(default_factory=dict)
     horizon_s: float = 0.0
+    coming_share: dict[int, int] = field(default_factory=dict)
     rows: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
@@ -115,7 +117,7 @@ def moves_of(windows: Windows, rows: Rows, offers: MoveOffers) -> Moves | None:
     moves = Moves(second, windows.size, windows.producer)
     times = _Times(windows, offers)
     for name in sorted(windows.movable, key=lambda n: (windows.producer[n], n)):
-        stages = {u: times.issues(name, u) for u in _readable(windows, name)}
+        stages = {u: times.issues(name, u) for u in times.returns(name)}
         if not stages:
             continue
         size = windows.size[name]
@@ -126,16 +128,6 @@ def moves_of(windows: Windows, rows: Rows, offers: MoveOffers) -> Moves | None:
         moves.out[name] = {e: rows.column(write_s) for e in times.releases(name)}
         moves.back[name] = {u: {r: rows.column(read_s) for r in issues} for u, issues in stages.items()}
     return moves if moves.out else None
-
-
-def _readable(windows: Windows, name: str) -> list[int]:
-    """The stages of its window at which ``name`` may be read, but for those before which it is read anyway."""
-    readers = windows.readers_again.get(name, ())
-    return [
-        stage
-        for stage in range(windows.start[name], windows.last[name] + 1)
-        if name in windows.reads[stage] or any(stage in windows.stages_again[i] for i in readers)
-    ]
 
 
 class _Times:
@@ -168,6 +160,16 @@ class _Times:
         ends = (bisect_left(self.forward, self.forward[made + 1] + factor * seconds) - 1 for factor in TIMES)
         planned = (self.released[name],) if name in self.released else ()
         return sorted({final, *(min(max(e, final), count - 1) for e in ends), *planned})
+
+    def returns(self, name: str) -> list[int]:
+        """The stages from which on ``name`` may be there again: where it may be read by the backward operator, or by
+        the recomputation of what that reads; where ``every`` one is offered, by any."""
+        windows, readers = self.windows, self.windows.readers_again.get(name, ())
+        uses = {*windows.uses.get(name, ()), *(u for known, u in self.issued if known == name)}
+        for i in readers:
+            again = windows.stages_again[i]
+            uses.update(again if self.every else (u for k in windows.remade(i) for u in windows.uses.get(k, ()) if u in again))
+        return sorted(u for u in uses if windows.start[name] <= u <= windows.last[name])
 
     def issues(self, name: str, u: int) -> list[int]:
         """Stages at whose beginning the return of ``name`` for stage u may be issued."""

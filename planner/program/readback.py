@@ -108,10 +108,9 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
     for (i, _, _), column in program.again.items():
         if i in program.again_at_all and x[column]:
             x[program.again_at_all[i]] = 1
-    if program.moves is not None:
-        if not set_moves(program.moves, x, runs):
-            return None
-        set_clocks(program, x)
+    if not set_moves(program, x, runs):
+        return None
+    set_clocks(program, x)
     return x
 
 

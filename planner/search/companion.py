@@ -82,7 +82,7 @@ class Companion:
             self._value = ground.best.value
             limits = Limits(float("inf"), ground.gap, nodes)
             try:
-                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, seed)
+                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, seed, ground.cut)
             except _Better:
                 continue
             nodes = min(MOST_NODES, nodes * 2)

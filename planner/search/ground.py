@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from monet.planner.program.channel_rows import add_late_rows
 from monet.planner.program.program import Program
 from monet.planner.program.readback import read_point, write_point
 from monet.planner.search.best import BestPlan
@@ -21,18 +23,27 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Ground:
     """Plans go into ``best`` from either thread; ``gap`` is relative. ``seeds``: of the companion's rounds; one that is
-    begun again frees other stretches than before."""
+    begun again frees other stretches than before. Rows are added to the program by either thread, one at a time."""
 
     program: Program
     solve: Solve
     best: BestPlan
     gap: float
     seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def model(self) -> Model:
         """The program with nothing fixed."""
-        arrays = self.program.rows.arrays()
+        with self._lock:
+            arrays = self.program.rows.arrays()
         return Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
+
+    def cut(self, x: Floats) -> Model | None:
+        """The program with the rows that a point breaks, if it takes the channel to a second memory for faster than it
+        is; None if it does not."""
+        with self._lock:
+            added = add_late_rows(self.program, x)
+        return self.model() if added else None
 
     def point(self, model: Model) -> Floats | None:
         """The best plan as a point of the program, if it is one."""

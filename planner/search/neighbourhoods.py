@@ -37,6 +37,8 @@ STALE_ROUNDS = 20
 """Rounds without a better plan that end the search: five of each kind of stretch."""
 SCATTERED = 1.5
 """Single operators anywhere may be this much more of the network than a stretch: few of their columns interact."""
+MOST_CUTS = 8
+"""Times that a stretch is solved while its points break rows that the program does not have yet."""
 LEAST_GAIN = 1e-6
 """Relative. A plan that is better by less may be better by the solver's tolerance only."""
 
@@ -108,34 +110,44 @@ def improve(
     found: Callable[[Floats], None],
     tick: Tick | None,
     seed: int = 0,
+    cut: Callable[[Floats], Model | None] = lambda x: None,
 ) -> Floats:
     """Improves the feasible point ``x`` until rounds stop helping or time is up; returns the best point.
 
     ``limits.nodes`` is that of a round, ``limits.time_s`` that of all rounds. ``found`` is called with every better
     point, as the solver returned it. A Ctrl-C is raised once ``found`` has the best one. ``seed``: another one frees
-    other stretches.
+    other stretches. ``cut``: the model with more rows for a point that breaks one of them, else None; such a point is
+    no better one, and its stretch is solved again.
     """
     at = positions(program)
     deadline = time.monotonic() + limits.time_s
     best, objective = x, float(model.arrays.cost @ x)
     width, stale = FIRST_WIDTH, 0
     for free in _stretches(len(program.problem.forward), np.random.default_rng(seed)):
-        left = deadline - time.monotonic()
-        if left <= 0 or stale >= STALE_ROUNDS:
+        if time.monotonic() >= deadline or stale >= STALE_ROUNDS:
             break
         freed = free(width)[at] | ~model.arrays.integer
-        round_model = replace(
-            model,
-            fixed_lower=np.where(freed, model.fixed_lower, best),
-            fixed_upper=np.where(freed, model.fixed_upper, best),
-            start=best,
-        )
-        answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), limits.nodes), tick)
-        stale += 1
-        if answer.x is not None and answer.objective < objective - LEAST_GAIN * abs(objective):
-            best = np.where(model.arrays.integer, np.round(answer.x), answer.x)
-            objective, stale = answer.objective, 0
+        for _ in range(MOST_CUTS):
+            round_model = replace(
+                model,
+                fixed_lower=np.where(freed, model.fixed_lower, best),
+                fixed_upper=np.where(freed, model.fixed_upper, best),
+                start=best,
+            )
+            left = max(0.0, deadline - time.monotonic())
+            answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), limits.nodes), tick)
+            if answer.x is None or answer.objective >= objective - LEAST_GAIN * abs(objective):
+                break
             found(answer.x)
+            more = cut(answer.x)
+            if more is None:
+                best = np.where(model.arrays.integer, np.round(answer.x), answer.x)
+                objective, stale = answer.objective, -1
+                break
+            model = more
+            if answer.status == "interrupted":
+                break
+        stale += 1
         if answer.status == "interrupted":
             raise KeyboardInterrupt
         width = min(MOST_WIDTH, width * WIDER) if answer.status == "optimal" else width * NARROWER

@@ -13,6 +13,7 @@ from monet.planner.program.constraints import build_program
 from monet.planner.program.given import GivenMoves
 from monet.planner.program.index import Index, index_of
 from monet.planner.program.memory_rows import add_memory_rows
+from monet.planner.program.moves import MoveOffers
 from monet.planner.program.peaks import after_peaks
 from monet.planner.program.program import Program
 from monet.planner.program.readback import earlier
@@ -69,11 +70,19 @@ def build(
     scope: Scope,
     also_at: Mapping[str, frozenset[int]],
     given: GivenMoves | None = None,
+    moves: MoveOffers | None = None,
 ) -> Program:
-    """The program with its memory rows; ``also_at`` as for ``windows``, ``given`` as for ``build_program``."""
-    program = build_program(problem, budget_bytes, scope.window, also_at, scope.after_peaks, given=given)
+    """The program with its memory rows; ``also_at`` as for ``windows``, ``given`` and ``moves`` as for
+    ``build_program``."""
+    program = build_program(problem, budget_bytes, scope.window, also_at, scope.after_peaks, given=given, moves=moves)
     add_memory_rows(program)
     return program
+
+
+def with_first_uses(index: Index, also_at: Mapping[str, frozenset[int]]) -> Mapping[str, frozenset[int]]:
+    """``also_at`` with the first stage that reads each tensor that may be moved: it is back from there on."""
+    first = {name: frozenset({index.uses[name][0]}) for name in index.movable if name in index.uses}
+    return {name: also_at.get(name, NO_STAGES) | first.get(name, NO_STAGES) for name in (*also_at, *first)}
 
 
 def few_stages(index: Index, plans: Sequence[Runs], most_entries: int) -> Mapping[str, frozenset[int]] | None:

@@ -52,7 +52,7 @@ class Search:
         limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), ground.gap, NODES)
         try:
             with self.beside():
-                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick)
+                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, cut=ground.cut)
         except CloseEnough:
             return
 

@@ -16,6 +16,7 @@ from monet.planner.construction.hidden_moves import with_hidden_moves
 from monet.planner.problem import Problem
 from monet.planner.program.given import given_moves, with_given
 from monet.planner.program.index import Index, index_of
+from monet.planner.program.moves import MoveOffers
 from monet.planner.program.program import Program
 from monet.planner.program.windows import NO_STAGES
 from monet.planner.search.best import Clock
@@ -30,6 +31,7 @@ from monet.planner.search.scope import (
     is_within,
     needed_besides,
     scope_of,
+    with_first_uses,
 )
 from monet.planner.solution import Runs
 
@@ -113,7 +115,7 @@ def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: 
     problem, around = hunt.best.problem, _from(hunt, start)
     while (runs := around.best.runs) is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
         known = around.best.value
-        program = _program_around(problem, runs, budget_bytes, hunt.solving.window)
+        program = _program_around(problem, runs, budget_bytes, hunt.solving.window, known)
         if program is None:
             return
         now_s = hunt.clock.elapsed_s()
@@ -150,12 +152,21 @@ def _hidden_s(hunt: Hunt) -> float:
     return HIDDEN_SHARE * hunt.solving.time_limit_s
 
 
-def _program_around(problem: Problem, runs: Runs, budget_bytes: int, window: int | None) -> Program | None:
-    """The exact program with the moves of a plan; None where it is too large."""
-    given = given_moves(problem, runs, stage_reads(problem, runs))
-    rest, plain = with_given(problem, given), given.without(runs)
-    index, scope = index_of(rest), scope_of(rest, window)
-    if is_within(index, scope, LARGEST_WINDOWED):
-        return build(rest, budget_bytes, scope, needed_besides(rest, plain, scope), given)
-    also_at = few_stages(index, [plain], LARGEST)
-    return None if also_at is None else build(rest, budget_bytes, Scope(1, NO_STAGES), also_at, given)
+def _program_around(
+    problem: Problem, runs: Runs, budget_bytes: int, window: int | None, most_s: float
+) -> Program | None:
+    """The exact program that has a plan with its moves, and others of at most ``most_s``; None where it is too large.
+    In a memory that operators use in place, the moves are given."""
+    if problem.in_place:
+        given = given_moves(problem, runs, stage_reads(problem, runs))
+        problem, runs, moves = with_given(problem, given), given.without(runs), None
+    else:
+        given, moves = None, MoveOffers(plan=runs, most_s=most_s)
+    index, scope = index_of(problem), scope_of(problem, window)
+    also_at = with_first_uses(index, needed_besides(problem, runs, scope))
+    if is_within(index, scope, LARGEST_WINDOWED, also_at):
+        return build(problem, budget_bytes, scope, also_at, given, moves)
+    few = few_stages(index, [runs], LARGEST)
+    if few is None:
+        return None
+    return build(problem, budget_bytes, Scope(1, NO_STAGES), with_first_uses(index, few), given, moves)
