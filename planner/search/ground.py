@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from monet.planner.construction.copies import with_copies
 from monet.planner.program.channel_rows import add_late_rows
 from monet.planner.program.program import Program
 from monet.planner.program.readback import read_point, write_point
@@ -67,3 +68,5 @@ class Ground:
             runs = self.program.given.added_to(runs)
         if not self.best.offer(runs):
             log.warning("a point of the solver exceeds the limit when replayed and is dropped")
+        elif self.program.moves is not None:  # at times of few to choose from
+            self.best.offer(with_copies(self.best.problem, runs, self.program.budget_bytes))

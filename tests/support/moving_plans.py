@@ -33,21 +33,21 @@ MOST = 40_000
 """Plans that are looked at one by one, at most."""
 
 
-def least(problem: Problem, budget_bytes: int) -> float | None:
+def least(problem: Problem, budget_bytes: int, most: int = MOST) -> float | None:
     """Seconds of the fastest of every plan; None where they are too many."""
-    plans = every_plan(problem)
+    plans = every_plan(problem, most)
     if plans is None:
         return None
     return min((cost.objective_s for cost in plans if cost.peak_bytes <= budget_bytes), default=math.inf)
 
 
-def every_plan(problem: Problem) -> Iterator[Replay] | None:
+def every_plan(problem: Problem, most: int = MOST) -> Iterator[Replay] | None:
     """What each plan costs with every way to move, each tensor at most once; None where they are too many."""
     forwards = [every_run(problem, operator) for operator in problem.forward]
     stages = [list(every_stage(problem, t, True)) for t in range(len(problem.backward))]
     index = index_of(problem)
     ways = math.prod(1 + len(list(_ways(index, name))) for name in index.movable)
-    if math.prod(map(len, forwards)) * math.prod(map(len, stages)) * ways > MOST:
+    if math.prod(map(len, forwards)) * math.prod(map(len, stages)) * ways > most:
         return None
     return _costs(index, forwards, stages)
 
