@@ -5,7 +5,7 @@ position b or earlier take no longer than what is between a and b (Hall's condit
 
     Σ_{issued ≥ a, waited for ≤ b} seconds · column  ≤  clock[b] + wait[b] − clock[a]
 
-    clock[p + 1] = clock[p] + Σ seconds of what runs at p + wait[p]
+where clock[p] is the seconds of what runs before p, and of waiting.
 
 All intervals together say that an order of copies exists in which each is in time, if a copy may be interrupted for a
 more urgent one. A channel that interrupts none, and serves them as they are issued, is slower: where a copy k comes too
@@ -35,6 +35,8 @@ LATE = 2e-6
 """Of the horizon: a copy that is less late than this is in time, as far as a solver's tolerance goes."""
 FIRST_ROWS = 48
 """Rows of each direction to begin with, at most."""
+CLOCKS = 16
+"""Of each pass: presolve of a longer chain of equations takes longer than the solve."""
 MOST_LATE = 24
 """Late copies of each direction that get a row after one point, the most late ones."""
 
@@ -54,9 +56,10 @@ class _Copy:
 class _Direction:
     """The writes, with forward operators as positions, or the reads, with stages."""
 
-    def __init__(self, moves: Moves, forward: bool) -> None:
+    def __init__(self, program: Program, moves: Moves, forward: bool) -> None:
         second, size = moves.second, moves.size
-        self.moves, self.forward = moves, forward
+        self.moves, self.forward, self.costs = moves, forward, program.rows.costs
+        self.times = moves.forward if forward else moves.stages
         if forward:
             found = [_Copy(k, p, e, column, second.write_s(size[k])) for k, p, e, column in moves.writes()]
         else:
@@ -64,29 +67,38 @@ class _Direction:
         # In the order in which the channel serves them.
         self.copies = sorted(found, key=lambda copy: (copy.issued, copy.due, copy.name))
 
-    def waits(self) -> dict[int, int]:
-        return self.moves.forward_wait if self.forward else self.moves.stage_wait
-
-    def issue_s(self, position: int) -> Sum:
-        """When copies of ``position`` are issued, in horizons."""
+    def issue(self, position: int) -> Sum:
+        """When copies of ``position`` are issued, in thousandths of the horizon."""
         if not self.forward:
-            return _clock(self.moves.stage_clock, position)
+            return self.begin(position)
         # When the operator is over, and before what is waited for then.
-        return _clock(self.moves.forward_clock, position + 1).add(_wait(self.moves.forward_wait, position), -1.0)
+        return self.begin(position + 1).add(self.times.waiting(position), -FINE)
 
-    def due_s(self, position: int) -> Sum:
-        """Until when copies are waited for at ``position``, in horizons."""
+    def due(self, position: int) -> Sum:
+        """Until when copies are waited for at ``position``, in thousandths of the horizon."""
         if self.forward:
-            return _clock(self.moves.forward_clock, position + 1)
-        return _clock(self.moves.stage_clock, position).add(_wait(self.moves.stage_wait, position))
+            return self.begin(position + 1)
+        return self.begin(position).add(self.times.waiting(position), FINE)
+
+    def begin(self, position: int) -> Sum:
+        """When ``position`` begins: by the last clock before it, and what comes after that."""
+        known = max((p for p in self.times.clock if p <= position), default=0)
+        total = Sum().add((self.times.clock[known],), FINE) if known else Sum()
+        for p in range(known, position):
+            self.add_seconds(total, p)
+        return total
+
+    def add_seconds(self, total: Sum, position: int) -> None:
+        """What ``position`` takes, waiting included."""
+        for column in self.times.seconds[position]:
+            total.add((column,), self.fine(self.costs[column]))
+        total.add(self.times.waiting(position), FINE)
 
     def interval(self, a: int, b: int) -> Sum:
         """What the copies between a and b take beyond what there is, in thousandths of the horizon."""
-        total = Sum()
-        for column, value in self.issue_s(a).terms.items():
-            total.add((column,), FINE * value)
-        for column, value in self.due_s(b).terms.items():
-            total.add((column,), -FINE * value)
+        total = self.issue(a)
+        for column, value in self.due(b).terms.items():
+            total.add((column,), -value)
         for copy in self.copies:
             if copy.issued >= a and copy.due <= b:
                 total.add((copy.column,), self.fine(copy.seconds))
@@ -96,26 +108,17 @@ class _Direction:
         return FINE * seconds / self.moves.horizon_s
 
 
-def _clock(columns: Sequence[int | None], position: int) -> Sum:
-    column = columns[position]
-    return Sum() if column is None else Sum().add((column,))
-
-
-def _wait(columns: dict[int, int], position: int) -> tuple[int, ...]:
-    return (columns[position],) if position in columns else ()
-
-
 def add_channel_rows(program: Program, most_s: float | None = None) -> None:
     """Clocks, waiting, and the first rows; only where copies run beside the step. ``most_s`` as for ``MoveOffers``."""
     moves = program.moves
     if moves is None or not moves.beside:
         return
     _set_seconds(program, moves)
-    writes, reads = _Direction(moves, True), _Direction(moves, False)
+    writes, reads = _Direction(program, moves, True), _Direction(program, moves, False)
     moves.horizon_s = _horizon_s(program, moves, (writes, reads)) if most_s is None else most_s
-    moves.forward_clock = _chain(program, moves.forward_s, moves.forward_wait, {copy.due for copy in writes.copies})
-    moves.stage_clock = _chain(program, moves.stage_s, moves.stage_wait, {copy.due for copy in reads.copies})
-    last = len(moves.forward_s) - 1
+    _add_clocks(program, writes)
+    _add_clocks(program, reads)
+    last = len(moves.forward.seconds) - 1
     for a in _spread(sorted({copy.issued for copy in writes.copies})):
         _add(program, writes, a, last)
     for b in _spread(sorted({copy.due for copy in reads.copies})):
@@ -125,48 +128,42 @@ def add_channel_rows(program: Program, most_s: float | None = None) -> None:
 def _set_seconds(program: Program, moves: Moves) -> None:
     """Of each position, the columns whose costs are the seconds that it takes."""
     index = program.windows
-    moves.forward_s = [
+    moves.forward.seconds = [
         [
             *(program.forward[i, q.name] for q in runs),
             *(column for v in index.intermediates[i] for column in program.kept(v.id) if column >= 0),
         ]
         for i, runs in enumerate(index.runs_forward)
     ]
-    moves.stage_s = [[program.backward[t, q.name] for q in runs] for t, runs in enumerate(index.runs_backward)]
+    moves.stages.seconds = [[program.backward[t, q.name] for q in runs] for t, runs in enumerate(index.runs_backward)]
     for (_, _, t), column in program.again.items():
-        moves.stage_s[t].append(column)
+        moves.stages.seconds[t].append(column)
     for (_, t), column in program.make.items():
-        moves.stage_s[t].append(column)
+        moves.stages.seconds[t].append(column)
 
 
 def _horizon_s(program: Program, moves: Moves, directions: Iterable[_Direction]) -> float:
     """No plan takes longer."""
     costs = program.rows.costs
-    longest = sum(costs[column] for columns in (*moves.forward_s, *moves.stage_s) for column in columns)
+    positions = (*moves.forward.seconds, *moves.stages.seconds)
+    longest = sum(costs[column] for columns in positions for column in columns)
     return longest + sum(copy.seconds for direction in directions for copy in direction.copies)
 
 
-def _chain(
-    program: Program, seconds: Sequence[Sequence[int]], waits: dict[int, int], due: set[int]
-) -> list[int | None]:
-    """clock[p + 1] = clock[p] + Σ seconds of what runs at p + wait[p]; ``due``: where there may be waiting."""
-    moves, rows = program.moves, program.rows
-    assert moves is not None
-    clocks: list[int | None] = [None]
-    for p, columns in enumerate(seconds):
-        total = Sum()
-        for column in columns:
-            total.add((column,), FINE * rows.costs[column] / moves.horizon_s)
-        if p in due:
-            waits[p] = rows.share()
-            rows.costs[waits[p]] = moves.horizon_s
-            total.add((waits[p],), FINE)
-        if (before := clocks[-1]) is not None:
-            total.add((before,), FINE)
-        clock = rows.share()
-        clocks.append(clock)
-        rows.exactly(total.add((clock,), -FINE), 0.0)
-    return clocks
+def _add_clocks(program: Program, direction: _Direction) -> None:
+    """clock[p] = clock[o] + Σ_{o ≤ n < p} (seconds of what runs at n + wait[n]) for the clocks o and p, one after the
+    other."""
+    rows, times, moves = program.rows, direction.times, direction.moves
+    for p in sorted({copy.due for copy in direction.copies}):
+        times.wait[p] = rows.share()
+        rows.costs[times.wait[p]] = moves.horizon_s
+    count = len(times.seconds)
+    for n in range(1, CLOCKS + 1):
+        p = n * count // CLOCKS
+        if p not in (0, *times.clock):
+            total = direction.begin(p)
+            times.clock[p] = rows.share()
+            rows.exactly(total.add((times.clock[p],), -FINE), 0.0)
 
 
 def _spread(positions: Sequence[int]) -> Sequence[int]:
@@ -194,20 +191,21 @@ def add_late_rows(program: Program, x: Floats) -> int:
     moves = program.moves
     if moves is None or not moves.beside:
         return 0
-    return sum(_add_late(program, _Direction(moves, forward), x) for forward in (True, False))
+    return sum(_add_late(program, _Direction(program, moves, forward), x) for forward in (True, False))
 
 
 def _add_late(program: Program, direction: _Direction, x: Floats) -> int:
     moves = direction.moves
     on = [copy for copy in direction.copies if x[copy.column] > 0.5]
-    issue_s = {copy.issued: _value(direction.issue_s(copy.issued), x) * moves.horizon_s for copy in on}
+    fine_s = moves.horizon_s / FINE
+    issue_s = {copy.issued: _value(direction.issue(copy.issued), x) * fine_s for copy in on}
     late: list[tuple[float, int, int]] = []  # by how much, the first copy of those without a pause, the copy
     free_s, first = 0.0, 0
     for n, copy in enumerate(on):
         if issue_s[copy.issued] >= free_s:
             free_s, first = issue_s[copy.issued], n
         free_s += copy.seconds
-        over_s = free_s - _value(direction.due_s(copy.due), x) * moves.horizon_s
+        over_s = free_s - _value(direction.due(copy.due), x) * fine_s
         if over_s > LATE * moves.horizon_s:
             late.append((over_s, first, n))
     late.sort(reverse=True)
@@ -256,18 +254,15 @@ def set_clocks(program: Program, x: Floats) -> None:
     if moves is None or not moves.beside:
         return
     costs = np.array(program.rows.costs)
-    for forward, seconds, clocks in (
-        (True, moves.forward_s, moves.forward_clock),
-        (False, moves.stage_s, moves.stage_clock),
-    ):
-        direction = _Direction(moves, forward)
-        taken = [float(costs[columns] @ x[columns]) for columns in seconds]
+    for forward in (True, False):
+        direction = _Direction(program, moves, forward)
+        times = direction.times
+        taken = [float(costs[columns] @ x[columns]) for columns in times.seconds]
         for p, (now_s, waited_s) in enumerate(_served(direction, taken, x)):
-            clock = clocks[p + 1]
-            assert clock is not None
-            x[clock] = now_s / moves.horizon_s
-            if p in direction.waits():
-                x[direction.waits()[p]] = waited_s / moves.horizon_s
+            if p + 1 in times.clock:
+                x[times.clock[p + 1]] = now_s / moves.horizon_s
+            if p in times.wait:
+                x[times.wait[p]] = waited_s / moves.horizon_s
 
 
 def _served(direction: _Direction, taken: Sequence[float], x: Floats) -> Iterator[tuple[float, float]]:

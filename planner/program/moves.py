@@ -46,13 +46,28 @@ class MoveOffers:
 
 
 @dataclass(slots=True)
+class Times:
+    """Of the forward pass, with operators as positions, or of the backward pass, with stages. Both begin at 0.
+
+    ``seconds``: of each position, the columns whose costs are the seconds that it takes. ``clock``: when some positions
+    begin. ``wait``: waiting at the end of an operator, or at the beginning of a stage; no column where nothing is
+    waited for.
+    """
+
+    seconds: list[list[int]] = field(default_factory=list)
+    clock: dict[int, int] = field(default_factory=dict)
+    wait: dict[int, int] = field(default_factory=dict)
+
+    def waiting(self, position: int) -> Presence:
+        """The column of waiting, if there is one."""
+        return (self.wait[position],) if position in self.wait else ()
+
+
+@dataclass(slots=True)
 class Moves:
     """``out[k][e]`` and ``back[k][u][r]``: columns. The rest is there for copies beside operators only.
 
-    ``forward_s``, ``stage_s``: the columns whose costs are the seconds of each forward operator, and of each stage.
-    ``forward_clock``, ``stage_clock``: the columns of ``clock``, the first of the stages at the end of the forward pass
-    again 0, which has no column. ``forward_wait``, ``stage_wait``: waiting after an operator, or when a stage begins;
-    no column where nothing is waited for. ``horizon_s``: what 1 of a clock or of waiting stands for.
+    ``forward``, ``stages``: the clocks of each pass. ``horizon_s``: what 1 of a clock or of waiting stands for.
     ``coming_share``: of stages, the bytes of what is on its way back, as a share of the budget.
     ``rows``: the intervals, and what they are for, that have a row.
     """
@@ -62,12 +77,8 @@ class Moves:
     producer: dict[str, int]
     out: dict[str, dict[int, int]] = field(default_factory=dict)
     back: dict[str, dict[int, dict[int, int]]] = field(default_factory=dict)
-    forward_s: list[list[int]] = field(default_factory=list)
-    stage_s: list[list[int]] = field(default_factory=list)
-    forward_clock: list[int | None] = field(default_factory=list)
-    stage_clock: list[int | None] = field(default_factory=list)
-    forward_wait: dict[int, int] = field(default_factory=dict)
-    stage_wait: dict[int, int] = field(default_factory=dict)
+    forward: Times = field(default_factory=Times)
+    stages: Times = field(default_factory=Times)
     horizon_s: float = 0.0
     coming_share: dict[int, int] = field(default_factory=dict)
     rows: set[tuple[object, ...]] = field(default_factory=set)
@@ -115,7 +126,7 @@ def moves_of(windows: Windows, rows: Rows, offers: MoveOffers) -> Moves | None:
     if second is None or second.mode == STATIC or not windows.movable:
         return None
     moves = Moves(second, windows.size, windows.producer)
-    times = _Times(windows, offers)
+    times = _Offered(windows, offers)
     for name in sorted(windows.movable, key=lambda n: (windows.producer[n], n)):
         stages = {u: times.issues(name, u) for u in times.returns(name)}
         if not stages:
@@ -130,7 +141,7 @@ def moves_of(windows: Windows, rows: Rows, offers: MoveOffers) -> Moves | None:
     return moves if moves.out else None
 
 
-class _Times:
+class _Offered:
     """When copies may be issued and over, by the seconds of the fastest operators."""
 
     def __init__(self, windows: Windows, offers: MoveOffers) -> None:

@@ -81,6 +81,10 @@ class CloseEnough(Exception):
     """The best plan is within the gap of a bound: ends a solve from its progress report."""
 
 
+class Elsewhere(Exception):
+    """The best plan is no point of the program any more: ends rounds, for a program that has it."""
+
+
 class GiveWay(Exception):
     """What is left of the time is better spent on a proof: ends a solve from its progress report."""
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from monet.errors import SolverError
-from monet.planner.search.best import ROUNDING, Clock, CloseEnough, GiveWay, GoodEnough
+from monet.planner.search.best import ROUNDING, Clock, CloseEnough, Elsewhere, GiveWay, GoodEnough
 from monet.planner.search.companion import Companion
 from monet.planner.search.ground import Ground
 from monet.planner.search.neighbourhoods import NODES, improve
-from monet.planner.solvers.model import Answer, Limits, Tick
+from monet.planner.solvers.model import Answer, Limits, Model, Tick
 from monet.planner.solvers.rows import Floats
 
 PROVEN_ENOUGH = 0.01
@@ -39,6 +39,7 @@ class Search:
     companion: bool = False
     turn_s: float = float("inf")
     _gave_way: bool = False
+    _better: bool = False
     _seen: Floats | None = None
 
     def improve(self, until_s: float) -> None:
@@ -52,8 +53,8 @@ class Search:
         limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), ground.gap, NODES)
         try:
             with self.beside():
-                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, cut=ground.cut)
-        except CloseEnough:
+                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, cut=self._cut)
+        except (CloseEnough, Elsewhere):
             return
 
     def beside(self) -> Companion:
@@ -110,8 +111,18 @@ class Search:
         return answer
 
     def _found(self, x: Floats | None) -> None:
+        known = self.ground.best.value
         self.ground.offer(x)
+        self._better = self.ground.best.value < known
         self._stop_if_enough()
+
+    def _cut(self, x: Floats) -> Model | None:
+        """Of the point that was found last: as for ``Ground``. Raises ``Elsewhere`` where its plan, with its copies at
+        other times, is the best one, and no point of the program."""
+        model = self.ground.cut(x)
+        if model is not None and self._better and self.ground.point(model) is None:
+            raise Elsewhere
+        return model
 
     def _stop_if_enough(self) -> None:
         if self.ground.best.value <= self.enough:

@@ -39,8 +39,9 @@ MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
 """Of the time limit: for the program of moments, for the same without recomputation, and for plans without moves."""
 HIDDEN_SHARE = 0.1
 """Of the time limit: for moves that cost a plan nothing, at most."""
-LEAST_GAIN = 1e-3
-"""Relative: by how much a plan must get better around its moves to be improved around those that it has then."""
+LEAST_GAIN, LEAST_GAIN_MOVING = 1e-3, 1e-5
+"""Relative: by how much a plan must get better in a program to be improved in one around what it is then; where the
+program decides on moves, one that has the plan offers other times for its copies."""
 
 
 def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Callable[[float], None]) -> MomentSearch:
@@ -113,6 +114,7 @@ def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: 
     """Improves a plan in the exact program in which its moves are given, and again for each better one; one that gets
     no better with more moves, as far as they cost nothing. Offers what it finds."""
     problem, around = hunt.best.problem, _from(hunt, start)
+    least_gain = LEAST_GAIN if problem.in_place else LEAST_GAIN_MOVING
     while (runs := around.best.runs) is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
         known = around.best.value
         program = _program_around(problem, runs, budget_bytes, hunt.solving.window, known)
@@ -125,7 +127,7 @@ def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: 
             runs = _taken_over(hunt, around)
         around.best.offer(with_copies(problem, runs, budget_bytes))
         runs = _taken_over(hunt, around)
-        if around.best.value >= known * (1 - LEAST_GAIN):
+        if around.best.value >= known * (1 - least_gain):
             deadline_s = time.monotonic() + min(until_s - hunt.clock.elapsed_s(), _hidden_s(hunt))
             more = with_hidden_moves(index, runs, budget_bytes, deadline_s)
             if len(more.moved) == len(runs.moved):

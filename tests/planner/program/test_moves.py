@@ -72,14 +72,11 @@ def objective(program: Program, x: Floats) -> float:
 def without_waiting(program: Program, x: Floats) -> Floats:
     """The same point, as if each copy took no time."""
     assert program.moves is not None
-    patient, hurried = program.moves, x.copy()
-    waited = 0.0
-    for clocks, waits in ((patient.forward_clock, patient.forward_wait), (patient.stage_clock, patient.stage_wait)):
-        waited = 0.0
-        for position, clock in enumerate(clocks[1:]):
-            waited += x[waits[position]] if position in waits else 0.0
-            hurried[clock] -= waited
-        hurried[list(waits.values())] = 0.0
+    hurried = x.copy()
+    for times in (program.moves.forward, program.moves.stages):
+        for position, clock in times.clock.items():
+            hurried[clock] -= sum(x[wait] for p, wait in times.wait.items() if p < position)
+        hurried[list(times.wait.values())] = 0.0
     return hurried
 
 
