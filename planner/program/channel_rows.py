@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monet.planner.program.moves import Moves
+from monet.planner.program.moves import MoveOffers, Moves
 from monet.planner.program.program import Program
 from monet.planner.solvers.rows import Floats, Sum
 
@@ -108,14 +108,14 @@ class _Direction:
         return FINE * seconds / self.moves.horizon_s
 
 
-def add_channel_rows(program: Program, most_s: float | None = None) -> None:
-    """Clocks, waiting, and the first rows; only where copies run beside the step. ``most_s`` as for ``MoveOffers``."""
+def add_channel_rows(program: Program, offers: MoveOffers) -> None:
+    """Clocks, waiting, and the first rows; only where copies run beside the step."""
     moves = program.moves
     if moves is None or not moves.beside:
         return
     _set_seconds(program, moves)
     writes, reads = _Direction(program, moves, True), _Direction(program, moves, False)
-    moves.horizon_s = _horizon_s(program, moves, (writes, reads)) if most_s is None else most_s
+    moves.horizon_s = _horizon_s(program, moves, (writes, reads)) if offers.most_s is None else offers.most_s
     _add_clocks(program, writes)
     _add_clocks(program, reads)
     last = len(moves.forward.seconds) - 1
@@ -123,6 +123,8 @@ def add_channel_rows(program: Program, most_s: float | None = None) -> None:
         _add(program, writes, a, last)
     for b in _spread(sorted({copy.due for copy in reads.copies})):
         _add(program, reads, 0, b)
+    for forward, a, b in sorted(offers.intervals):
+        _add(program, writes if forward else reads, a, b)
 
 
 def _set_seconds(program: Program, moves: Moves) -> None:
@@ -178,9 +180,9 @@ def _add(program: Program, direction: _Direction, a: int, b: int) -> bool:
     """The row of an interval; whether it is new."""
     moves = direction.moves
     key = (direction.forward, a, b)
-    if key in moves.rows:
+    if key in moves.intervals:
         return False
-    moves.rows.add(key)
+    moves.intervals.add(key)
     program.rows.at_most(direction.interval(a, b), 0.0)
     return True
 
@@ -232,9 +234,9 @@ def _add_served(program: Program, direction: _Direction, a: int, late: _Copy, pa
     moves, b = direction.moves, late.due
     names = frozenset(copy.name for copy in patient)
     key = (direction.forward, a, late.column, names)
-    if key in moves.rows:
+    if key in moves.served:
         return 0
-    moves.rows.add(key)
+    moves.served.add(key)
     total = direction.interval(a, b)
     for copy in direction.copies:
         if copy.name in names and a <= copy.issued < late.issued and copy.due > b:

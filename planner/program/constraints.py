@@ -49,7 +49,8 @@ def build_program(
     _intermediates(program)
     _in_place(program)
     add_move_rows(program)
-    add_channel_rows(program, None if moves is None else moves.most_s)
+    if moves is not None:
+        add_channel_rows(program, moves)
     return program
 
 

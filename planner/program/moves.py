@@ -33,16 +33,22 @@ FEW_TIMES = (1.0, 2.25, 5.0)
 """The same of a return for a stage whose recomputation may read the tensor, and whose backward operator does not."""
 
 
+Interval = tuple[bool, int, int]
+"""Whether it is of the forward pass, and its first and last position."""
+
+
 @dataclass(frozen=True, slots=True)
 class MoveOffers:
     """Which times of copies the program offers: ``every`` one there is, or few and those of ``plan``.
 
-    ``most_s``: no plan that takes longer is wanted; None where none is known.
+    ``most_s``: no plan that takes longer is wanted; None where none is known. ``intervals``: of the program's rows, some
+    that another program of the same problem needed (``Moves.intervals``).
     """
 
-    every: bool = False
     plan: Runs | None = None
     most_s: float | None = None
+    intervals: frozenset[Interval] = frozenset()
+    every: bool = False
 
 
 @dataclass(slots=True)
@@ -69,7 +75,8 @@ class Moves:
 
     ``forward``, ``stages``: the clocks of each pass. ``horizon_s``: what 1 of a clock or of waiting stands for.
     ``coming_share``: of stages, the bytes of what is on its way back, as a share of the budget.
-    ``rows``: the intervals, and what they are for, that have a row.
+    ``intervals``: those that have a row. ``served``: direction, first position, column of the late copy and names of
+    those before it, of the rows of copies that are not interrupted.
     """
 
     second: SecondMemory
@@ -81,7 +88,8 @@ class Moves:
     stages: Times = field(default_factory=Times)
     horizon_s: float = 0.0
     coming_share: dict[int, int] = field(default_factory=dict)
-    rows: set[tuple[object, ...]] = field(default_factory=set)
+    intervals: set[Interval] = field(default_factory=set)
+    served: set[tuple[bool, int, int, frozenset[str]]] = field(default_factory=set)
 
     @property
     def beside(self) -> bool:
@@ -179,7 +187,9 @@ class _Offered:
         uses = {*windows.uses.get(name, ()), *(u for known, u in self.issued if known == name)}
         for i in readers:
             again = windows.stages_again[i]
-            uses.update(again if self.every else (u for k in windows.remade(i) for u in windows.uses.get(k, ()) if u in again))
+            uses.update(
+                again if self.every else (u for k in windows.remade(i) for u in windows.uses.get(k, ()) if u in again)
+            )
         return sorted(u for u in uses if windows.start[name] <= u <= windows.last[name])
 
     def issues(self, name: str, u: int) -> list[int]:

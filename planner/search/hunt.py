@@ -77,9 +77,10 @@ class Hunt:
         if self.best.runs is not None and (self.best.value <= self.enough or self.known > self.enough > 0):
             raise GoodEnough
 
-    def improve(self, program: Program, until_s: float) -> None:
-        """Improves stretches of the best plan in ``program`` until the clock shows ``until_s``."""
-        self.search(program).improve(until_s)
+    def improve(self, program: Program, until_s: float, seed: int = 0) -> None:
+        """Improves stretches of the best plan in ``program`` until the clock shows ``until_s``; ``seed`` as for
+        ``Search``."""
+        self.search(program).improve(until_s, seed)
 
     def run(
         self,

@@ -27,9 +27,9 @@ ROUND_S = 6.0
 it on, the same problem may give other plans."""
 ROUND_GAP = 1e-3
 """Relative, and at most the plan's own gap. A tenth of that gap's default, since a search is the sum of small gains."""
-FIRST_WIDTH, MOST_WIDTH = 0.2, 0.6
+FIRST_WIDTH, FIRST_WIDTH_MOVING, MOST_WIDTH = 0.2, 0.06, 0.6
 """Shares of the network: what the first round frees, and what a round frees at most. To free nearly all of it would be
-to solve the whole, which comes afterwards."""
+to solve the whole, which comes afterwards. Where the program decides on moves, clocks are always free."""
 WIDER, NARROWER = 1.15, 0.7
 """Factors of the width after a round that was solved to its gap, and after one that was stopped. One step down
 takes more than two steps up to undo: a round that is too narrow ends soon, one that is too wide uses up its limit."""
@@ -122,7 +122,7 @@ def improve(
     at = positions(program)
     deadline = time.monotonic() + limits.time_s
     best, objective = x, float(model.arrays.cost @ x)
-    width, stale = FIRST_WIDTH, 0
+    width, stale = FIRST_WIDTH if program.moves is None else FIRST_WIDTH_MOVING, 0
     for free in _stretches(len(program.problem.forward), np.random.default_rng(seed)):
         if time.monotonic() >= deadline or stale >= STALE_ROUNDS:
             break

@@ -42,9 +42,9 @@ class Search:
     _better: bool = False
     _seen: Floats | None = None
 
-    def improve(self, until_s: float) -> None:
+    def improve(self, until_s: float, seed: int = 0) -> None:
         """Improves stretches of the best plan until that no longer helps, it is within the gap of a bound, or the clock
-        shows ``until_s``."""
+        shows ``until_s``. ``seed``: another one improves other stretches."""
         ground = self.ground
         model = ground.model()
         x = ground.point(model)
@@ -53,7 +53,7 @@ class Search:
         limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), ground.gap, NODES)
         try:
             with self.beside():
-                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, cut=self._cut)
+                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, seed, self._cut)
         except (CloseEnough, Elsewhere):
             return
 

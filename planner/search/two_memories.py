@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from monet.planner.construction.copies import stage_reads, with_copies
 from monet.planner.construction.hidden_moves import with_hidden_moves
 from monet.planner.problem import Problem
-from monet.planner.program.given import given_moves, with_given
+from monet.planner.program.given import GivenMoves, given_moves, with_given
 from monet.planner.program.index import Index, index_of
-from monet.planner.program.moves import MoveOffers
+from monet.planner.program.moves import Interval, MoveOffers
 from monet.planner.program.program import Program
 from monet.planner.program.windows import NO_STAGES
 from monet.planner.search.best import Clock
@@ -39,9 +39,8 @@ MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
 """Of the time limit: for the program of moments, for the same without recomputation, and for plans without moves."""
 HIDDEN_SHARE = 0.1
 """Of the time limit: for moves that cost a plan nothing, at most."""
-LEAST_GAIN, LEAST_GAIN_MOVING = 1e-3, 1e-5
-"""Relative: by how much a plan must get better in a program to be improved in one around what it is then; where the
-program decides on moves, one that has the plan offers other times for its copies."""
+LEAST_GAIN = 1e-3
+"""Relative: by how much a plan must get better around its moves to be improved around those that it has then."""
 
 
 def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Callable[[float], None]) -> MomentSearch:
@@ -111,28 +110,53 @@ def _starts(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Iterator[Ru
 
 
 def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: float) -> None:
-    """Improves a plan in the exact program in which its moves are given, and again for each better one; one that gets
-    no better with more moves, as far as they cost nothing. Offers what it finds."""
+    """Improves a plan in the exact program in which its moves are given, where it gets no better in the one that decides
+    on them, and again for each better one; one that gets no better with more moves, as far as they cost nothing. Offers
+    what it finds."""
     problem, around = hunt.best.problem, _from(hunt, start)
-    least_gain = LEAST_GAIN if problem.in_place else LEAST_GAIN_MOVING
+    decided = _Decided()
     while (runs := around.best.runs) is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
         known = around.best.value
-        program = _program_around(problem, runs, budget_bytes, hunt.solving.window, known)
-        if program is None:
-            return
-        now_s = hunt.clock.elapsed_s()
-        try:
-            around.improve(program, now_s + (until_s - now_s) / 2)
-        finally:
-            runs = _taken_over(hunt, around)
-        around.best.offer(with_copies(problem, runs, budget_bytes))
-        runs = _taken_over(hunt, around)
-        if around.best.value >= known * (1 - least_gain):
+        runs = _improved(hunt, around, budget_bytes, until_s, None)
+        if around.best.value < known * (1 - LEAST_GAIN):
+            continue
+        if not problem.in_place:
+            runs = _improved(hunt, around, budget_bytes, until_s, decided)
+        if around.best.value >= known * (1 - LEAST_GAIN):
             deadline_s = time.monotonic() + min(until_s - hunt.clock.elapsed_s(), _hidden_s(hunt))
             more = with_hidden_moves(index, runs, budget_bytes, deadline_s)
             if len(more.moved) == len(runs.moved):
                 return
             around = _from(hunt, more)
+
+
+@dataclass(slots=True)
+class _Decided:
+    """What is known from programs that decided on moves: rows that they needed, and which stretches come next."""
+
+    intervals: frozenset[Interval] = frozenset()
+    seed: int = 0
+
+
+def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, decided: _Decided | None) -> Runs:
+    """The best plan of ``around`` after half of the time in a program around it, with its copies timed anew; one that
+    decides on moves where that is asked for."""
+    problem, runs = around.best.problem, around.best.runs
+    assert runs is not None
+    offers = None if decided is None else MoveOffers(runs, around.best.value, decided.intervals)
+    program = _program_around(problem, runs, budget_bytes, hunt.solving.window, offers)
+    if program is None:
+        return runs
+    now_s = hunt.clock.elapsed_s()
+    try:
+        around.improve(program, now_s + (until_s - now_s) / 2, 0 if decided is None else decided.seed)
+    finally:
+        runs = _taken_over(hunt, around)
+    if decided is not None and program.moves is not None:
+        decided.intervals |= program.moves.intervals
+        decided.seed += 1
+    around.best.offer(with_copies(problem, runs, budget_bytes))
+    return _taken_over(hunt, around)
 
 
 def _taken_over(hunt: Hunt, around: Hunt) -> Runs:
@@ -155,15 +179,14 @@ def _hidden_s(hunt: Hunt) -> float:
 
 
 def _program_around(
-    problem: Problem, runs: Runs, budget_bytes: int, window: int | None, most_s: float
+    problem: Problem, runs: Runs, budget_bytes: int, window: int | None, moves: MoveOffers | None
 ) -> Program | None:
-    """The exact program that has a plan with its moves, and others of at most ``most_s``; None where it is too large.
-    In a memory that operators use in place, the moves are given."""
-    if problem.in_place:
+    """The exact program that has a plan; None where it is too large. ``moves``: where it decides on moves; without,
+    those of the plan are given."""
+    given: GivenMoves | None = None
+    if moves is None:
         given = given_moves(problem, runs, stage_reads(problem, runs))
-        problem, runs, moves = with_given(problem, given), given.without(runs), None
-    else:
-        given, moves = None, MoveOffers(plan=runs, most_s=most_s)
+        problem, runs = with_given(problem, given), given.without(runs)
     index, scope = index_of(problem), scope_of(problem, window)
     also_at = with_first_uses(index, needed_besides(problem, runs, scope))
     if is_within(index, scope, LARGEST_WINDOWED, also_at):
