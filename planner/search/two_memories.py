@@ -37,6 +37,9 @@ from monet.planner.solution import Runs
 
 MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
 """Of the time limit: for the program of moments, for the same without recomputation, and for plans without moves."""
+GIVEN_SHARE, GIVEN_ALONE_SHARE, DECIDING_SHARE = 0.2, 0.5, 0.5
+"""Of what is left for a plan: for each program in which its moves are given, with another to come or alone, and for each
+that decides on them."""
 HIDDEN_SHARE = 0.1
 """Of the time limit: for moves that cost a plan nothing, at most."""
 LEAST_GAIN = 1e-3
@@ -110,7 +113,7 @@ def _starts(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Iterator[Ru
 
 
 def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: float) -> None:
-    """Improves a plan in the exact program in which its moves are given, where it gets no better in the one that decides
+    """Improves a plan in the exact program in which its moves are given, which is smaller, then in the one that decides
     on them, and again for each better one; one that gets no better with more moves, as far as they cost nothing. Offers
     what it finds."""
     problem, around = hunt.best.problem, _from(hunt, start)
@@ -118,8 +121,6 @@ def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: 
     while (runs := around.best.runs) is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
         known = around.best.value
         runs = _improved(hunt, around, budget_bytes, until_s, None)
-        if around.best.value < known * (1 - LEAST_GAIN):
-            continue
         if not problem.in_place:
             runs = _improved(hunt, around, budget_bytes, until_s, decided)
         if around.best.value >= known * (1 - LEAST_GAIN):
@@ -139,8 +140,8 @@ class _Decided:
 
 
 def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, decided: _Decided | None) -> Runs:
-    """The best plan of ``around`` after half of the time in a program around it, with its copies timed anew; one that
-    decides on moves where that is asked for."""
+    """The best plan of ``around`` after a share of the time in a program around it, with its copies timed anew; one that
+    decides on moves where that is asked for (``decided``)."""
     problem, runs = around.best.problem, around.best.runs
     assert runs is not None
     offers = None if decided is None else MoveOffers(runs, around.best.value, decided.intervals)
@@ -149,7 +150,11 @@ def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, decid
         return runs
     now_s = hunt.clock.elapsed_s()
     try:
-        around.improve(program, now_s + (until_s - now_s) / 2, 0 if decided is None else decided.seed)
+        if decided is not None and program.moves is not None:
+            around.improve(program, now_s + DECIDING_SHARE * (until_s - now_s), decided.seed)
+        else:
+            share = GIVEN_ALONE_SHARE if problem.in_place else GIVEN_SHARE
+            around.improve(program, now_s + share * (until_s - now_s))
     finally:
         runs = _taken_over(hunt, around)
     if decided is not None and program.moves is not None:
