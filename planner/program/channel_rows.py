@@ -8,14 +8,15 @@ position b or earlier take no longer than what is between a and b (Hall's condit
 where clock[p] is the seconds of what runs before p, and of waiting.
 
 All intervals together say that an order of copies exists in which each is in time, if a copy may be interrupted for a
-more urgent one. A channel that interrupts none, and serves them as they are issued, is slower: where a copy k comes too
-late for that, with the earlier ones ``before`` it that are waited for after b::
+more urgent one. A channel that interrupts none, and serves them as they are issued, is slower. Where k is waited for at
+b, what is issued between a and k has been copied by then as well, though it be waited for ``later`` than b::
 
-    Σ_{issued ≥ a, waited for ≤ b} seconds · column + Σ_{before} seconds · (column − 1) · …  ≤  … where k is waited for at b
+    Σ_{issued ≥ a, waited for ≤ b} seconds · column + Σ_{later} seconds · column
+                                    ≤  clock[b] + wait[b] − clock[a] + (1 − column of k) · Σ_{later} seconds
 
-Each row is true of every plan that the channel serves so. There are thousands; ``add_late_rows`` adds those that a point
-breaks, ``add_channel_rows`` few to begin with. AutoTM (Hildebrand et al., ASPLOS 2020) has a row for each operator and a
-barrier instead.
+Each row is true of every plan that the channel serves so. There are thousands; ``add_late_rows`` adds those that a
+point breaks, ``add_channel_rows`` few to begin with. AutoTM (Hildebrand et al., ASPLOS 2020) has a row for each operator
+and a barrier instead.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def add_move_rows(program: Program) -> None:
 
 
 def with_moves(moves: Moves, x: Floats, runs: Runs) -> Runs:
-    """``runs`` with the moves of a 0-1 point; of one operator's, or stage's, the first copy is the most urgent one's."""
+    """``runs`` with the moves of a 0-1 point; of an operator's, or a stage's, the most urgent copy comes first."""
     on = x > 0.5
     issues: dict[int, list[tuple[int, str]]] = {}
     returns: dict[int, list[str]] = {}

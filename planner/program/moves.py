@@ -41,8 +41,8 @@ Interval = tuple[bool, int, int]
 class MoveOffers:
     """Which times of copies the program offers: ``every`` one there is, or few and those of ``plan``.
 
-    ``most_s``: no plan that takes longer is wanted; None where none is known. ``intervals``: of the program's rows, some
-    that another program of the same problem needed (``Moves.intervals``).
+    ``most_s``: no plan that takes longer is wanted; None where none is known. ``intervals``: those that another program
+    of the same problem had rows for (``Moves.intervals``).
     """
 
     plan: Runs | None = None
