@@ -40,6 +40,22 @@ def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         os.environ["MONET_CACHE"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def machine_to_itself() -> Iterator[None]:
+    """The other worker keeps a core busy all the time: a test would wait and look whether it still does, before each
+    plan of operators that were measured before. What is done about it is tested by itself."""
+    from monet.ops.measuring import profiling
+
+    real = profiling.OtherPrograms
+
+    def alone(threads: int) -> object:
+        return real(threads, Path(os.devnull))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "OtherPrograms", alone)
+        yield
+
+
 @pytest.fixture
 def instances() -> Path:
     """Published instances; tests that use them are skipped where the folder is missing."""
