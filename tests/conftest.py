@@ -44,15 +44,13 @@ def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def machine_to_itself() -> Iterator[None]:
     """The other worker keeps a core busy all the time: a test would wait and look whether it still does, before each
     plan of operators that were measured before. What is done about it is tested by itself."""
-    from monet.ops.measuring import profiling
+    from monet.ops.measuring.busy_machine import OtherPrograms
 
-    real = profiling.OtherPrograms
-
-    def alone(threads: int) -> object:
-        return real(threads, Path(os.devnull))
+    def alone(threads: int) -> OtherPrograms:
+        return OtherPrograms(threads, Path(os.devnull))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "OtherPrograms", alone)
+        patch.setattr("monet.ops.measuring.profiling.OtherPrograms", alone)
         yield
 
 
