@@ -8,13 +8,16 @@ answer is None: what is allowed, and how an error reads, is decided on the long 
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import random
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from types import FrameType
+from functools import _lru_cache_wrapper
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -24,6 +27,7 @@ import torch.utils._pytree as pytree
 from torch._export.utils import _compiling_state_context
 from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import uninteresting_files
@@ -47,6 +51,9 @@ _OF_AUTOGRAD = {
 }  # fmt: skip
 
 
+_TRACED = (FunctionalTensor, FakeTensor)
+
+
 class _LongWay(Exception):
     """``str`` is why the model is to be traced the long way."""
 
@@ -59,6 +66,7 @@ def direct_trace(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
     modules = list(model.named_modules(remove_duplicate=False))
     if len({module for _, module in modules}) < len(modules):
         return None  # tracing puts a tensor into a module for each of its names
+    randomness = _random_state()
     try:
         with ExitStack() as stack:
             stack.enter_context(_put_back_after(model))
@@ -67,12 +75,19 @@ def direct_trace(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
             stack.enter_context(_compiling_state_context())  # what models ask for is as in torch.export
             stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
             written = stack.enter_context(_Written())
-            traced = _Traced(model, written)
+            traced = _Traced(model, written, randomness)
             joint = aot_export_joint_with_descriptors(
                 stack, traced, tuple(args), dict(kwargs), _disable_torch_fn_metadata_mode=True
             )
+        constants = (
+            getattr(joint.graph_module, str(n.target)) for n in joint.graph_module.graph.find_nodes(op="get_attr")
+        )
+        if any(isinstance(constant, _TRACED) for constant in constants):
+            raise _LongWay("the model keeps a tensor from one call to the next")
     except Exception as error:  # whatever the model raises
         logger.info("the model is traced the long way: %s: %s", type(error).__name__, error)
+        _set_random_state(randomness)
+        _forget_cached()
         return None
     written.write()
     return joint
@@ -82,35 +97,35 @@ class _Written(ExitStack):
     """A context that keeps what the model writes: tracing calls it more than once."""
 
     def __enter__(self) -> Self:
-        self._streams = (sys.stdout, io.StringIO()), (sys.stderr, io.StringIO())
-        (_, out), (_, error) = self._streams
-        self.enter_context(redirect_stdout(out))
-        self.enter_context(redirect_stderr(error))
+        self._out, self._error = io.StringIO(), io.StringIO()
+        self.enter_context(redirect_stdout(self._out))
+        self.enter_context(redirect_stderr(self._error))
         return self
 
     def forget(self) -> None:
-        for _, kept in self._streams:
+        for kept in (self._out, self._error):
             kept.seek(0)
             kept.truncate()
 
     def write(self) -> None:
         """After the context: what was written since ``forget``."""
-        for stream, kept in self._streams:
-            stream.write(kept.getvalue())
+        sys.stdout.write(self._out.getvalue())
+        sys.stderr.write(self._error.getvalue())
 
 
 class _Traced(torch.nn.Module):
     """``model`` under the names of its parameters and buffers, called as torch.export calls it, once for each time that
     torch traces it. Raises ``_LongWay``."""
 
-    def __init__(self, model: torch.nn.Module, written: _Written) -> None:
+    def __init__(self, model: torch.nn.Module, written: _Written, randomness: tuple[Any, Any]) -> None:
         super().__init__()
         for members in ("_parameters", "_buffers", "_modules"):  # the same dictionaries: tracing puts its own in them
             self.__dict__[members] = getattr(model, members)
         self.__dict__["_model"] = model
         self._tied = _tied(model)
-        self._random = _random_state()
+        self._random = randomness
         self._written = written
+        self._checked = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         model: torch.nn.Module = self.__dict__["_model"]
@@ -120,7 +135,8 @@ class _Traced(torch.nn.Module):
             outputs = model(*args, **kwargs)
         if fx_traceback.has_preserved_node_meta():
             fx_traceback.set_stack_trace([])
-        else:  # the first time: nothing is noted yet
+        if not self._checked:
+            self._checked = True
             _check_outputs(outputs, (*self.parameters(), *self.buffers(), *pytree.tree_leaves((args, kwargs))))
         return outputs
 
@@ -152,14 +168,17 @@ def _refusing() -> Iterator[None]:
     """A context that raises ``_LongWay`` where autocast is turned on, or what is kept for the backward pass is not the
     tensors themselves: a checkpoint would be computed again within the trace."""
     enter_autocast, enter_hooks = torch.autocast.__enter__, saved_tensors_hooks.__enter__
+    here = threading.get_ident()
 
     def autocast(self: torch.autocast) -> Any:
-        if self._enabled:
+        if self._enabled and threading.get_ident() == here:
             raise _LongWay("autocast in the model")
         return enter_autocast(self)  # type: ignore[no-untyped-call]
 
     def hooks(self: saved_tensors_hooks) -> None:
-        raise _LongWay("hooks on saved tensors")
+        if threading.get_ident() == here:
+            raise _LongWay("hooks on saved tensors")
+        enter_hooks(self)
 
     torch.autocast.__enter__ = autocast  # type: ignore[method-assign]
     saved_tensors_hooks.__enter__ = hooks  # type: ignore[method-assign]
@@ -194,11 +213,21 @@ def _unchanged(model: torch.nn.Module) -> Iterator[None]:
         raise _LongWay(f"the forward pass changes {type(changed[0]).__name__}")
 
 
+def _members(value: Any) -> Any:
+    """The container that ``value`` is, or the dictionary of an object's attributes; None where it has neither."""
+    if isinstance(value, dict | list | set):
+        return value
+    if isinstance(value, torch.nn.Module | torch.Tensor | type | FunctionType | ModuleType):
+        return None
+    return getattr(value, "__dict__", None)
+
+
 def _content(value: Any) -> list[Any] | None:
-    """What a container holds; None for anything else."""
-    if isinstance(value, dict):
-        return [part for pair in value.items() for part in pair]
-    return list(value) if isinstance(value, list | set) else None
+    """What ``_members`` holds."""
+    members = _members(value)
+    if isinstance(members, dict):
+        return [part for pair in members.items() for part in pair]
+    return None if members is None else list(members)
 
 
 def _same(now: list[Any] | None, before: list[Any] | None) -> bool:
@@ -210,11 +239,24 @@ def _same(now: list[Any] | None, before: list[Any] | None) -> bool:
 def _put_back(value: Any, content: list[Any] | None) -> None:
     if content is None:
         return
-    value.clear()
-    if isinstance(value, list):
-        value.extend(content)
+    members = _members(value)
+    members.clear()
+    if isinstance(members, list):
+        members.extend(content)
     else:
-        value.update(zip(content[::2], content[1::2], strict=True) if isinstance(value, dict) else content)
+        members.update(zip(content[::2], content[1::2], strict=True) if isinstance(members, dict) else content)
+
+
+def _forget_cached() -> None:
+    """Clear the caches of functions (``functools.lru_cache``) that hold tensors of a trace: the next trace can use none
+    of them."""
+    for cache in gc.get_objects():
+        if type(cache) is _lru_cache_wrapper:
+            held = gc.get_referents(cache)  # results, or a dictionary of them
+            for _ in range(2):
+                held += gc.get_referents(*held)
+            if any(isinstance(thing, _TRACED) for thing in held):
+                cache.cache_clear()
 
 
 @contextmanager

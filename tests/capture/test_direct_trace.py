@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -207,7 +210,28 @@ def test_a_model_that_draws_lots_draws_the_same_each_time() -> None:
 def test_what_a_model_writes_is_written_once(capsys: pytest.CaptureFixture[str]) -> None:
     def talks(model: _Of, x: torch.Tensor) -> torch.Tensor:
         print("hello")
+        print("there", file=sys.stderr)
         return model.layer(x)
 
     capture(_Of(talks), (torch.randn(2, 4),))
-    assert capsys.readouterr().out == "hello\n"
+    assert tuple(capsys.readouterr()) == ("hello\n", "there\n")
+
+
+@functools.lru_cache
+def _mask(width: int) -> torch.Tensor:
+    return torch.ones(width).cumsum(0)
+
+
+def test_what_is_cached_from_call_to_call() -> None:
+    """By a function, which then has it made again, or by an object that the model holds."""
+    captured = capture(_Of(lambda model, x: model.layer(x) * _mask(4)), (torch.randn(2, 4),))
+    assert "aten.cumsum.default" in {str(op.target) for op in captured.graph.forward}
+
+    def keeps(model: _Of, x: torch.Tensor) -> torch.Tensor:
+        if model.kept.mask is None:
+            model.kept.mask = torch.ones(4).cumsum(0)
+        return model.layer(x) * model.kept.mask
+
+    model = _Of(keeps)
+    model.kept = types.SimpleNamespace(mask=None)
+    assert direct_trace(model, (torch.randn(2, 4),), {}) is None and model.kept.mask is None
