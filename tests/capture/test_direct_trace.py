@@ -24,6 +24,11 @@ from monet.models.examples import tiny_resnet
 class _Of(nn.Module):
     """A layer, and a function of it and the input."""
 
+    layer: Any
+    norm: Any
+    kept: Any
+    last: Any
+
     def __init__(self, function: Callable[[_Of, torch.Tensor], Any]) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
@@ -41,11 +46,11 @@ def _tied() -> nn.Module:
     return model
 
 
-def _of_numbers(model: _Of, x: torch.Tensor) -> torch.Tensor:
+def _of_numbers(model: _Of, x: torch.Tensor) -> Any:
     return model.layer(x) * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.tensor(0.5)
 
 
-def _in_place(model: _Of, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def _in_place(model: _Of, x: torch.Tensor) -> Any:
     y = model.norm(model.layer(x)).relu_() * 2
     y[:, 1:] += 1
     with torch.no_grad():
@@ -53,7 +58,7 @@ def _in_place(model: _Of, x: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"y": y * scale, "n": y.detach().argmax(1)}
 
 
-SAME = {
+SAME: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "convolutions": (lambda: tiny_resnet(), lambda: torch.randn(2, 3, 32, 32)),
     "tied weights": (_tied, lambda: torch.randint(7, (2, 3))),
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: torch.randn(3, 2, 8, requires_grad=True)),
@@ -116,27 +121,27 @@ def test_the_graph_is_that_of_the_detour(of: str, monkeypatch: pytest.MonkeyPatc
     assert all(lines) and all(b in (a, "") for a, b in zip(lines, others, strict=True))  # it has none under no_grad
 
 
-def _autocast(model: _Of, x: torch.Tensor) -> torch.Tensor:
+def _autocast(model: _Of, x: torch.Tensor) -> Any:
     with torch.autocast("cpu", torch.bfloat16):
         return model.layer(model.layer(x))
 
 
-def _counts(model: _Of, x: torch.Tensor) -> torch.Tensor:
+def _counts(model: _Of, x: torch.Tensor) -> Any:
     model.seen.append(len(model.seen))
     return model.layer(x) * len(model.seen)
 
 
-def _keeps(model: _Of, x: torch.Tensor) -> torch.Tensor:
+def _keeps(model: _Of, x: torch.Tensor) -> Any:
     model.last = model.layer(x)
     return model.last + 1
 
 
-def _replaces_a_buffer(model: _Of, x: torch.Tensor) -> torch.Tensor:
+def _replaces_a_buffer(model: _Of, x: torch.Tensor) -> Any:
     model.norm.running_mean = model.norm.running_mean + 1
     return model.layer(x) + model.norm.running_mean
 
 
-def _hooks(model: _Of, x: torch.Tensor) -> torch.Tensor:
+def _hooks(model: _Of, x: torch.Tensor) -> Any:
     y = model.layer(x)
     y.register_hook(lambda gradient: gradient * 2)
     return y.relu()
@@ -195,7 +200,7 @@ def test_autocast_around_it_takes_the_detour() -> None:
 def test_a_model_that_draws_lots_draws_the_same_each_time() -> None:
     """One of two layers is captured: the one that Python's generator has next."""
 
-    def drawn(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    def drawn(model: _Of, x: torch.Tensor) -> Any:
         return model.layer(x) if random.random() < 0.5 else model.norm(x)
 
     for seed in range(6):
@@ -208,7 +213,7 @@ def test_a_model_that_draws_lots_draws_the_same_each_time() -> None:
 
 
 def test_what_a_model_writes_is_written_once(capsys: pytest.CaptureFixture[str]) -> None:
-    def talks(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    def talks(model: _Of, x: torch.Tensor) -> Any:
         print("hello")
         print("there", file=sys.stderr)
         return model.layer(x)
@@ -227,7 +232,7 @@ def test_what_is_cached_from_call_to_call() -> None:
     captured = capture(_Of(lambda model, x: model.layer(x) * _mask(4)), (torch.randn(2, 4),))
     assert "aten.cumsum.default" in {str(op.target) for op in captured.graph.forward}
 
-    def keeps(model: _Of, x: torch.Tensor) -> torch.Tensor:
+    def keeps(model: _Of, x: torch.Tensor) -> Any:
         if model.kept.mask is None:
             model.kept.mask = torch.ones(4).cumsum(0)
         return model.layer(x) * model.kept.mask

@@ -17,6 +17,8 @@ class Pair(NamedTuple):
     first: Any
     second: Any = None
 
+
+class Outer:
     class Inner(NamedTuple):
         only: Any
 
@@ -26,14 +28,14 @@ class Swapped(NamedTuple):
     first: Any
 
 
-WRITTEN = {
+WRITTEN: dict[str, Any] = {
     "a leaf": 0,
     "nothing": (),
     "containers": ([1, (2, {"b": 3, "a": [4]})], OrderedDict(x=5), deque([6]), None),
     "a default dictionary": defaultdict(list, a=1),
     "keys that are numbers": {1: 2, False: 3},
     "a named tuple": Pair(1, [2, Pair(3, None)]),
-    "one in a class": {"out": Pair.Inner((1, 2))},
+    "one in a class": {"out": Outer.Inner((1, 2))},
 }
 
 
@@ -46,7 +48,8 @@ def test_what_is_read_is_what_was_written(of: str) -> None:
 
 
 def _local() -> Any:
-    return namedtuple("Pair", "first second")(1, 2)
+    made: Any = namedtuple("Pair", "first second")
+    return made(1, 2)
 
 
 @pytest.mark.parametrize("value", [_local(), {(1, 2): 3}, {"a": _local()}], ids=["local", "tuple as key", "inside"])
