@@ -48,7 +48,7 @@ def test_what_is_read_is_what_was_written(of: str) -> None:
 
 
 def _local() -> Any:
-    made: Any = namedtuple("Pair", "first second")
+    made: Any = namedtuple("Pair", "first second")  # type: ignore[name-match]
     return made(1, 2)
 
 
