@@ -15,8 +15,8 @@ b, what is issued between a and k has been copied by then as well, though it be 
                                     ≤  clock[b] + wait[b] − clock[a] + (1 − column of k) · Σ_{later} seconds
 
 Each row is true of every plan that the channel serves so. There are thousands; ``add_late_rows`` adds those that a
-point breaks, ``add_channel_rows`` few to begin with. AutoTM (Hildebrand et al., ASPLOS 2020) has a row for each operator
-and a barrier instead.
+point breaks, ``add_channel_rows`` few to begin with. AutoTM (Hildebrand et al., ASPLOS 2020) has a row for each
+operator and a barrier instead.
 """
 
 from __future__ import annotations

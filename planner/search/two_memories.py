@@ -39,8 +39,8 @@ from monet.planner.solution import Runs
 MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
 """Of the time limit: for the program of moments, for the same without recomputation, and for plans without moves."""
 GIVEN_SHARE, GIVEN_ALONE_SHARE, DECIDING_SHARE = 0.2, 0.5, 0.5
-"""Of what is left for a plan: for each program in which its moves are given, where another comes after it and where none
-does, and for each that decides on them."""
+"""Of what is left for a plan: for each program in which its moves are given, where another comes after it and where
+none does, and for each that decides on them."""
 HIDDEN_SHARE = 0.1
 """Of the time limit: for moves that cost a plan nothing, at most."""
 LEAST_GAIN = 1e-3
@@ -141,8 +141,8 @@ class _Decided:
 
 
 def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, decided: _Decided | None) -> Runs:
-    """The best plan of ``around`` after a share of the time in a program around it, with its copies timed anew: one that
-    decides on moves where ``decided`` is there."""
+    """The best plan of ``around`` after a share of the time in a program around it, with its copies timed anew. The
+    program decides on moves where ``decided`` is there."""
     problem, runs = around.best.problem, around.best.runs
     assert runs is not None
     offers = None if decided is None else MoveOffers(runs, around.best.value, decided.intervals)

@@ -21,8 +21,10 @@ from monet.planner.problem import (
     Tensor,
 )
 from monet.planner.program.index import Index, index_of
+from monet.planner.program.program import Program
 from monet.planner.replay import Replay, replay
 from monet.planner.solution import Run, Runs, Stage
+from monet.planner.solvers.rows import Floats
 
 
 def second(rate: float, **more: object) -> SecondMemory:
@@ -121,3 +123,14 @@ def placed(index: Index, runs: Runs, moves: Mapping[str, Way]) -> Runs:
         stages[r] = replace(stages[r], issues=(*stages[r].issues, name))
         stages[u] = replace(stages[u], returns=(*stages[u].returns, name))
     return Runs(tuple(forward), tuple(stages))
+
+
+def without_waiting(program: Program, x: Floats) -> Floats:
+    """The same point, as if each copy took no time."""
+    assert program.moves is not None
+    hurried = x.copy()
+    for times in (program.moves.forward, program.moves.stages):
+        for position, clock in times.clock.items():
+            hurried[clock] -= sum(x[wait] for p, wait in times.wait.items() if p < position)
+        hurried[list(times.wait.values())] = 0.0
+    return hurried

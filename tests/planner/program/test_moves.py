@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from moving_plans import chain, least, moved, second
+from moving_plans import chain, least, moved, second, without_waiting
 from planner_problems import problems
 
 from monet.planner.problem import (
@@ -67,17 +67,6 @@ def violation(program: Program, x: Floats) -> float:
 
 def objective(program: Program, x: Floats) -> float:
     return float(np.array(program.rows.costs) @ x)
-
-
-def without_waiting(program: Program, x: Floats) -> Floats:
-    """The same point, as if each copy took no time."""
-    assert program.moves is not None
-    hurried = x.copy()
-    for times in (program.moves.forward, program.moves.stages):
-        for position, clock in times.clock.items():
-            hurried[clock] -= sum(x[wait] for p, wait in times.wait.items() if p < position)
-        hurried[list(times.wait.values())] = 0.0
-    return hurried
 
 
 @st.composite

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from moving_plans import chain, every_plan, least, moved, second
+from moving_plans import chain, every_plan, least, moved, second, without_waiting
 from planner_problems import problems
 from scipy.sparse import csr_array
 
@@ -30,10 +30,16 @@ from monet.planner.program.constraints import build_program
 from monet.planner.program.given import given_moves, with_given
 from monet.planner.program.index import index_of
 from monet.planner.program.memory_rows import add_memory_rows
+from monet.planner.program.moves import MoveOffers
 from monet.planner.program.readback import write_point
+from monet.planner.program.windows import NO_STAGES
 from monet.planner.replay import replay
 from monet.planner.schedules import MOVING, plan_variant
 from monet.planner.search import Solving, plan_problem, smallest_plan
+from monet.planner.search.best import BestPlan
+from monet.planner.search.ground import Ground
+from monet.planner.search.neighbourhoods import NODES, improve
+from monet.planner.search.scope import Scope, build
 from monet.planner.search.smallest import SmallestBudget
 from monet.planner.solution import Runs, Solution
 from monet.planner.solvers.finder import solver
@@ -337,6 +343,48 @@ class TestGiven:
         assert np.all(activity <= arrays.upper + 1e-6)
         assert np.all(activity >= arrays.lower - 1e-6)
         assert replay(whole, moves.added_to(moves.without(found.runs))).objective_s == found.objective_s
+
+
+class TestDecided:
+    @pytest.mark.parametrize("rate", [1e4, 2e4])
+    def test_search_finds_other_moves(self, rate: float) -> None:
+        """From a plan that moves what is needed at once, and waits: others are needed later, and none waits."""
+        problem = replace(chain(12, 100), second=second(rate))
+        eager_s = plan_variant("pytorch", problem, 10**9).objective_s
+        start = moved(problem, {"t10": (11, 1, 1), "t9": (11, 2, 2)})
+        begun = replay(problem, start)
+        assert begun.objective_s > eager_s + 5e-3
+        best = BestPlan.fastest_within(problem, begun.peak_bytes - 100)
+        assert not best.offer(start)
+        best = BestPlan.fastest_within(problem, begun.peak_bytes)
+        assert best.offer(start)
+        program = build(problem, begun.peak_bytes, Scope(None, NO_STAGES), {}, moves=MoveOffers(start, best.value))
+        ground = Ground(program, solver("HIGHS"), best, 1e-6)
+        model = ground.model()
+        x = ground.point(model)
+        assert x is not None
+        improve(program, model, ground.solve, x, Limits(30.0, 1e-6, NODES), ground.offer, None, cut=ground.cut)
+        assert best.runs is not None and best.value == pytest.approx(eager_s)
+        assert set(best.runs.moved) != {"t9", "t10"}
+        assert program.scope == "full + moves"
+
+    def test_point_that_is_too_fast_is_cut(self) -> None:
+        """The program has rows for few intervals to begin with: a point may be faster than its plan, and is then solved
+        again with the rows that it breaks."""
+        problem = replace(chain(12, 100), second=second(1e4))
+        start = moved(problem, {"t0": (11, 11, 11), "t3": (11, 8, 8)})
+        best = BestPlan.fastest_within(problem, replay(problem, start).peak_bytes)
+        best.offer(start)
+        program = build(problem, 10**6, Scope(None, NO_STAGES), {}, moves=MoveOffers(start))
+        ground = Ground(program, solver("HIGHS"), best, 1e-6)
+        x = ground.point(ground.model())
+        assert x is not None
+        assert ground.cut(x) is None
+        hurried = without_waiting(program, x)
+        model = ground.cut(hurried)
+        assert model is not None
+        assert model.violation(hurried) > 1e-6
+        assert model.violation(x) <= 1e-6
 
 
 def test_what_is_made_late_cannot_be_written_in_time() -> None:
