@@ -38,7 +38,7 @@ from monet.planner.solution import Runs
 
 MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
 """Of the time limit: for the program of moments, for the same without recomputation, and for plans without moves."""
-GIVEN_SHARE, GIVEN_ALONE_SHARE, DECIDING_SHARE = 0.2, 0.5, 0.5
+GIVEN_SHARE, GIVEN_ALONE_SHARE, DECIDING_SHARE = 0.35, 0.5, 0.4
 """Of what is left for a plan: for each program in which its moves are given, where another comes after it and where
 none does, and for each that decides on them."""
 HIDDEN_SHARE = 0.1
