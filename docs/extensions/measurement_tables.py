@@ -44,7 +44,7 @@ def whole_steps(result: Any) -> Iterable[Row]:
 
 
 def models(result: Any) -> Iterable[Row]:
-    shares = ("70%", "50%", "30%")
+    shares = ("70%", "50%", "40%")
     yield "model", "batch", "smallest budget, of eager's peak", *(f"overhead at {share}" for share in shares)
     for model, row in result.items():
         plans = row["plans"]
