@@ -2,10 +2,11 @@
 
 python benchmarks/bench_models.py [--model gpt2] [--time-limit 15]
 
-Each row is written as soon as it is measured, and a model that has one is not run again without ``--again``. Batches
-are small enough for a step of a few seconds on two cores. Steps run in processes of their own: bytes are exact, seconds
-are of one step after a warm-up one; gradients are compared with eager's for every parameter. How far roundings alone
-move them is measured on eager itself: by weights that are off by one rounding, and by PyTorch's other kernels.
+Each row is written as soon as it is measured, and a model that has one of these shares is not run again without
+``--again``. Batches are small enough for a step of a few seconds on two cores. Steps run in processes of their own:
+bytes are exact, seconds are of one step after a warm-up one; gradients are compared with eager's for every parameter.
+How far roundings alone move them is measured on eager itself: by weights that are off by one rounding, and by PyTorch's
+other kernels.
 """
 
 from __future__ import annotations
@@ -196,9 +197,8 @@ def _told(name: str, row: dict[str, Any]) -> str:
 def main(models: tuple[str, ...], time_limit: float, again: bool) -> None:
     path = record.RESULTS / "models.json"
     rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
-    rows = {name: row for name, row in rows.items() if all(f"{share}%" in row["plans"] for share in SHARES)}
     for name in models or BATCHES:
-        if name not in rows or again:
+        if again or name not in rows or any(f"{share}%" not in rows[name]["plans"] for share in SHARES):
             with tempfile.TemporaryDirectory() as folder:
                 rows[name] = {**_row(name, time_limit, Path(folder)), "commit": record.COMMIT}
             record.write("models", {n: rows[n] for n in BATCHES if n in rows})

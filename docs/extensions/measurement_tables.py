@@ -45,11 +45,12 @@ def whole_steps(result: Any) -> Iterable[Row]:
 
 def models(result: Any) -> Iterable[Row]:
     shares = ("70%", "50%", "40%")
-    yield "model", "batch", "smallest budget, of eager's peak", *(f"overhead at {share}" for share in shares)
+    yield "model", "batch", "smallest budget, of eager's peak", *(f"overhead at {share}" for share in shares), "commit"
     for model, row in result.items():
         plans = row["plans"]
         least = plans["smallest"]["measured_peak_bytes"] / row["eager"]["allocator_peak_bytes"]
-        yield model, str(row["batch"]), _share(least), *(_overhead(plans[share]) for share in shares)
+        found = (_overhead(plans[share]) if share in plans else "not run" for share in shares)
+        yield model, str(row["batch"]), _share(least), *found, row["commit"].rstrip("+")
 
 
 def memory_budget(result: Any) -> Iterable[Row]:
