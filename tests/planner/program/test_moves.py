@@ -160,24 +160,18 @@ class TestPoints:
         the end, but the second has not enough of its own."""
         problem = replace(chain(5, 100), second=second(1e4))  # a copy takes 10 ms, as an operator does
         problem = replace(problem, tensors=tuple(replace(t, bytes=300) if t.id == "t1" else t for t in problem.tensors))
-        runs = moved(problem, {"t0": (4, 0, 4), "t1": (4, 2, 3)})
-        cost = replay(problem, runs)
-        assert cost.traffic is not None and cost.traffic.waited_s == pytest.approx(0.02)
-        program = whole_program(problem, cost.peak_bytes)
-        x = point(program, runs)
-        hurried = without_waiting(program, x)
-        assert violation(program, hurried) <= 1e-6
-        assert add_late_rows(program, hurried) == 1
-        assert violation(program, hurried) > 1e-6
-        assert violation(program, x) <= 1e-6
+        self.check_one_row_is_added(problem, moved(problem, {"t0": (4, 0, 4), "t1": (4, 2, 3)}))
 
     def test_a_copy_is_not_interrupted(self) -> None:
         """The long return is issued first and needed last: with interruption both would be in time."""
         problem = replace(chain(6, 100), second=second(1e4))
         problem = replace(problem, tensors=tuple(replace(t, bytes=300) if t.id == "t0" else t for t in problem.tensors))
-        runs = moved(problem, {"t0": (5, 0, 5), "t3": (5, 1, 2)})
-        cost = replay(problem, runs)
         # Read from 0 to 30 ms, and the other until 40 ms, which is needed at 20 ms.
+        self.check_one_row_is_added(problem, moved(problem, {"t0": (5, 0, 5), "t3": (5, 1, 2)}))
+
+    def check_one_row_is_added(self, problem: Problem, runs: Runs) -> None:
+        """The plan waits 20 ms, without which no row is broken but the one that is added for it."""
+        cost = replay(problem, runs)
         assert cost.traffic is not None and cost.traffic.waited_s == pytest.approx(0.02)
         program = whole_program(problem, cost.peak_bytes)
         x = point(program, runs)
