@@ -10,6 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.capture import Captured, capture
+from monet.capture.input_geometry import call_of
 from monet.errors import ConfigError
 from monet.ops.catalogue import catalogue
 from monet.ops.weight_update import LiveUpdate, algorithm
@@ -32,12 +33,8 @@ class LossModule(torch.nn.Module):
         self.training = model.training
 
     def forward(self, inputs: Any, targets: Any) -> Any:
-        if isinstance(inputs, Mapping):
-            outputs = self.model(**inputs)
-        elif isinstance(inputs, tuple | list):
-            outputs = self.model(*inputs)
-        else:
-            outputs = self.model(inputs)
+        args, kwargs = call_of(inputs)
+        outputs = self.model(*args, **kwargs)
         loss = self.loss_fn(outputs, targets)
         if not isinstance(loss, torch.Tensor):
             raise ConfigError(f"loss_fn returned an object of type {type(loss).__name__}, not a tensor")
