@@ -31,7 +31,8 @@ class MomentProgram:
     """Columns and rows; see the module for what the columns mean.
 
     ``base_s``: seconds of what is no decision; the objective of a point is ``base_s`` + cost · x. ``memory``: the rows
-    that count memory, each with its moment. ``waiting``: the columns of waiting for copies (``copies.py``).
+    that count memory, each with its moment. ``waiting_forward``, ``waiting_backward``: the columns of waiting for
+    copies, by segment (``copies.py``).
     """
 
     index: Index
@@ -48,7 +49,13 @@ class MomentProgram:
     base_s: float = 0.0
     memory: dict[int, Moment] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)
+    waiting_forward: list[int] = field(default_factory=list)
+    waiting_backward: list[int] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> list[int]:
+        """All columns of waiting."""
+        return self.waiting_forward + self.waiting_backward
 
     @property
     def at(self) -> tuple[int, ...]:
@@ -68,3 +75,9 @@ class MomentProgram:
         """``name`` is in the second memory at the turnaround."""
         column = self.gone.get(name)
         return ABSENT if column is None else (column,)
+
+    def readers(self, stage: int, name: str) -> Presence | None:
+        """The implementations of a stage that read ``name``; None where all of them do."""
+        runs = self.index.runs_backward[stage]
+        reading = [q for q in runs if name in q.reads]
+        return None if len(reading) == len(runs) else tuple(self.backward[stage, q.name] for q in reading)

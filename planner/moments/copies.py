@@ -2,20 +2,24 @@
 
 ====================  ======================================================================================
 ``gone[k]``           k is in the second memory at the turnaround, and may be read back after it
-``timely[k]``         the same, and it is not made again before the first stage that must read it
-``waiting[pass]``     how long the step waits for copies in the forward and in the backward pass, as a share
+``late[k, j, u]``     the same, and it is read back after moment j, for stage u or one before it
+``waiting[j]``        how long the step waits for copies in segment j of the forward or backward pass, as a share
 ====================  ======================================================================================
 
 Copies of one direction come one after the other, so every set of them that must fit between two points of the step is
-a row (Hall's condition; here all sets that end with the forward pass, and all that begin with the backward pass)::
+a row (Hall's condition; here all sets that end with the forward pass, and all that begin with a moment)::
 
-    Σ_{k made by p or later} write_s(k) · gone[k]            ≤  seconds of the forward operators after p + waiting
-    Σ_{k that a stage up to u must read} read_s(k) · timely[k]  ≤  seconds of what comes before u + waiting
+    Σ_{k made by p or later} write_s(k) · gone[k]       ≤  seconds of the forward operators after p + waiting then
+    Σ_{k that a stage up to u may read after j} read_s(k) · late[k, j, u]
+                                                        ≤  seconds of what is between j and u + waiting then
+
+What is on its way back takes memory, and counts as held: what a moment does not hold, and is not made again after it,
+is asked for after it.
 
 What is gone takes memory until it is written, so at a moment of the forward pass, before operator i, for every p::
 
     memory + Σ_{k made by p or later, last read before i} bytes(k) · gone[k]
-                                                        ≤  budget + rate · (seconds from p to i + waiting)
+                                                        ≤  budget + rate · (seconds from p to i + waiting then)
 
 Each is true of every plan, so whichever are left out, the program stays a relaxation. What it runs again it counts once
 a segment; a plan that runs it twice has that much less to wait, at the same seconds. AutoTM (Hildebrand et al., ASPLOS
@@ -27,18 +31,18 @@ Copies that the step waits for at once (``synchronous``) cost their seconds. In 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from monet.planner.moments.columns import MomentProgram
 from monet.planner.problem import ASYNCHRONOUS, STATIC, SecondMemory
 from monet.planner.program.index import Index
-from monet.planner.solvers.rows import Sum
+from monet.planner.solvers.rows import ABSENT, ALWAYS, Sum
 
-MOST_ROWS, MOST_MEMORY_ROWS = 48, 6
-"""Rows for each direction, and for each moment of the forward pass, at most: of more, those are left out that say
-nearly the same."""
+MOST_ROWS, MOST_LATER_ROWS, MOST_MEMORY_ROWS = 48, 8, 6
+"""Rows for each direction, of reads after each later moment, for the stages that come next, and for each moment of the
+forward pass, at most: of more, those are left out that say nearly the same."""
 FORWARD_SHARES = (0.5, 0.7, 0.85, 0.95, 1.0)
 """Of the forward pass, by time: where memory is counted from the beginning, with what is not written yet."""
 
@@ -80,6 +84,23 @@ def add_copy_rows(program: MomentProgram) -> None:
     _read_rows(program, second, sum(map(second.read_s, sizes)))
 
 
+def _waiting(program: MomentProgram, segments: int, most_s: float) -> list[int]:
+    """Columns of waiting in each segment of a pass."""
+    columns = [program.rows.share() for _ in range(segments)]
+    for column in columns:
+        program.rows.costs[column] = most_s
+    return columns
+
+
+def _wait_forward(program: MomentProgram, total: Sum, begin: int, end: int, factor: float) -> Sum:
+    """Adds ``factor`` times the seconds of waiting at the ends of the forward operators [begin, end)."""
+    boundaries = program.moments.forward
+    for segment in range(bisect_right(boundaries, begin), bisect_right(boundaries, end - 1) + 1):
+        column = program.waiting_forward[segment]
+        total.add((column,), factor * program.rows.costs[column])
+    return total
+
+
 def forward_moments(index: Index) -> tuple[int, ...]:
     """Forward operators at which memory is counted in any case, where copies run beside them; none elsewhere."""
     if index.problem.beside is None or not index.movable:
@@ -94,7 +115,6 @@ def under_way(program: MomentProgram, i: int, total: Sum, final: Mapping[str, in
     index, second = program.index, program.index.problem.beside
     if second is None or not program.waiting:
         return
-    waiting = program.waiting[0]
     made = sorted({index.producer[name] for name in program.gone if index.producer[name] < i})
     for p in _spread(made, MOST_MEMORY_ROWS):
         more = total.copy()
@@ -105,7 +125,7 @@ def under_way(program: MomentProgram, i: int, total: Sum, final: Mapping[str, in
         more.constant += second.write_rate * seconds.constant
         for column, value in seconds.terms.items():
             more.add((column,), second.write_rate * value)
-        yield more.add((waiting,), -second.write_rate * program.rows.costs[waiting])
+        yield _wait_forward(program, more, p, i, -second.write_rate)
 
 
 def _seconds_of_forward(program: MomentProgram, begin: int, end: int) -> Sum:
@@ -118,19 +138,12 @@ def _seconds_of_forward(program: MomentProgram, begin: int, end: int) -> Sum:
     return total
 
 
-def _waiting(program: MomentProgram, most_s: float) -> int:
-    column = program.rows.share()
-    program.rows.costs[column] = most_s
-    program.waiting.append(column)
-    return column
-
-
 def _write_rows(program: MomentProgram, second: SecondMemory, most_s: float) -> None:
-    index = program.index
-    waiting = _waiting(program, most_s)
+    index, end = program.index, len(program.index.runs_forward)
+    program.waiting_forward = _waiting(program, len(program.moments.forward) + 1, most_s)
     producers = sorted({index.producer[name] for name in program.gone})
     for p in _spread(producers):
-        total = _seconds_of_forward(program, p + 1, len(index.runs_forward)).add((waiting,), -most_s)
+        total = _wait_forward(program, _seconds_of_forward(program, p + 1, end), p, end, -1.0)
         for name, column in program.gone.items():
             if index.producer[name] >= p:
                 total.add((column,), second.write_s(index.size[name]))
@@ -138,49 +151,73 @@ def _write_rows(program: MomentProgram, second: SecondMemory, most_s: float) -> 
 
 
 def _read_rows(program: MomentProgram, second: SecondMemory, most_s: float) -> None:
-    """Also one for all that is gone and the whole of the backward pass."""
+    """From each moment on; from the turnaround on also one for all that is gone and the whole of the backward pass."""
     index = program.index
-    waiting = _waiting(program, most_s)
+    program.waiting_backward = _waiting(program, len(program.at), most_s)
     end = len(index.runs_backward)
-    first = {name: _first_certain(index, name) for name in program.gone}
-    timely = {name: _timely(program, name, stage) for name, stage in first.items() if stage is not None}
-    for u in (*_spread(sorted({stage for stage in first.values() if stage is not None})), end):
-        total = Sum().add((waiting,), -most_s)
-        for name, column in program.gone.items():
-            stage = first[name]
-            if u == end:
-                total.add((column,), second.read_s(index.size[name]))
-            elif stage is not None and stage <= u:
-                total.add((timely[name],), second.read_s(index.size[name]))
-        for stage in range(u):
-            runs = index.runs_backward[stage]
-            _take_off(total, [(program.backward.get((stage, q.name)), q.time_s) for q in runs])
-        segment = program.segment(min(u, end - 1))
-        for columns in (program.run, program.make):
-            for (_, at), column in columns.items():
-                if at <= segment:
-                    total.add((column,), -program.rows.costs[column])
-        program.rows.at_most(total, 0.0)
+    uses = sorted({stage for name in program.gone for stage in index.uses.get(name, ())})
+    for moment, begin in enumerate(program.at):
+        after = uses[bisect_right(uses, begin) :]
+        ends = after[:MOST_LATER_ROWS] if moment else list(_spread(after))
+        late = {name: _late(program, name, moment, ends[-1]) for name in program.gone} if ends else {}
+        for u in ends:
+            total = _seconds_of_backward(program, moment, u)
+            for name, columns in late.items():
+                last = max((stage for stage in columns if stage <= u), default=None)
+                if last is not None:
+                    total.add((columns[last],), second.read_s(index.size[name]))
+            program.rows.at_most(total, 0.0)
+    total = _seconds_of_backward(program, 0, end)
+    for name, column in program.gone.items():
+        total.add((column,), second.read_s(index.size[name]))
+    program.rows.at_most(total, 0.0)
 
 
-def _first_certain(index: Index, name: str) -> int | None:
-    """The first stage that reads ``name`` by whichever implementation."""
-    uses = (stage for stage in index.uses.get(name, ()) if all(name in q.reads for q in index.runs_backward[stage]))
-    return next(uses, None)
+def _seconds_of_backward(program: MomentProgram, moment: int, end: int) -> Sum:
+    """Minus the seconds of what comes after the backward operator of a moment and before that of stage ``end``, with
+    waiting."""
+    index, total = program.index, Sum()
+    for stage in range(program.at[moment] + 1, end):
+        _take_off(total, [(program.backward.get((stage, q.name)), q.time_s) for q in index.runs_backward[stage]])
+    segment = program.segment(min(end, len(index.runs_backward) - 1))
+    for columns in (program.run, program.make):
+        for (_, at), column in columns.items():
+            if moment < at <= segment:
+                total.add((column,), -program.rows.costs[column])
+    for column in program.waiting_backward[moment:segment]:
+        total.add((column,), -program.rows.costs[column])
+    return total
 
 
-def _timely(program: MomentProgram, name: str, stage: int) -> int:
-    """timely[k] ≥ gone[k] − Σ run[producer of k, j] over the segments up to the stage's; gone[k] where it cannot run"""
-    index = program.index
-    i = index.producer[name]
-    runs = tuple(
-        program.run[i, segment] for segment in range(1, program.segment(stage) + 1) if (i, segment) in program.run
-    )
-    if not runs:
-        return program.gone[name]
-    column = program.rows.share()
-    program.rows.implies((program.gone[name],), (column,), runs)
-    return column
+def _late(program: MomentProgram, name: str, moment: int, end: int) -> dict[int, int]:
+    """By the stages u up to ``end`` that may read ``name`` after a moment, as far as the first that does so whatever is
+    chosen, the column of its having been read back between the two::
+
+        late[k, j, u] ≥ gone[k] + Σ_{q reads k} backward[u, q] − 1 − held[k, j] − Σ_{segments from j to u} run
+        late[k, j, u] ≥ late[k, j, u'] for u' before u
+    """
+    index, rows, gone = program.index, program.rows, program.gone[name]
+    i, held = index.producer[name], program.holds(name, moment) if moment else ABSENT
+    late: dict[int, int] = {}
+    known: int | None = None
+    for stage in index.uses.get(name, ()):
+        if not program.at[moment] < stage <= end:
+            continue
+        segments = range(moment + 1, program.segment(stage) + 1)
+        runs = tuple(program.run[i, segment] for segment in segments if (i, segment) in program.run)
+        readers = program.readers(stage, name)
+        if readers is None and not runs and not held:
+            late[stage] = gone
+            break
+        late[stage] = column = rows.share()
+        chosen = ALWAYS if readers is None else readers
+        rows.at_most(Sum(-1.0).add((gone,)).add(chosen).add((column, *held, *runs), -1.0), 0.0)
+        if known is not None:
+            rows.implies((known,), (column,))
+        if readers is None:
+            break
+        known = column
+    return late
 
 
 def _take_off(total: Sum, offered: Sequence[tuple[int | None, float]]) -> None:

@@ -36,7 +36,7 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
             held[moment].add(name)
     kept = held[0] | {name for name in index.pinned if name in index.last}
     away = frozenset(name for name, column in program.gone.items() if on[column])
-    forward = moving(index, (_forward_run(index, i, kept | away) for i in range(len(problem.forward))), away)
+    forward = moving(index, (_forward_run(program, on, i, kept | away) for i in range(len(problem.forward))), away)
     present = set(kept)
     if problem.in_place:
         present |= away
@@ -44,16 +44,20 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
     ending: dict[int, list[str]] = {}
     for name, last in index.last.items():
         ending.setdefault(last, []).append(name)
+    remade = _remade(program, on)
     stages = []
     for stage, operator in enumerate(problem.backward):
         here = moment_at.get(stage)
         ahead = [] if here is None else sorted(held[here] - present - away)
-        chosen = _stage_run(program, on, stage, present | away, ahead)
+        back = away - remade.get(program.segment(stage), frozenset())
+        chosen = _stage_run(program, on, stage, present | back, ahead)
+        if chosen is None:
+            back, chosen = away, _stage_run(program, on, stage, present | away, ahead)
         if chosen is None:
             return None
         q, again = chosen
         reads = {*q.reads, *(n for i, made in again.items() for n in reads_again(index, i, made))}
-        returns = tuple(sorted(reads & away - present))
+        returns = tuple(sorted(reads & back - present))
         present.update(returns)
         recompute = []
         for i, made in again.items():
@@ -65,17 +69,34 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
         if here is not None:
             present &= held[here] | index.pinned | (away if problem.in_place else frozenset())
         present.difference_update(ending.get(stage, ()))
-    plain = in_place(index, without_useless(problem, Runs(forward, tuple(stages))))
+    plain = in_place(index, without_useless(problem, Runs(forward, tuple(stages))), larger=False)
     return with_copies(problem, plain, program.budget_bytes) if away else plain
 
 
-def _forward_run(index: Index, i: int, kept: Set[str]) -> Run:
-    """The fastest run that destroys nothing that is kept or that a kept intermediate is made of."""
+def _remade(program: MomentProgram, on: Chosen) -> dict[int, frozenset[str]]:
+    """By segment, what the point makes again in it, of what may be moved."""
+    runs: dict[int, set[int]] = {}
+    for (i, segment), column in program.run.items() if program.gone else ():
+        if on[column]:
+            runs.setdefault(segment, set()).add(i)
+    producer = program.index.producer
+    return {segment: frozenset(n for n in program.gone if producer[n] in made) for segment, made in runs.items()}
+
+
+def _forward_run(program: MomentProgram, on: Chosen, i: int, kept: Set[str]) -> Run:
+    """The point's run, or else the fastest, that destroys nothing that is kept or that a kept intermediate is made
+    of."""
+    index = program.index
     operator = index.problem.forward[i]
     made = [v for v in index.intermediates[i] if v.id in kept]
     spoilt = {name for v in made for name in v.reads}
-    usable = (q for q in index.runs_forward[i] if q.overwrites is None or q.overwrites not in kept | spoilt)
-    q = min(usable, key=lambda q: (q.time_s, q.workspace_bytes - q.aliased_bytes), default=index.runs_forward[i][0])
+    usable = [q for q in index.runs_forward[i] if q.overwrites is None or q.overwrites not in kept | spoilt]
+    chosen = [q for q in usable if (c := program.forward.get((i, q.name))) is not None and on[c]]
+    q = min(
+        chosen or usable,
+        key=lambda q: (q.time_s, q.workspace_bytes - q.aliased_bytes),
+        default=index.runs_forward[i][0],
+    )
     return Run(operator.id, q.name, tuple(v.id for v in made))
 
 

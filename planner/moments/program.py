@@ -182,7 +182,7 @@ def _reads(program: MomentProgram, shared: tuple[frozenset[str], ...]) -> None:
         for name in sorted(index.reads[stage]):
             if name in index.pinned:
                 continue
-            readers, away = _readers(program, stage, name), program.away(name)
+            readers, away = program.readers(stage, name), program.away(name)
             if at_moment:
                 _implied(program, readers, program.holds(name, segment), away if index.problem.in_place else ABSENT)
             else:
@@ -192,13 +192,6 @@ def _reads(program: MomentProgram, shared: tuple[frozenset[str], ...]) -> None:
                 if (moment, segment) != (segment - 1, len(program.at)):  # the last segment's are these very rows
                     made = _made_after(program, name, moment, shared)
                     _implied(program, readers, program.holds(name, moment), made, away)
-
-
-def _readers(program: MomentProgram, stage: int, name: str) -> Presence | None:
-    """The implementations of a stage that read ``name``; None where all of them do."""
-    runs = program.index.runs_backward[stage]
-    reading = [q for q in runs if name in q.reads]
-    return None if len(reading) == len(runs) else tuple(program.backward[stage, q.name] for q in reading)
 
 
 def _implied(program: MomentProgram, readers: Presence | None, *causes: Presence) -> None:

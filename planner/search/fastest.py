@@ -63,8 +63,9 @@ the search goes on until the plan is near a bound on all of them, or there is no
 PLANS_SHARE = 0.6
 """Until which share of the time limit an exact program is solved; what is left goes to the bound on every plan, where
 the windowed program's plan is not near one by then."""
-AROUND_SHARE = 0.85
-"""Until which share of the time limit a plan is improved around its moves."""
+PROOF_SHARE = 0.2
+"""Of the time limit: for a bound on every plan with moves, before plans are improved around theirs: branch and bound
+finds some to begin with, too."""
 
 
 def plan_problem(
@@ -153,10 +154,13 @@ def _hunt_with_moves(hunt: Hunt, index: Index, budget_bytes: int) -> None:
         return
     if hunt.best.runs is None:
         _construct(hunt, index, budget_bytes)
+    limit_s = hunt.solving.time_limit_s
     if hunt.best.runs is not None and not hunt.is_over():
-        improve_around_moves(hunt, moments, budget_bytes, AROUND_SHARE * hunt.solving.time_limit_s)
+        _prove(hunt, moments, None, min(limit_s, hunt.clock.elapsed_s() + PROOF_SHARE * limit_s))
     if hunt.best.runs is not None and not hunt.is_over():
-        _prove(hunt, moments, None)
+        improve_around_moves(hunt, moments, budget_bytes, limit_s)
+        if hunt.is_close():
+            hunt.status = "optimal"
 
 
 def _offer_start(best: BestPlan, start: Runs | None, budget_bytes: int) -> None:
@@ -224,10 +228,11 @@ def _search_windows(hunt: Hunt, scope: Scope, budget_bytes: int) -> Search:
     return search
 
 
-def _prove(hunt: Hunt, moments: MomentSearch, planned: Search | None) -> None:
-    """Bounds every plan by branch and bound, while a companion goes on improving the best. Where the best is already
-    proven within its windows, that takes no longer than everything before it."""
-    status, limit_s = hunt.status, hunt.solving.time_limit_s
+def _prove(hunt: Hunt, moments: MomentSearch, planned: Search | None, until_s: float | None = None) -> None:
+    """Bounds every plan by branch and bound until the clock shows ``until_s`` (None: the time limit), while a companion
+    goes on improving the best. Where the best is already proven within its windows, that takes no longer than
+    everything before it."""
+    status, limit_s = hunt.status, hunt.solving.time_limit_s if until_s is None else until_s
     moments.bound = max(moments.bound, hunt.known)
     try:
         moments.prove(min(limit_s, 2 * hunt.clock.elapsed_s()) if status == "optimal" else limit_s, planned)

@@ -15,6 +15,7 @@ from monet.planner.progress import Progress
 from monet.planner.search.best import ROUNDING, BestPlan, Clock, GoodEnough
 from monet.planner.search.companion import has_room
 from monet.planner.search.ground import Ground
+from monet.planner.search.neighbourhoods import NODES
 from monet.planner.search.search import Search
 from monet.planner.search.solving import Solving
 from monet.planner.solution import Proof, Solution
@@ -77,10 +78,10 @@ class Hunt:
         if self.best.runs is not None and (self.best.value <= self.enough or self.known > self.enough > 0):
             raise GoodEnough
 
-    def improve(self, program: Program, until_s: float, seed: int = 0) -> None:
-        """Improves stretches of the best plan in ``program`` until the clock shows ``until_s``; ``seed`` as for
-        ``Search``."""
-        self.search(program).improve(until_s, seed)
+    def improve(self, program: Program, until_s: float, seed: int = 0, nodes: int = NODES) -> None:
+        """Improves stretches of the best plan in ``program`` until the clock shows ``until_s``; ``seed`` and ``nodes``
+        as for ``Search``."""
+        self.search(program).improve(until_s, seed, nodes)
 
     def run(
         self,

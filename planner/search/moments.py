@@ -154,6 +154,8 @@ class MomentSearch:
     def prove(self, until_s: float, planned: Search | None = None) -> None:
         """Branch and bound on the program of moments, until the best plan is within the gap of the bound or the clock
         shows ``until_s``: where the linear relaxation is weak, as with large workspaces, the integer program is strong.
+        Where it is solved and its plan does not fit, again with the moments at which it does not; where the plan waits
+        for copies, with those at which there is no room for an earlier one.
         ``planned``: the search of a program whose companion improves the best plan meanwhile.
 
         Raises:
@@ -162,40 +164,56 @@ class MomentSearch:
         moments = self._moments
         for _, cost in self.seen:
             if cost.peak_bytes > self.budget_bytes:
-                over = {
-                    at: size for (backward, at), size in _over(cost, self.budget_bytes).items() if backward and at >= 0
-                }
-                room = max(0, MOST_PROVEN - len(moments.stages))
-                moments = replace(moments, stages=_with_apart(moments.stages, over, min(AT_ONCE, room), 0))
+                room = min(AT_ONCE, max(0, MOST_PROVEN - len(moments.stages)))
+                moments = _with_broken(moments, _over(cost, self.budget_bytes), (room, 0))
+        with planned.beside() if planned is not None else nullcontext():
+            proven: Moments | None = moments
+            while proven is not None and self._left_s(until_s) > 0:
+                proven = self._proven(proven, until_s)
+
+    def _proven(self, moments: Moments, until_s: float) -> Moments | None:
+        """Solves the integer program of ``moments`` for its bound; returns them with those that its plan breaks, None
+        where it breaks none or nothing more is wanted."""
         program = moment_program(self.index, self.budget_bytes, moments)
+        last: tuple[Runs, Replay] | None = None
 
         def tick(x: Floats | None, bound: float | None) -> None:
+            nonlocal last
             if bound is not None:
                 self.bound = max(self.bound, program.base_s + bound)
             if x is not None and x is not self._tried:
                 self._tried = x
                 made = self._replayed(program, x)
                 if made is not None:
+                    last = made
                     self._offer(*made, until_s)
             if self.is_close():
                 raise CloseEnough
             self._tick(x, bound)
 
-        limits = Limits(self._left_s(until_s), POINT_GAP)
+        model = _model(program, {})
+        if self.best.runs is not None:  # a plan that waits longer than this is none better
+            spare_s = max(0.0, self.best.value - program.base_s)
+            for column in program.waiting:
+                model.fixed_upper[column] = min(1.0, spare_s / program.rows.costs[column])
         try:
-            model = _model(program, {})
-            if self.best.runs is not None:  # a plan that waits longer than this is none better
-                spare_s = max(0.0, self.best.value - program.base_s)
-                for column in program.waiting:
-                    model.fixed_upper[column] = min(1.0, spare_s / program.rows.costs[column])
-            with planned.beside() if planned is not None else nullcontext():
-                answer = self.solve(model, limits, tick)
+            answer = self.solve(model, Limits(self._left_s(until_s), POINT_GAP), tick)
+            tick(answer.x, None)
         except CloseEnough:
-            return
+            return None
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, program.base_s + answer.bound)
         if answer.status == "interrupted":
             raise KeyboardInterrupt
+        if answer.status != "optimal" or last is None:
+            return None
+        runs, cost = last
+        limit_bytes = self.budget_bytes
+        if cost.peak_bytes <= limit_bytes and cost.traffic is not None and cost.traffic.waited_s > 0:
+            # Of carried state alone the copies are given, and no moment is about them.
+            limit_bytes -= max((self.index.size[name] for name in runs.moved), default=0)
+        more = _with_broken(moments, _over(cost, limit_bytes), (AT_ONCE, AT_ONCE))
+        return None if more == moments else more
 
     def _offer(self, runs: Runs, cost: Replay, until_s: float) -> None:
         """Offers the plan; one that does not fit is repaired first, where it can be."""
@@ -272,15 +290,10 @@ class MomentSearch:
 
     def _with_worst(self, moments: Moments, cost: Replay) -> Moments:
         """The moments, and besides those where a plan exceeds the budget most and that are not near one of them."""
-        over = _over(cost, self.budget_bytes)
         problem = self.index.problem
-        stages = {at: size for (backward, at), size in over.items() if backward and at >= 0}
-        forward = {at: size for (backward, at), size in over.items() if not backward}
         room = min(AT_ONCE, MOST_STAGES - len(moments.stages)), max(0, MOST_FORWARD - len(moments.forward))
-        return Moments(
-            _with_apart(moments.stages, stages, room[0], APART * len(problem.backward)),
-            _with_apart(moments.forward, forward, room[1], APART * len(problem.forward)),
-        )
+        apart = APART * len(problem.backward), APART * len(problem.forward)
+        return _with_broken(moments, _over(cost, self.budget_bytes), room, apart)
 
     def _set_aside_more(self, program: MomentProgram, cost: Replay) -> bool:
         """Where the plan exceeds the budget, at the moment that is nearest; False where that is nowhere any more."""
@@ -331,6 +344,19 @@ def _over(cost: Replay, budget_bytes: int) -> dict[Moment, int]:
         if moment.bytes > budget_bytes:
             over[at] = max(over.get(at, 0), moment.bytes - budget_bytes)
     return over
+
+
+def _with_broken(
+    moments: Moments, over: Mapping[Moment, int], room: tuple[int, int], apart: tuple[float, float] = (0.0, 0.0)
+) -> Moments:
+    """The moments, and those that exceed a limit most: up to ``room`` stages and forward operators, each further than
+    ``apart`` from the others."""
+    stages = {at: size for (backward, at), size in over.items() if backward and at >= 0}
+    forward = {at: size for (backward, at), size in over.items() if not backward}
+    return Moments(
+        _with_apart(moments.stages, stages, room[0], apart[0]),
+        _with_apart(moments.forward, forward, room[1], apart[1]),
+    )
 
 
 def _with_apart(known: tuple[int, ...], over: Mapping[int, int], room: int, apart: float) -> tuple[int, ...]:

@@ -42,15 +42,15 @@ class Search:
     _better: bool = False
     _seen: Floats | None = None
 
-    def improve(self, until_s: float, seed: int = 0) -> None:
+    def improve(self, until_s: float, seed: int = 0, nodes: int = NODES) -> None:
         """Improves stretches of the best plan until that no longer helps, it is within the gap of a bound, or the clock
-        shows ``until_s``. ``seed``: another one improves other stretches."""
+        shows ``until_s``. ``seed``: another one improves other stretches. ``nodes``: of a round."""
         ground = self.ground
         model = ground.model()
         x = ground.point(model)
         if x is None:
             return
-        limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), ground.gap, NODES)
+        limits = Limits(max(0.0, until_s - self.clock.elapsed_s()), ground.gap, nodes)
         try:
             with self.beside():
                 improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, seed, self._cut)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from monet.planner.construction.copies import stage_reads, with_copies
 from monet.planner.construction.hidden_moves import with_hidden_moves
@@ -21,8 +22,10 @@ from monet.planner.program.moves import Interval, MoveOffers
 from monet.planner.program.program import Program
 from monet.planner.program.windows import NO_STAGES
 from monet.planner.search.best import Clock
+from monet.planner.search.companion import MOST_NODES
 from monet.planner.search.hunt import Hunt
 from monet.planner.search.moments import MomentSearch
+from monet.planner.search.neighbourhoods import NODES
 from monet.planner.search.scope import (
     LARGEST,
     LARGEST_WINDOWED,
@@ -43,6 +46,9 @@ GIVEN_SHARE, GIVEN_ALONE_SHARE, DECIDING_SHARE = 0.35, 0.5, 0.4
 none does, and for each that decides on them."""
 HIDDEN_SHARE = 0.1
 """Of the time limit: for moves that cost a plan nothing, at most."""
+FIRST_STARTS, OTHER_SHARE = 2, 0.3
+"""Plans that are improved before the best, where that moves nothing; of the time that is left, how much one of the
+others gets after it."""
 LEAST_GAIN = 1e-3
 """Relative: by how much a plan must get better around its moves to be improved around those that it has then."""
 
@@ -88,42 +94,75 @@ def _without_recomputation(problem: Problem) -> Problem:
 
 
 def improve_around_moves(hunt: Hunt, moments: MomentSearch, budget_bytes: int, until_s: float) -> None:
-    """Improves plans around their moves until the clock shows ``until_s``: the best of the program of moments, the best
-    that moves nothing with moves that cost it nothing, and the best of all."""
-    starts = list(_starts(hunt, moments, budget_bytes))
-    for position, start in enumerate(starts):
+    """Improves plans around their moves until the clock shows ``until_s``: first some that promise most, then the best
+    of all, by longer rounds, and the others, in turn. What one plan's stretches lead to, another's may not."""
+    index, rounds = moments.index, _Rounds()
+
+    def improve(start: Runs, share: float, rounds: _Rounds) -> None:
         now_s = hunt.clock.elapsed_s()
-        share = (until_s - now_s) / (len(starts) - position + 1)
-        _improve(hunt, start, moments.index, budget_bytes, now_s + share)
-        if hunt.is_close():
+        _improve(hunt, start, index, budget_bytes, now_s + share * (until_s - now_s), rounds)
+
+    def is_over() -> bool:
+        return hunt.is_close() or hunt.clock.elapsed_s() >= until_s
+
+    others = _starts(hunt, moments, budget_bytes)
+    first = [] if hunt.best.runs is None or hunt.best.runs.moved else list(islice(others, FIRST_STARTS))
+    for position, start in enumerate(first):
+        improve(start, 1 / (len(first) - position + 1), _Rounds())
+        if is_over():
             return
-    assert hunt.best.runs is not None
-    _improve(hunt, hunt.best.runs, moments.index, budget_bytes, until_s)
+    known = float("inf")
+    while not is_over():
+        other = None if hunt.best.value < known else next(others, None)
+        if other is not None:
+            improve(other, OTHER_SHARE, _Rounds())
+            continue
+        assert hunt.best.runs is not None
+        known = hunt.best.value
+        improve(hunt.best.runs, 1.0, rounds)
+        over = hunt.clock.elapsed_s() + rounds.built_s >= until_s
+        if over or not rounds.searched or (rounds.nodes >= MOST_NODES and hunt.best.value >= known):
+            return
+        rounds.nodes = min(MOST_NODES, rounds.nodes * 2)
 
 
 def _starts(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Iterator[Runs]:
-    """Plans that fit besides the best of all."""
+    """Plans that fit besides the best of all, and move something: the best, where it moves nothing, with moves that
+    cost nothing, and the others from the fastest on."""
     best = hunt.best
-    if best.runs is None or best.runs.moved:
-        return
-    deadline_s = time.monotonic() + _hidden_s(hunt)
-    yield with_hidden_moves(moments.index, best.runs, budget_bytes, deadline_s)
+    if best.runs is not None and not best.runs.moved:
+        yield with_hidden_moves(moments.index, best.runs, budget_bytes, time.monotonic() + _hidden_s(hunt))
     fitting = [(cost.objective_s, n) for n, (runs, cost) in enumerate(moments.seen) if runs.moved and best.fits(cost)]
-    if fitting:
-        yield moments.seen[min(fitting)[1]][0]
+    known = 0.0
+    for objective_s, n in sorted(fitting):
+        if objective_s > known * (1 + LEAST_GAIN):
+            known = objective_s
+            yield moments.seen[n][0]
 
 
-def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: float) -> None:
+@dataclass(slots=True)
+class _Rounds:
+    """Of programs around one plan after the other: ``intervals``: rows that those that decide on moves needed.
+    ``seed``: which stretches come next. ``nodes``: of a round. ``searched``: whether any program was small enough.
+    ``built_s``: how long the last one took to build; none is begun with less time than that left."""
+
+    intervals: frozenset[Interval] = frozenset()
+    seed: int = 0
+    nodes: int = NODES
+    searched: bool = False
+    built_s: float = 0.0
+
+
+def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: float, rounds: _Rounds) -> None:
     """Improves a plan in the exact program in which its moves are given, which is smaller, then in the one that decides
     on them, and again for each better one; one that gets no better with more moves, as far as they cost nothing. Offers
     what it finds."""
     problem, around = hunt.best.problem, _from(hunt, start)
-    decided = _Decided()
     while (runs := around.best.runs) is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
         known = around.best.value
-        runs = _improved(hunt, around, budget_bytes, until_s, None)
-        if not problem.in_place:
-            runs = _improved(hunt, around, budget_bytes, until_s, decided)
+        for decides in (False,) if problem.in_place else (False, True):
+            runs = _improved(hunt, around, budget_bytes, until_s, rounds, decides=decides)
+        rounds.seed += 1
         if around.best.value >= known * (1 - LEAST_GAIN):
             deadline_s = time.monotonic() + min(until_s - hunt.clock.elapsed_s(), _hidden_s(hunt))
             more = with_hidden_moves(index, runs, budget_bytes, deadline_s)
@@ -132,35 +171,29 @@ def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: 
             around = _from(hunt, more)
 
 
-@dataclass(slots=True)
-class _Decided:
-    """What is known from programs that decided on moves: rows that they needed, and which stretches come next."""
-
-    intervals: frozenset[Interval] = frozenset()
-    seed: int = 0
-
-
-def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, decided: _Decided | None) -> Runs:
-    """The best plan of ``around`` after a share of the time in a program around it, with its copies timed anew. The
-    program decides on moves where ``decided`` is there."""
+def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, rounds: _Rounds, *, decides: bool) -> Runs:
+    """The best plan of ``around`` after a share of the time in a program around it, with its copies timed anew; one
+    that ``decides`` on moves, or one in which they are given."""
     problem, runs = around.best.problem, around.best.runs
     assert runs is not None
-    offers = None if decided is None else MoveOffers(runs, around.best.value, decided.intervals)
+    offers = MoveOffers(runs, around.best.value, rounds.intervals) if decides else None
+    begun_s = hunt.clock.elapsed_s()
+    if begun_s + rounds.built_s >= until_s:
+        return runs
     program = _program_around(problem, runs, budget_bytes, hunt.solving.window, offers)
+    now_s = hunt.clock.elapsed_s()
+    rounds.built_s = now_s - begun_s
     if program is None:
         return runs
-    now_s = hunt.clock.elapsed_s()
+    rounds.searched = True
+    given_share = GIVEN_ALONE_SHARE if problem.in_place else GIVEN_SHARE
+    share = given_share if program.moves is None else DECIDING_SHARE
     try:
-        if decided is not None and program.moves is not None:
-            around.improve(program, now_s + DECIDING_SHARE * (until_s - now_s), decided.seed)
-        else:
-            share = GIVEN_ALONE_SHARE if problem.in_place else GIVEN_SHARE
-            around.improve(program, now_s + share * (until_s - now_s))
+        around.improve(program, now_s + share * (until_s - now_s), rounds.seed, rounds.nodes)
     finally:
         runs = _taken_over(hunt, around)
-    if decided is not None and program.moves is not None:
-        decided.intervals |= program.moves.intervals
-        decided.seed += 1
+    if program.moves is not None:
+        rounds.intervals |= program.moves.intervals
     around.best.offer(with_copies(problem, runs, budget_bytes))
     return _taken_over(hunt, around)
 

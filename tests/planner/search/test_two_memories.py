@@ -24,7 +24,10 @@ from monet.planner.problem import (
     SYNCHRONOUS,
     BackwardImplementation,
     BackwardOperator,
+    ForwardImplementation,
+    ForwardOperator,
     Problem,
+    Tensor,
 )
 from monet.planner.program.constraints import build_program
 from monet.planner.program.given import given_moves, with_given
@@ -36,8 +39,9 @@ from monet.planner.program.windows import NO_STAGES
 from monet.planner.replay import replay
 from monet.planner.schedules import MOVING, plan_variant
 from monet.planner.search import Solving, plan_problem, smallest_plan
-from monet.planner.search.best import BestPlan
+from monet.planner.search.best import BestPlan, Clock
 from monet.planner.search.ground import Ground
+from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES, improve
 from monet.planner.search.scope import Scope, build
 from monet.planner.search.smallest import SmallestBudget
@@ -56,17 +60,59 @@ def bound_s(problem: Problem, budget_bytes: int, stages: tuple[int, ...], forwar
     return program.base_s + solver("HIGHS")(model, Limits(60.0, 0.0), None).bound
 
 
+def read_after_large_ones(rate: float) -> Problem:
+    """Two tensors, each read after a backward operator beside which neither fits in 20 bytes."""
+    names = ("a", "b")
+    forward = tuple(
+        ForwardOperator(f"op{name}", (), (name,), (ForwardImplementation("plain", 0.01),), recomputable=False)
+        for name in names
+    )
+    reads_and_bytes: tuple[tuple[tuple[str, ...], int], ...] = (((), 20), (("b",), 0), ((), 20), (("a",), 0))
+    backward = tuple(
+        BackwardOperator(f"b{n}", (BackwardImplementation("plain", 0.01, reads),), size, size)
+        for n, (reads, size) in enumerate(reads_and_bytes)
+    )
+    return Problem("large", tuple(Tensor(name, 10) for name in names), forward, (), backward, 0, second(rate))
+
+
+moments = st.sets(st.integers(0, 5), max_size=4)
+
+
 class TestAgainstEveryPlan:
     @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    @given(problems(operators=2, pinned=True), st.integers(60, 2000), st.integers(2, 30), st.booleans(), st.booleans())
-    def test_no_plan_beats_the_bound(self, problem: Problem, rate: int, extra: int, stage: bool, forward: bool) -> None:
+    @given(problems(operators=2, pinned=True), st.integers(60, 2000), st.integers(2, 30), moments, moments)
+    def test_no_plan_beats_the_bound(
+        self, problem: Problem, rate: int, extra: int, stages: set[int], forward: set[int]
+    ) -> None:
         """Of all kinds: kept, made again, moved, each at any time; memory may be counted at other moments, too."""
+        counted = (
+            tuple(sorted(stage for stage in stages if stage < len(problem.backward))),
+            tuple(sorted(i for i in forward if i < len(problem.forward))),
+        )
         whole = replace(problem, second=second(float(rate)))
         budget = problem.fixed_bytes + extra
         truth = least(whole, budget)
         assume(truth is not None and truth < math.inf)
         assert truth is not None
-        assert bound_s(whole, budget, (0,) if stage else (), (1,) if forward else ()) <= truth * (1 + 1e-7)
+        assert bound_s(whole, budget, *counted) <= truth * (1 + 1e-7)
+
+    @pytest.mark.parametrize("rate", [1000.0, 3000.0])
+    def test_what_is_waited_for_after_each_moment_adds_up(self, rate: float) -> None:
+        """What a moment has no room for comes back after it, and is waited for there."""
+        problem = read_after_large_ones(rate)
+        truth = least(problem, 20, 10**6)
+        assert truth is not None
+        assert bound_s(problem, 20, (), ()) < truth * 0.95
+        assert bound_s(problem, 20, (0, 2), ()) == pytest.approx(truth)
+
+    @pytest.mark.parametrize("rate", [1000.0, 3000.0])
+    def test_proof_goes_on_with_the_moments_that_its_plan_breaks(self, rate: float) -> None:
+        problem = read_after_large_ones(rate)
+        truth = least(problem, 20, 10**6)
+        best = BestPlan.fastest_within(problem, 20)
+        search = MomentSearch(index_of(problem), 20, solver("HIGHS"), best, Clock(60.0), 0.0)
+        search.prove(60.0)
+        assert search.bound == pytest.approx(truth)
 
     @pytest.mark.parametrize("rate", [300.0, 1000.0, 3000.0, 10000.0])
     @pytest.mark.parametrize("extra", [20, 29])
