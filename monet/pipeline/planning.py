@@ -10,7 +10,7 @@ from monet.amounts import ByteBudget, parse_budget
 from monet.errors import InfeasibleBudget
 from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
 from monet.pipeline.fitting import LEAST_SHARE, Fit, fit_budget, smallest_placed
-from monet.pipeline.known_plans import Placed
+from monet.pipeline.known_plans import Placed, remember
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.placement import Placement
 from monet.pipeline.preparation import Prepared
@@ -140,6 +140,7 @@ def plan_smallest(
     if fastest is not None and most_s is not None and fastest.objective_s > most_s:
         fastest = None
     placed = smallest_placed([least.solution, fastest], prepared.lowered)
+    remember(prepared.lowered, variant, placed)  # a budget of its bytes works from now on
     if least.solution.status != "interrupted":
         # Plans of least memory run nearly everything again, most of it for nothing.
         placed = _faster(prepared, placed, variant, solving, meter)

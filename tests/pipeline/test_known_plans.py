@@ -19,7 +19,7 @@ from monet.errors import InfeasibleBudget
 from monet.pipeline import fitting, known_plans
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.placement import placement
-from monet.pipeline.planning import plan_prepared
+from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import Prepared, prepare
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.search import Solving
@@ -63,6 +63,13 @@ def test_a_named_budget_works_whatever_the_next_search_finds(monkeypatch: pytest
     assert _refused(again, named - 1) == named  # and no refusal names more than another has
     model = Residual()
     monet.MonetModule(model, result.plan)(torch.randn(2, 3, 8, 8)).sum().backward()
+
+
+def test_the_least_memory_works_as_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    smallest = plan_smallest(_prepared(), solving=Solving(time_limit_s=5.0))
+    _finds_nothing_small(monkeypatch)
+    result = plan_prepared(_prepared(), smallest.plan.peak_bytes)
+    assert result.plan.peak_bytes <= smallest.plan.peak_bytes
 
 
 def test_a_budget_below_what_is_counted_says_how_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
