@@ -198,13 +198,13 @@ class MomentSearch:
                 model.fixed_upper[column] = min(1.0, spare_s / program.rows.costs[column])
         try:
             answer = self.solve(model, Limits(self._left_s(until_s), POINT_GAP), tick)
+            if answer.status == "interrupted":
+                raise KeyboardInterrupt
             tick(answer.x, None)
         except CloseEnough:
             return None
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, program.base_s + answer.bound)
-        if answer.status == "interrupted":
-            raise KeyboardInterrupt
         if answer.status != "optimal" or last is None:
             return None
         runs, cost = last

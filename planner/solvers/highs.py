@@ -153,9 +153,9 @@ def _wait(highs: Any, watch: _Watch, tick: Tick | None) -> BaseException | None:
             except BaseException as error:  # HiGHS must have stopped before it may leave this function
                 raised = error
                 watch.stop = True
-    if raised is None and interrupts.seen:
+    if interrupts.seen:  # also where tick had enough: what a caller begins after that would not know of it
         raised = KeyboardInterrupt()
-    if watch.error is not None:
+    elif watch.error is not None:
         raise SolverError(f"HiGHS failed: {watch.error}") from watch.error
     return raised
 
