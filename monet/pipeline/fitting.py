@@ -54,6 +54,8 @@ REFUSED_SHARE = 0.25
 """Of the time limit: how long the smallest plans are ordered and placed, at most, before a budget is refused."""
 LEAST_SHARE = 0.05
 """Of the time limit: what a solve or a placement gets that is needed and for which there is no time left."""
+INTERRUPTED_S = 1.0
+"""How long the plan of an interrupted solve is ordered and placed, unless no arena fits by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,7 @@ class _Attempts:
             solution = self._solve(target_bytes)
         except InfeasibleBudget as refused:
             return self._without_plan(target_bytes, refused)
-        left_s = self.left_s() if self.best is not None else PLACE_SHARE * self.left_s()
-        placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes, left_s)
+        placed = self._placed(solution)
         excess_bytes = fit.excess_bytes(placed)
         self._last = solution
         if excess_bytes > 0:
@@ -148,6 +149,17 @@ class _Attempts:
         if self.best is None or solution.objective_s < self.best[0].objective_s:
             self.best = placed
         return self._larger(target_bytes, solution, solution.peak_bytes - _needed(placed, fit.lowered))
+
+    def _placed(self, solution: Solution) -> Placed:
+        fit = self._fit
+        left_s = self.left_s() if self.best is not None else PLACE_SHARE * self.left_s()
+        if solution.status == "interrupted" and left_s > INTERRUPTED_S:
+            # Whoever interrupts waits for no better order, but the plan is lost if none fits.
+            placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes, INTERRUPTED_S)
+            if fit.excess_bytes(placed) <= 0:
+                return placed
+            logger.warning("interrupted; looking for an arena for the best plan so far: Ctrl-C again gives it up")
+        return solution, placement(solution.runs, fit.lowered, fit.budget_bytes, left_s)
 
     def _solve(self, target_bytes: int) -> Solution:
         share = SOLVE_SHARE if self._last is None else AGAIN_SHARE if self.best is None else LATER_SHARE

@@ -14,6 +14,8 @@ from small_models import Residual
 
 from monet.pipeline import fitting
 from monet.pipeline.meter import silent
+from monet.pipeline.placement import Placement
+from monet.pipeline.placement import placement as placement_of
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare
 from monet.pipeline.schedule import calls
@@ -44,6 +46,32 @@ def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(mo
         with pytest.raises(KeyboardInterrupt):
             plan_prepared(prepared, prepared.problem.fixed_bytes + 1)  # less than any arena
         assert len(solves) == expected, status
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_an_interrupted_plan_is_placed_quickly_where_it_fits(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not, it is not lost by haste."""
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    limits_s: list[float] = []
+
+    def plan_variant(_: str, problem: Any, *__: Any, **options: Any) -> Any:
+        found = fastest_plan(problem)
+        assert found is not None
+        return replace(found, status="interrupted")
+
+    def placement(runs: Any, lowered: Any, budget_bytes: int, time_limit_s: float) -> Placement:
+        limits_s.append(time_limit_s)
+        made = placed(runs, lowered, budget_bytes, time_limit_s)
+        if fits or len(limits_s) > 1:
+            return made
+        return replace(made, layout=replace(made.layout, arena_bytes=made.layout.arena_bytes + budget_bytes))
+
+    placed = placement_of
+    monkeypatch.setattr(fitting, "plan_variant", plan_variant)
+    monkeypatch.setattr(fitting, "placement", placement)
+    result = plan_prepared(prepared, "100%", Solving(time_limit_s=50.0))
+    assert result.solution.status == "interrupted"
+    assert limits_s[0] == fitting.INTERRUPTED_S and [limit_s > 10 for limit_s in limits_s[1:]] == [True] * (not fits)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
