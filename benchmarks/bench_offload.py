@@ -219,6 +219,12 @@ def _steps(job: Mapping[str, Any], path: str) -> tuple[Any, Any, Any]:
     return step, eager, planned
 
 
+def _waited_s(planned: Any) -> float:
+    """Of all its steps; a plan that moves nothing waits for nothing."""
+    copies = planned._step.runner.copies
+    return 0.0 if copies is None else float(copies.waits.seconds)
+
+
 def job_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
     step, eager, planned = _steps(job, job["pairs"])
     ratios, seconds, worst = [], [], 0.0
@@ -226,10 +232,10 @@ def job_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
         expected = step(eager, seed)
         middle = time.perf_counter()
-        waited = planned._step.runner.copies.waits.seconds
+        waited = _waited_s(planned)
         found = step(planned, seed)
         ended = time.perf_counter()
-        waited = planned._step.runner.copies.waits.seconds - waited
+        waited = _waited_s(planned) - waited
         whole = sum(float(other.norm()) ** 2 for other in expected) ** 0.5
         for one, other in zip(found, expected, strict=True):
             # Some gradients are zero but for rounding, as that of a bias before a normalization.
@@ -254,11 +260,11 @@ def job_memory(job: Mapping[str, Any]) -> dict[str, Any]:
     step(planned, 0)
     allocator.reset_peak()
     step(planned, 1)
-    return {
-        "allocator_peak_bytes": allocator.peak_bytes(),
-        "direct": planned._step.runner.copies.channel.direct,
-        "copied": asdict(planned._step.runner.copies.channel.copied()),
-    }
+    peak_bytes, copies = allocator.peak_bytes(), planned._step.runner.copies
+    if copies is None:  # a plan that moves nothing
+        return {"allocator_peak_bytes": peak_bytes, "direct": None, "copied": None}
+    copied = asdict(copies.channel.copied())
+    return {"allocator_peak_bytes": peak_bytes, "direct": copies.channel.direct, "copied": copied}
 
 
 @click.command()
