@@ -12,14 +12,14 @@ from collections.abc import Callable
 import torch
 
 from monet.errors import ExecutionError
-from monet.executor.copies import Copies
+from monet.executor.disk_copies import DiskCopies
 from monet.graph import Value
 
 
 class CarriedState:
     """``tensors``: by storage, what the optimiser has as its state."""
 
-    def __init__(self, copies: Copies, value_of: Callable[[str], Value]) -> None:
+    def __init__(self, copies: DiskCopies, value_of: Callable[[str], Value]) -> None:
         self._copies = copies
         self._mapping = copies.channel.mapped()
         self._changed = False  # here, since the last step

@@ -1,130 +1,69 @@
-"""Copies of a plan to a second memory and back, issued and waited for by the generated code."""
+"""What a plan's copies to a second memory and back go through; the generated code issues them and waits for them."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import time
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from monet.errors import ExecutionError, PlanMismatch
+from monet.errors import PlanMismatch
+from monet.executor.disk_copies import DiskCopies
+from monet.executor.host_copies import HostCopies
 from monet.graph import Value
-from monet.native.channel import ALIGNMENT, Channel
-from monet.plans.plan import READ, WRITE, Plan, PlanStep, whole_blocks
+from monet.native.channel import Channel
+from monet.plans.plan import READ, WRITE, Plan, PlanStep
 from monet.second_memory.folder import check_room, device_of, find_folder
+from monet.second_memory.streams import CopyStreams, check_host_room, device_name, pinned, released
+from monet.second_memory.waits import Waits
 
 
-@dataclass(slots=True)
-class Waits:
-    """How often, and for how many seconds, the steps so far have waited for copies."""
+class Copies(Protocol):
+    """Places are bytes from the beginning of the second memory; each has one copy under way at most, and a ``wait`` is
+    about that one. ``carried``, ``lost``: as of ``DiskCopies``."""
 
-    count: int = 0
-    seconds: float = 0.0
+    @property
+    def waits(self) -> Waits: ...
 
+    @property
+    def carried(self) -> Mapping[int, str]: ...
 
-@dataclass(slots=True)
-class _UnderWay:
-    """A copy's ticket. ``bounce``: memory that is copied instead of ``pointer``, where that is not the arena's."""
+    @property
+    def lost(self) -> set[str]: ...
 
-    ticket: int
-    bounce: torch.Tensor | None = None
-    pointer: int = 0
-    size: int = 0
+    def check_process(self) -> None: ...
 
+    def write(self, tensor: torch.Tensor, place: int, size: int) -> None: ...
 
-@dataclass(slots=True)
-class Copies:
-    """``inside``: whether memory is the arena's: only there does a plan leave room for whole blocks. ``carried``: by
-    place, the storage that it holds from one step to the next. ``lost``: of these, what the place does not hold any
-    more, since a step was cut short between its update and the end of its copy."""
+    def read(self, value: Value, place: int, size: int) -> torch.Tensor: ...
 
-    channel: Channel
-    inside: Callable[[int], bool]
-    waits: Waits = field(default_factory=Waits)
-    process: int = field(default_factory=os.getpid)
-    carried: Mapping[int, str] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
-    _under_way: dict[int, _UnderWay] = field(default_factory=dict)
-    _written_back: set[int] = field(default_factory=set)  # places of ``carried`` with a copy under way to them
+    def wait(self, place: int) -> None: ...
 
-    def check_process(self) -> None:
-        """Raises ``ExecutionError`` in a process that was forked from the one whose copies these are."""
-        if os.getpid() != self.process:
-            raise ExecutionError(
-                "a planned module that moves tensors to a disk runs in the process that made it alone, and this one is "
-                "forked from that; make a MonetModule in a process that is spawned"
-            )
-
-    def write(self, tensor: torch.Tensor, place: int, size: int) -> None:
-        """Issue a copy of the tensor's memory, of which nothing changes until the ``wait`` for the place."""
-        pointer = tensor.untyped_storage().data_ptr()
-        bounce = None
-        if not self.inside(pointer):
-            bounce, aligned = _aligned(size)
-            ctypes.memmove(aligned, pointer, min(size, tensor.untyped_storage().nbytes()))
-            pointer = aligned
-        self._under_way[place] = _UnderWay(self.channel.write(pointer, place, size), bounce)
-        if place in self.carried:
-            self._written_back.add(place)
-
-    def read(self, value: Value, place: int, size: int) -> torch.Tensor:
-        """A tensor of new memory into which a place is read; it is there after the ``wait`` for the place."""
-        # torch.UntypedStorage(size) would not ask the allocator that serves the arena.
-        storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
-        pointer = storage.data_ptr()
-        if self.inside(pointer):
-            self._under_way[place] = _UnderWay(self.channel.read(pointer, place, size))
-        else:
-            bounce, aligned = _aligned(size)
-            self._under_way[place] = _UnderWay(self.channel.read(aligned, place, size), bounce, pointer, size)
-        made: torch.Tensor = torch.empty(0, dtype=value.dtype).set_(storage, value.offset, value.shape, value.stride)
-        return made
-
-    def wait(self, place: int) -> None:
-        """Until the newest copy of the place is over. Raises ``ExecutionError`` where it has failed."""
-        copy = self._under_way[place]
-        began = time.perf_counter()
-        self.channel.wait(copy.ticket)
-        self.waits.seconds += time.perf_counter() - began
-        self.waits.count += 1
-        if copy.bounce is not None and copy.size:
-            ctypes.memmove(copy.pointer, whole_blocks(copy.bounce.data_ptr()), copy.size)
-        del self._under_way[place]
-        self._written_back.discard(place)
-
-    def settle(self) -> None:
-        """Wait for whatever a step that was cut short has left: nothing of it is needed any more. That may be a copy
-        which is not noted here, where Ctrl-C came right after its issue."""
-        if self.channel.drain():
-            self.lost.update(self.carried[place] for place in self._written_back)
-        self._written_back.clear()
-        self._under_way.clear()
+    def settle(self) -> None: ...
 
 
-def _aligned(size: int) -> tuple[torch.Tensor, int]:
-    """Memory for whole blocks, and where they begin."""
-    memory = torch.empty(size + 2 * ALIGNMENT, dtype=torch.uint8)
-    return memory, whole_blocks(memory.data_ptr())
+def copies_of(plan: Plan, inside: Callable[[int], bool], device: torch.device) -> Copies | None:
+    """What a plan's copies go through; None where it has none. ``inside``: as for ``DiskCopies``.
 
-
-def copies_of(plan: Plan, inside: Callable[[int], bool]) -> Copies | None:
-    """What a plan's copies go through; None where it has none.
-
-    Raises ``PlanMismatch`` where the plan was made for another disk, or for rates alone; ``ConfigError`` and
-    ``ExecutionError`` where the folder cannot be used.
+    Raises ``PlanMismatch`` where the plan was made for another disk or GPU, or for rates alone; ``ConfigError`` and
+    ``ExecutionError`` where the second memory cannot be had.
     """
     if plan.second_bytes == 0:
         return None
-    described = plan.environment.get("second_memory", {})
-    if not described.get("disk"):
-        raise PlanMismatch(
-            "the plan moves tensors to a second memory of which only the rates are known (--offload bandwidth=…): it "
-            "can be looked at, not run. Plan with --offload disk"
-        )
+    described: Mapping[str, Any] = plan.environment.get("second_memory", {})
+    if described.get("disk"):
+        return _on_disk(plan, described, inside)
+    if described.get("host"):
+        return _in_main_memory(plan, described, device)
+    raise PlanMismatch(
+        "the plan moves tensors to a second memory of which only the rates are known (--offload bandwidth=…): it "
+        "can be looked at, not run. Plan with --offload disk, or host for a model on a GPU"
+    )
+
+
+def _on_disk(plan: Plan, described: Mapping[str, Any], inside: Callable[[int], bool]) -> DiskCopies:
     named = described.get("folder")
     folder = find_folder(None if named is None else Path(named))
     device = device_of(folder)
@@ -134,7 +73,26 @@ def copies_of(plan: Plan, inside: Callable[[int], bool]) -> Copies | None:
             "again, or name a folder on that disk"
         )
     check_room(folder, plan.second_bytes)
-    return Copies(Channel(folder, plan.second_bytes), inside, carried=carried_storages(plan))
+    return DiskCopies(Channel(folder, plan.second_bytes), inside, carried=carried_storages(plan))
+
+
+def _in_main_memory(plan: Plan, described: Mapping[str, Any], device: torch.device) -> HostCopies:
+    name = device_name(device)
+    if described.get("device") not in (None, name):
+        raise PlanMismatch(
+            f"the plan's copies were timed for [{described['device']}], and this is [{name}]; plan again"
+        )
+    check_host_room(plan.second_bytes)
+    streams, memory = CopyStreams(device), pinned(plan.second_bytes)
+    copies = HostCopies(streams, memory)
+    # At the end of the process, CUDA gives everything back by itself.
+    weakref.finalize(copies, _given_back, streams, memory).atexit = False
+    return copies
+
+
+def _given_back(streams: CopyStreams, memory: torch.Tensor) -> None:
+    streams.settle()
+    released(memory)
 
 
 def carried_storages(plan: Plan) -> dict[int, str]:

@@ -48,7 +48,7 @@ class Runner:
         self.plan = plan
         self.graph = catalogue.graph
         self.arena: allocator.Arena | None = None
-        self.copies = copies_of(plan, self._is_inside)
+        self.copies = copies_of(plan, self._is_inside, self.graph.device)
         self.code: Generated = generate(plan, catalogue, self.copies)
         self._generate = partial(generate, plan, catalogue, self.copies)
         self._code_in_parts: dict[tuple[int, ...], Generated] = {}

@@ -10,6 +10,7 @@ import torch
 from monet.capture import Captured
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.carried_state import CarriedState
+from monet.executor.disk_copies import DiskCopies
 from monet.executor.planned_step import PlannedStep, owner_of
 from monet.graph import Source
 from monet.ops.weight_update import LiveUpdate
@@ -40,7 +41,9 @@ class Trainer:
         self._step = PlannedStep(module, plan, captured, self._state)
         copies = self._step.runner.copies
         values = self._step.graph.values
-        self._carried = None if copies is None or not copies.carried else CarriedState(copies, values.__getitem__)
+        self._carried: CarriedState | None = None
+        if isinstance(copies, DiskCopies) and copies.carried:
+            self._carried = CarriedState(copies, values.__getitem__)
         self._moved_of: dict[str, list[tuple[str, str]]] = {}  # parameter → storage and key of state that is moved
         for source in captured.graph.sources:
             if self._carried is not None and source.value in self._carried.tensors:

@@ -55,6 +55,12 @@ def _require_module(model: object) -> None:
         raise TypeError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
 
 
+def _kind_of_device(model: torch.nn.Module) -> str | None:
+    """Where a model's parameters are, as far as that says where it runs."""
+    kinds = {parameter.device.type for parameter in model.parameters()} & {"cpu", "cuda"}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
 def _guessing(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """``function``, which names the keyword that was meant where an unknown one is given."""
     known = inspect.signature(function).parameters
@@ -96,13 +102,13 @@ def plan(
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
     parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
     program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
-    eager's bit by bit. ``offload``: a second memory that tensors may be moved to, as ``"disk"`` or
-    ``"disk:/scratch,limit=20GB"``. ``reserve_bytes`` of the budget are left to others, ``bucket_bytes`` to the buckets
-    of ``DistributedDataParallel`` (``monet.apply`` counts them itself); ``accumulate``, ``gradients``, ``cache`` and
-    ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout;
-    capture and measuring come on top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``.
-    ``progress``: lines on stderr. Under ``torch.autocast`` the step is planned, and must later be called, in that
-    precision.
+    eager's bit by bit. ``offload``: a second memory that tensors may be moved to, as ``"disk"``,
+    ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU. ``reserve_bytes`` of the budget are left to
+    others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel`` (``monet.apply`` counts them itself);
+    ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of
+    solving, ordering and layout; capture and measuring come on top), ``gap``, ``window``, ``solver`` and ``prove`` as
+    in ``planner.search.Solving``. ``progress``: lines on stderr. Under ``torch.autocast`` the step is planned, and must
+    later be called, in that precision.
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
@@ -141,10 +147,10 @@ class _How:
 
     def module_step(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
         _require_module(model)
-        return self.prepared(partial(prepare, model, args, kwargs))
+        return self.prepared(partial(prepare, model, args, kwargs), _kind_of_device(model))
 
-    def prepared(self, prepare: Callable[..., Prepared]) -> Prepared:
-        """The step that ``prepare`` gives, with the second memory that was asked for."""
+    def prepared(self, prepare: Callable[..., Prepared], device: str | None = None) -> Prepared:
+        """The step that ``prepare`` gives, with the second memory that was asked for; ``device``: as far as known."""
         self._solving()  # and what is no variant: refused before anything is measured
         if self.variant not in VARIANTS:
             raise ConfigError(f"there is no variant {self.variant!r}; choose one of {', '.join(VARIANTS)}")
@@ -153,7 +159,7 @@ class _How:
         )
         offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()))
         offload, _ = self._moving()  # refused before anything is measured
-        check_second_memory(offload)
+        check_second_memory(offload, device)
         return offloaded(prepare(preparing, offering, progress=self.progress), offload, cache=self.cache)
 
     def plan(self, prepared: Prepared, budget: ByteBudget) -> Plan:

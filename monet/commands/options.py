@@ -93,7 +93,7 @@ offload = option(
     metavar="MEMORY",
     callback=amount(_offload),
     help="A second memory that tensors may be moved to and back: disk (a folder that monet chooses), "
-    "disk:FOLDER,limit=20GB, or bandwidth=12GB/s for one that is not there.",
+    "disk:FOLDER,limit=20GB, host (main memory, of a model on a GPU), or bandwidth=12GB/s for one that is not there.",
 )
 density = option(
     CHOICES,

@@ -103,7 +103,7 @@ def sweep(
     if source.config is not None and planning.offload is not None:
         from monet.pipeline.offloading import check_second_memory
 
-        check_second_memory(planning.offload)
+        check_second_memory(planning.offload, source.config.device)
     if measure and source.config is None:
         raise click.BadParameter("there is no model to measure in a profile", param_hint="--measure")
     if cluster is not None and jobs is not None:

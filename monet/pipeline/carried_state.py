@@ -35,9 +35,10 @@ class StateMoves:
 
 
 def state_choices(lowered: Lowered) -> list[StateMoves]:
-    """Nothing; the largest updates' state, up to a half; all; and all with copies that the step waits for."""
+    """Nothing; the largest updates' state, up to a half; all; and all with copies that the step waits for. Nothing
+    alone for a model on a GPU: PyTorch's optimisers want their state there."""
     second, groups = lowered.problem.second, _groups(lowered)
-    if second is None or second.mode == STATIC or not groups:
+    if second is None or second.mode == STATIC or not groups or lowered.catalogue.graph.device.type != "cpu":
         return [StateMoves()]
     largest = sorted(groups.items(), key=lambda item: (-_bytes(lowered, item[1]), item[0]))
     total = sum(_bytes(lowered, names) for _, names in largest)

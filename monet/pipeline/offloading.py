@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from monet.amounts import format_bytes
 from monet.errors import ConfigError
 from monet.pipeline.preparation import Prepared
-from monet.second_memory.bandwidth import bandwidth
+from monet.planner.problem import SecondMemory
+from monet.second_memory.bandwidth import Bandwidth, bandwidth, host_bandwidth
 from monet.second_memory.folder import device_of, find_folder
 from monet.second_memory.offload import Offload
+from monet.second_memory.streams import available_bytes, device_name
 
 ROOM_SHARE = 0.9
 """Of what a disk has left: what a plan may take of it where no limit was given."""
+HOST_SHARE = 0.5
+"""Of the main memory that is left: what a plan may pin of it where no limit was given."""
 
 
-def check_second_memory(offload: Offload | None) -> None:
-    """Raises ``ConfigError`` where the second memory that is asked for will not do, before anything is measured."""
-    if offload is not None and offload.disk:
+def check_second_memory(offload: Offload | None, device: str | None = None) -> None:
+    """Raises ``ConfigError`` where the second memory that is asked for will not do, before anything is measured.
+    ``device``: the kind that the model is on, as far as that is known."""
+    if offload is None:
+        return
+    if device is not None:
+        offload.check_device(device)
+    if offload.disk:
         _found(offload)
 
 
@@ -37,27 +50,30 @@ def _found(offload: Offload) -> tuple[Path, int]:
     return folder, limit
 
 
-def offloaded(prepared: Prepared, offload: Offload | None, *, cache: bool = True) -> Prepared:
-    """``prepared`` with the second memory that was asked for, if one was; a disk whose rates are not given is measured
-    for some seconds, once.
+def _host_limit(offload: Offload) -> int:
+    """How many bytes of main memory a plan may pin."""
+    if offload.limit_bytes is None:
+        return int(HOST_SHARE * available_bytes())
+    left = available_bytes()
+    if offload.limit_bytes > left:
+        raise ConfigError(
+            f"the limit of {format_bytes(offload.limit_bytes)} is more than the {format_bytes(left)} of main memory "
+            "that are left; give a smaller one"
+        )
+    return offload.limit_bytes
 
-    Raises ``ConfigError`` and ``ExecutionError`` where the folder will not do.
+
+def offloaded(prepared: Prepared, offload: Offload | None, *, cache: bool = True) -> Prepared:
+    """``prepared`` with the second memory that was asked for, if one was; a disk, or the way to main memory, whose
+    rates are not given is measured for some seconds, once.
+
+    Raises ``ConfigError`` and ``ExecutionError`` where it will not do.
     """
     if offload is None:
         return prepared
-    described: dict[str, Any] = {"disk": offload.disk}
-    if offload.disk:
-        folder, limit = _found(offload)
-        described |= {"folder": None if offload.folder is None else str(folder), "device": device_of(folder)}
-        limited = replace(offload, limit_bytes=limit)
-        if offload.write_rate is not None and offload.read_rate is not None:
-            second = limited.assumed()
-        else:
-            measured = bandwidth(folder, cache=cache)
-            second = limited.at(measured.write_rate, measured.read_rate, measured.slowdown_s)
-            described["measured"] = measured.measured
-    else:
-        second = offload.assumed()
+    device = prepared.lowered.catalogue.graph.device
+    offload.check_device(device.type)
+    second, described = _described(offload, device, cache=cache)
     described |= {
         "write_rate": second.write_rate,
         "read_rate": second.read_rate,
@@ -66,3 +82,25 @@ def offloaded(prepared: Prepared, offload: Offload | None, *, cache: bool = True
     }
     lowered = replace(prepared.lowered, problem=replace(prepared.problem, second=second))
     return replace(prepared, lowered=lowered, environment={**prepared.environment, "second_memory": described})
+
+
+def _described(offload: Offload, device: torch.device, *, cache: bool) -> tuple[SecondMemory, dict[str, Any]]:
+    """What the planner is told, and what the plan says of the memory besides."""
+    if not offload.is_here:
+        return offload.assumed(), {"disk": False}
+    measure: Callable[[], Bandwidth]
+    if offload.disk:
+        folder, limit = _found(offload)
+        named = None if offload.folder is None else str(folder)
+        described: dict[str, Any] = {"disk": True, "folder": named, "device": device_of(folder)}
+        measure = partial(bandwidth, folder, cache=cache)
+    else:
+        limit = _host_limit(offload)
+        described = {"disk": False, "host": True, "device": device_name(device)}
+        measure = partial(host_bandwidth, device, cache=cache)
+    limited = replace(offload, limit_bytes=limit)
+    if offload.write_rate is not None and offload.read_rate is not None:
+        return limited.assumed(), described
+    measured = measure()
+    second = limited.at(measured.write_rate, measured.read_rate, measured.slowdown_s)
+    return second, {**described, "measured": measured.measured}

@@ -1,5 +1,7 @@
 """How fast a second memory is: measured in both directions, alone and beside an operator, and kept.
 
+``bandwidth`` is about a disk, ``host_bandwidth`` about main memory and a GPU.
+
 What a plan is told is the slow end of what was seen: the tenth percentile of pieces of some seconds of copying, each
 waited for. A disk that is slower than that in a step makes the step wait, which the executor counts.
 """
@@ -10,6 +12,7 @@ import json
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,18 +21,14 @@ import torch
 
 from monet.errors import CacheRefused
 from monet.files.cache import read_value, write_value
-from monet.native.channel import ALIGNMENT, Channel
-from monet.plans.plan import whole_blocks
 from monet.second_memory.folder import device_of
+from monet.second_memory.streams import device_name
+from monet.second_memory.trials import DiskTrial, HostTrial, Trial
 
 logger = logging.getLogger(__name__)
-PIECE = 64 << 20
-PIECES = 8
 SECONDS = 3.0
 """Of copying, each way: sustained, as cloud disks are fast for a moment."""
 LOW = 0.1
-BESIDE = 1024
-"""Rows and columns of the product beside which copies are measured."""
 _TABLE, _FORMAT = "bandwidth", 1
 
 
@@ -52,10 +51,22 @@ def bandwidth(folder: Path, *, cache: bool = True) -> Bandwidth:
     Raises ``ExecutionError`` where the folder cannot be used.
     """
     key = f"{_FORMAT} {device_of(folder)} {torch.get_num_threads()} threads"
+    return _known(key, lambda: measure(folder), cache=cache)
+
+
+def host_bandwidth(device: torch.device, *, cache: bool = True) -> Bandwidth:
+    """Of copies between a GPU and pinned main memory, from an earlier run or measured now, in some seconds.
+
+    Raises ``ExecutionError`` where no memory can be pinned.
+    """
+    return _known(f"{_FORMAT} host {device_name(device)}", lambda: _measured(HostTrial(device)), cache=cache)
+
+
+def _known(key: str, measure: Callable[[], Bandwidth], *, cache: bool) -> Bandwidth:
     known = _recall(key) if cache else None
     if known is not None:
         return known
-    found = measure(folder)
+    found = measure()
     if cache:
         _remember(key, found)
     return found
@@ -63,33 +74,31 @@ def bandwidth(folder: Path, *, cache: bool = True) -> Bandwidth:
 
 def measure(folder: Path) -> Bandwidth:
     """Writes and reads a file of some hundred megabytes for some seconds each way."""
-    channel = Channel(folder, PIECES * PIECE)
+    return _measured(DiskTrial(folder))
+
+
+def _measured(trial: Trial) -> Bandwidth:
     try:
-        memory = torch.empty(PIECE + ALIGNMENT, dtype=torch.uint8).random_()
-        pointer = whole_blocks(memory.data_ptr())
-        for place in range(PIECES):  # the first write to a place also makes it
-            channel.wait(channel.write(pointer, place * PIECE, PIECE))
-        write = _low(_rates(channel, pointer, write=True))
-        read = _low(_rates(channel, pointer, write=False))
-        slowdown_s = _slowdown(channel, pointer)
+        write = _low(_rates(trial, write=True))
+        read = _low(_rates(trial, write=False))
+        slowdown_s = _slowdown(trial)
     finally:
-        channel.close()
+        trial.close()
     return Bandwidth(write, read, slowdown_s, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _rates(channel: Channel, pointer: int, *, write: bool) -> list[float]:
+def _rates(trial: Trial, *, write: bool) -> list[float]:
     """Bytes a second of one piece after the other. Two are under way at any time, as in a step."""
-    issue = channel.write if write else channel.read
     rates, began = [], time.perf_counter()
-    pending = issue(pointer, 0, PIECE)
+    pending = trial.issue(0, write=write)
     last, n = began, 1
     while time.perf_counter() - began < SECONDS:
-        following = issue(pointer, n % PIECES * PIECE, PIECE)
-        channel.wait(pending)
+        following = trial.issue(n, write=write)
+        trial.wait(pending)
         now = time.perf_counter()
-        rates.append(PIECE / (now - last))
+        rates.append(trial.piece / (now - last))
         pending, last, n = following, now, n + 1
-    channel.wait(pending)
+    trial.wait(pending)
     return rates
 
 
@@ -97,31 +106,29 @@ def _low(rates: list[float]) -> float:
     return sorted(rates)[int(LOW * len(rates))]
 
 
-def _slowdown(channel: Channel, pointer: int) -> float:
+def _slowdown(trial: Trial) -> float:
     """Seconds that a matrix product takes longer, for each byte that is copied beside it; products alone and with a
     copy alternate."""
-    one = torch.rand(BESIDE, BESIDE)
 
     def product() -> float:
         began = time.perf_counter()
-        torch.mm(one, one)
+        trial.product()
         return time.perf_counter() - began
 
     product()
     lost_s, copied = 0.0, 0
     for n in range(12):
         alone = min(product(), product())
-        ticket = channel.write(pointer, 0, PIECE) if n % 2 == 0 else channel.read(pointer, 0, PIECE)
-        before = channel.copied()
+        ticket = trial.issue(0, write=n % 2 == 0)
+        before = trial.copied_bytes()
         beside, count = 0.0, 0
         began = time.perf_counter()
-        while count < 2 or time.perf_counter() - began < PIECE / 4e9:
+        while count < 2 or time.perf_counter() - began < trial.piece / 4e9:
             beside += product()
             count += 1
-        channel.wait(ticket)
-        after = channel.copied()
+        trial.wait(ticket)
         lost_s += max(0.0, beside - count * alone)
-        copied += after.written_bytes + after.read_bytes - before.written_bytes - before.read_bytes
+        copied += trial.copied_bytes() - before
     return lost_s / copied if copied else 0.0
 
 

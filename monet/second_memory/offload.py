@@ -1,4 +1,4 @@
-"""What a person asks of a second memory: ``disk``, ``disk:/scratch,limit=20GB``, ``bandwidth=12GB/s``."""
+"""What a person asks of a second memory: ``disk``, ``disk:/scratch,limit=20GB``, ``host``, ``bandwidth=12GB/s``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from monet.planner.problem import ASYNCHRONOUS, MODES, SMALLEST_MOVED, STATIC, S
 from monet.planner.schedules import MOVING, moving_variant
 
 _ACCEPTED = (
-    "disk (a folder that monet chooses), disk:FOLDER, or bandwidth=RATE for a memory that is not there, such as "
-    "12GB/s; then, after commas: limit=BYTES, write=RATE, read=RATE, mode=" + "|".join(MODES)
+    "disk (a folder that monet chooses), disk:FOLDER, host (main memory, for a model on a GPU), or bandwidth=RATE for "
+    "a memory that is not there, such as 12GB/s; then, after commas: limit=BYTES, write=RATE, read=RATE, mode="
+    + "|".join(MODES)
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """``disk``: the memory is a file; ``folder``: where, None: monet chooses. Without a disk the rates are all that is
-    known of it, and a plan for it can be made and not run.
+    """``disk``: the memory is a file; ``folder``: where, None: monet chooses. ``host``: it is pinned main memory, of a
+    model on a GPU. With neither the rates are all that is known of it, and a plan for it can be made and not run.
 
     Rates are bytes a second, None: measured. ``limit_bytes``: how much it may hold; None: what is moved.
     """
@@ -31,11 +32,18 @@ class Offload:
     read_rate: float | None = None
     limit_bytes: int | None = None
     mode: str = ASYNCHRONOUS
+    host: bool = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a memory of this machine, which a plan is run with."""
+        return self.disk or self.host
 
     def __str__(self) -> str:
         """As ``parse_offload`` takes it."""
         parts = [] if not self.disk else ["disk" if self.folder is None else f"disk:{self.folder}"]
-        parts += [f"bandwidth={self.write_rate:.0f}B/s"] if not self.disk else []
+        parts += ["host"] if self.host else []
+        parts += [f"bandwidth={self.write_rate:.0f}B/s"] if not self.is_here else []
         parts += [f"write={self.write_rate:.0f}B/s"] if self.write_rate is not None else []
         parts += [f"read={self.read_rate:.0f}B/s"] if self.read_rate is not None else []
         parts += [f"limit={self.limit_bytes}"] if self.limit_bytes is not None else []
@@ -44,8 +52,16 @@ class Offload:
 
     def check_use(self, mode: str) -> None:
         """Raises ``ConfigError`` where the memory cannot be used so; other names than modes are none of its."""
-        if self.disk and mode == STATIC:
-            raise ConfigError("static is for a memory that operators can address, which a disk is not")
+        if self.is_here and mode == STATIC:
+            what = "a disk is not" if self.disk else "main memory is not for PyTorch's on a GPU"
+            raise ConfigError(f"static is for a memory that operators can address, which {what}")
+
+    def check_device(self, kind: str) -> None:
+        """Raises ``ConfigError`` where a model on such a device (``cpu``, ``cuda``) cannot reach the memory."""
+        if self.disk and kind != "cpu":
+            raise ConfigError(f"a disk is the second memory of a model on the CPU, and this one is on {kind}: use host")
+        if self.host and kind == "cpu":
+            raise ConfigError("the model is in main memory already: host is for one on a GPU, and this one has a disk")
 
     def at(self, write_rate: float, read_rate: float, slowdown_s: float = 0.0) -> SecondMemory:
         """What the planner is told, with the rates that were measured where none were given."""
@@ -60,7 +76,8 @@ class Offload:
     def assumed(self) -> SecondMemory:
         """The same where every rate is given. Raises ``ConfigError`` where one is not."""
         if self.write_rate is None or self.read_rate is None:
-            raise ConfigError("a disk's rates are measured with a model; for a profile give --offload bandwidth=12GB/s")
+            what = "a disk's" if self.disk else "a GPU's"
+            raise ConfigError(f"{what} rates are measured with a model; for a profile give --offload bandwidth=12GB/s")
         return self.at(self.write_rate, self.read_rate)
 
 
@@ -76,6 +93,8 @@ def parse_offload(value: str | Offload) -> Offload:
         if separator and not place:
             raise ConfigError(f"--offload {value!r} names no folder; write {_ACCEPTED}")
         offload = Offload(True, Path(place).expanduser() if place else None)
+    elif first == "host":
+        offload = Offload(False, host=True)
     elif first.startswith("bandwidth="):
         offload, others = Offload(False), [first, *others]
     else:
@@ -85,7 +104,7 @@ def parse_offload(value: str | Offload) -> Offload:
         raise ConfigError(f"--offload {value!r} says {max(named, key=named.count)} more than once")
     for part in others:
         offload = _with(offload, part, value)
-    if not offload.disk and (offload.write_rate is None or offload.read_rate is None):
+    if not offload.is_here and (offload.write_rate is None or offload.read_rate is None):
         raise ConfigError(f"--offload {value!r} leaves a rate open; write {_ACCEPTED}")
     offload.check_use(offload.mode)
     return offload

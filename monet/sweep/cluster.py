@@ -44,10 +44,10 @@ class ClusterWorkers:
         """Raises ``ConfigError`` where the address is none, the extra is missing or the offload is of one machine;
         ``MonetError`` where no scheduler answers, where it has no workers, or these have other versions."""
         offload = None if self._options.offload is None else parse_offload(self._options.offload)
-        if offload is not None and offload.disk:
+        if offload is not None and offload.is_here:
             raise ConfigError(
-                f"--offload {offload} is a disk of one machine, and --cluster plans on several: say how fast it is, as "
-                "--offload bandwidth=2GB/s"
+                f"--offload {offload} is a memory of one machine, and --cluster plans on several: say how fast it is, "
+                "as --offload bandwidth=2GB/s"
             )
         if not _ADDRESS.fullmatch(self._address):  # which Dask would look for, and then end with a traceback
             raise ConfigError(f"--cluster {self._address!r} is no address of a scheduler: give one as tcp://HOST:8786")

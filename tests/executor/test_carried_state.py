@@ -25,7 +25,7 @@ from trainer_cases import Batch, EagerStep, Optimizer, assert_same, both_step, c
 
 import monet
 from monet.errors import ExecutionError
-from monet.executor.copies import Copies
+from monet.executor.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.plan import READ, WAIT, WRITE, Plan
 
@@ -85,9 +85,9 @@ def trained_by(
     return monet.optimize(model, *batch(0), loss_fn=case_loss, optimizer=optimizer, plan=plan, clip_grad_norm=clip)
 
 
-def copies_of(trainer: monet.Trainer) -> Copies:
+def copies_of(trainer: monet.Trainer) -> DiskCopies:
     copies = trainer._step.runner.copies
-    assert copies is not None
+    assert isinstance(copies, DiskCopies)
     return copies
 
 

@@ -35,7 +35,7 @@ from trainer_cases import EagerStep, assert_same, both_step, case_loss
 import monet
 from monet.errors import ConfigError, ExecutionError, PlanMismatch
 from monet.executor import parallel
-from monet.executor.copies import Copies
+from monet.executor.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.ops.offers.offering import Offering
 from monet.pipeline.offloading import offloaded
@@ -59,9 +59,9 @@ def moved(disk: Path) -> monet.MonetModule:
     return monet.MonetModule(case_model("layers"), moved_plan("layers", disk))
 
 
-def copies_of(module: monet.MonetModule) -> Copies:
+def copies_of(module: monet.MonetModule) -> DiskCopies:
     copies = module._step.runner.copies
-    assert copies is not None
+    assert isinstance(copies, DiskCopies)
     return copies
 
 
@@ -417,7 +417,7 @@ def test_whole_steps_equal_eager(disk: Path, monkeypatch: pytest.MonkeyPatch) ->
     planned = trainer(model, budget, f"disk:{disk},{RATES}")
     assert count(planned.plan, WRITE) >= 1 and planned.plan.peak_bytes <= budget < full.peak_bytes
     copies = planned._step.runner.copies
-    assert copies is not None
+    assert isinstance(copies, DiskCopies)
     copies.channel.disturb(delay_s=0.002)
     for seed in range(3):
         both_step(planned, eager, batch(seed), seed)

@@ -19,11 +19,11 @@ import monet
 from monet.cli import program
 from monet.errors import ConfigError, ExecutionError
 from monet.files.cache import open_table
-from monet.native.channel import Channel
 from monet.planner.problem import MODES
 from monet.planner.schedules import MOVING
 from monet.second_memory import bandwidth as rates
 from monet.second_memory import folder as folders
+from monet.second_memory import trials
 from monet.second_memory.bandwidth import Bandwidth, bandwidth
 from monet.second_memory.folder import check_room, device_of, find_folder
 from monet.second_memory.offload import Offload, parse_offload, variant_with
@@ -62,6 +62,9 @@ def in_memory() -> Path:
         ("disk,write=800MB/s,read=2GB / s", Offload(True, write_rate=8e8, read_rate=2e9)),
         ("disk,bandwidth=1GB/s", Offload(True, write_rate=1e9, read_rate=1e9)),
         ("disk,bandwidth=1GB/s,read=3GB/s", Offload(True, write_rate=1e9, read_rate=3e9)),
+        ("host", Offload(False, host=True)),
+        ("host,limit=20GB,mode=synchronous", Offload(False, limit_bytes=20 * GB, mode="synchronous", host=True)),
+        ("host,read=20GB/s", Offload(False, read_rate=2e10, host=True)),
         ("bandwidth=12GB/s", Offload(False, write_rate=12e9, read_rate=12e9)),
         ("bandwidth=12GB/s,write=1.5GB/s", Offload(False, write_rate=1.5e9, read_rate=12e9)),
         ("bandwidth=1GiB/s,mode=static", Offload(False, write_rate=2.0**30, read_rate=2.0**30, mode="static")),
@@ -99,6 +102,8 @@ def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bandwidth=1GB/s,limit=1048575", "under 1,048,576 bytes (1 MiB)"),
         ("disk,mode=fast", "mode is one of asynchronous, synchronous, static, not 'fast'"),
         ("disk,mode=static", "which a disk is not"),
+        ("host,mode=static", "main memory is not for PyTorch's on a GPU"),
+        ("host:/scratch", "write disk"),
         ("disk,write=1GB", "is no rate; write bytes a second"),
         ("disk,write=/s", "''"),
         ("disk,read=0GB/s", "moves nothing"),
@@ -326,14 +331,13 @@ def test_a_cache_that_is_refused_is_said(
 
 def test_a_measurement(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For real, of little."""
-    monkeypatch.setattr(rates, "PIECE", 1 << 20)
-    monkeypatch.setattr(rates, "PIECES", 2)
+    monkeypatch.setattr(trials, "PIECE", 1 << 20)
+    monkeypatch.setattr(trials, "PIECES", 2)
     monkeypatch.setattr(rates, "SECONDS", 0.0)
-    monkeypatch.setattr(rates, "BESIDE", 64)
+    monkeypatch.setattr(trials, "BESIDE", 64)
 
-    def steady(channel: Channel, pointer: int, *, write: bool) -> list[float]:
-        issue = channel.write if write else channel.read
-        channel.wait(issue(pointer, 0, rates.PIECE))
+    def steady(trial: trials.Trial, *, write: bool) -> list[float]:
+        trial.wait(trial.issue(0, write=write))
         return [5e8 if write else 7e8] * 20
 
     monkeypatch.setattr(rates, "_rates", steady)
@@ -346,17 +350,16 @@ def test_a_measurement(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rates_are_those_of_pieces(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock of which each look is a second later: a piece a second."""
     now = iter(range(10**6))
-    monkeypatch.setattr(rates, "PIECE", 1 << 20)
-    monkeypatch.setattr(rates, "PIECES", 2)
+    monkeypatch.setattr(trials, "PIECE", 1 << 20)
+    monkeypatch.setattr(trials, "PIECES", 2)
     monkeypatch.setattr(rates, "SECONDS", 10.0)
-    memory = torch.zeros((1 << 20) + 4096, dtype=torch.uint8)
-    channel = Channel(disk, 2 << 20)
+    trial = trials.DiskTrial(disk)
     for write in (True, False):
         with monkeypatch.context() as patched:
             patched.setattr("monet.second_memory.bandwidth.time.perf_counter", lambda: float(next(now)))
-            found = rates._rates(channel, -(-memory.data_ptr() // 4096) * 4096, write=write)
+            found = rates._rates(trial, write=write)
         assert len(found) >= 4 and all(rate == (1 << 20) / 2 for rate in found)  # two looks a piece
-    channel.close()
+    trial.close()
 
 
 def test_the_slow_end_counts() -> None:

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from monet.executor.copies import Copies
+from monet.executor.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.plan import COPY_ALIGNMENT
 
@@ -16,14 +16,14 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Fills with NaN what has been written as soon as a plan may count on that, and what is read into before the copy
     begins, whole blocks of it. Returns what is counted: sources and destinations."""
     counts = [0, 0]
-    write, wait, read = Copies.write, Copies.wait, Channel.read
+    write, wait, read = DiskCopies.write, DiskCopies.wait, Channel.read
     sources: dict[int, tuple[int, int]] = {}
 
-    def poisoned_write(self: Copies, tensor: torch.Tensor, place: int, size: int) -> None:
+    def poisoned_write(self: DiskCopies, tensor: torch.Tensor, place: int, size: int) -> None:
         write(self, tensor, place, size)
         sources[place] = tensor.untyped_storage().data_ptr(), size
 
-    def poisoned_wait(self: Copies, place: int) -> None:
+    def poisoned_wait(self: DiskCopies, place: int) -> None:
         wait(self, place)
         if place in sources:
             pointer, size = sources.pop(place)
@@ -35,7 +35,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts[1] += 1
         return read(self, pointer, place, size)
 
-    monkeypatch.setattr(Copies, "write", poisoned_write)
-    monkeypatch.setattr(Copies, "wait", poisoned_wait)
+    monkeypatch.setattr(DiskCopies, "write", poisoned_write)
+    monkeypatch.setattr(DiskCopies, "wait", poisoned_wait)
     monkeypatch.setattr(Channel, "read", poisoned_read)
     return counts

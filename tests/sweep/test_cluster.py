@@ -218,4 +218,4 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
     done = run(tmp_path, "tcp://127.0.0.1:8786", "--jobs", "2")
     assert done.exit_code == 2 and "--cluster has its own workers" in done.output
     done = run(tmp_path, "tcp://127.0.0.1:8786", "--offload", "disk,bandwidth=1GB/s")
-    assert done.exit_code == 2 and "is a disk of one machine" in done.output
+    assert done.exit_code == 2 and "is a memory of one machine" in done.output

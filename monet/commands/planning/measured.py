@@ -33,8 +33,10 @@ def _planned(request: PlanRequest) -> PlanResult:
         raise ConfigError(f"{request.variant} has storages of its own, which monet profile does not measure")
     prepared = read_step(request.profile, planning.reserve)
     variant = variant_with(planning.offload, request.variant)
-    if planning.offload is not None and planning.offload.disk:
-        raise ConfigError("the disk is that of the machine where the step runs; give rates: --offload bandwidth=2GB/s")
+    if planning.offload is not None and planning.offload.is_here:
+        raise ConfigError(
+            f"{planning.offload} is of the machine where the step runs; give rates: --offload bandwidth=2GB/s"
+        )
     prepared = offloaded(prepared, planning.offload)
     if request.minimise is not None:
         return plan_smallest(prepared, request.max_overhead, planning.solving(), variant=variant, meter=meter)

@@ -37,7 +37,7 @@ def plan_model(request: PlanRequest) -> None:
 
     if request.planning.threads is not None:
         torch.set_num_threads(request.planning.threads)
-    check_second_memory(request.planning.offload)
+    check_second_memory(request.planning.offload, loaded.device)
     with refusals_in(request.unit):
         planned, result = _plan(loaded, request)
     hand_over(result, output, request)
