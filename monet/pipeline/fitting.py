@@ -86,7 +86,7 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made and is kept, so that
     budget works. ``KeyboardInterrupt`` on Ctrl-C before there is an arena that fits.
     """
-    known = recall(fit.lowered, fit.variant, fit.budget_bytes)
+    known = _known(fit)
     attempts = _Attempts(fit, meter, known)
     target_bytes: int | None = fit.budget_bytes
     for _ in range(TRIES):
@@ -102,6 +102,22 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     else:
         remember(fit.lowered, fit.variant, best)
     return best
+
+
+def _known(fit: Fit) -> Placed | None:
+    """The fastest plan of earlier searches: where there are two memories, also of those that use one alone, whose order
+    may fit where the captured one does not."""
+    placed = recall(fit.lowered, fit.variant, fit.budget_bytes)
+    parts = [] if fit.variant != MOVE or fit.lowered.problem.carried else _of_parts(fit)
+    return min((p for p in (placed, *parts) if p is not None), key=lambda p: p[0].objective_s, default=None)
+
+
+def _of_parts(fit: Fit) -> list[Placed]:
+    """Where there are two memories: plans that are known without moves, and without recomputation."""
+    lowered, budget_bytes = fit.lowered, fit.budget_bytes
+    alone = replace(lowered, problem=replace(lowered.problem, second=None))
+    known = recall(alone, MONET, budget_bytes), recall(lowered, MOVE_ONLY, budget_bytes)
+    return [placed for placed in known if placed is not None]
 
 
 def _as_found(known: Placed, found: Solution | None) -> Solution:
@@ -200,7 +216,7 @@ class _Attempts:
         starts = [] if fit.start is None else [fit.start]
         starts += [] if self._known is None else [self._known[0].runs]
         starts += [] if self.best is None else [self.best[0].runs]
-        starts += self._of_parts()
+        starts += [] if fit.variant != MOVE else [solution.runs for solution, _ in _of_parts(fit)]
         starts += self._repaired(target_bytes)
         for name in STARTS:
             try:
@@ -209,15 +225,6 @@ class _Attempts:
                 continue
         costs = [(cost.objective_s, k) for k, cost in _replays(fit.lowered.problem, starts, target_bytes)]
         return starts[min(costs)[1]] if costs else None
-
-    def _of_parts(self) -> list[Runs]:
-        """Where there are two memories: plans that are known without moves, and without recomputation."""
-        lowered, budget_bytes = self._fit.lowered, self._fit.budget_bytes
-        if self._fit.variant != MOVE:
-            return []
-        alone = replace(lowered, problem=replace(lowered.problem, second=None))
-        known = recall(alone, MONET, budget_bytes), recall(lowered, MOVE_ONLY, budget_bytes)
-        return [placed[0].runs for placed in known if placed is not None]
 
     def _repaired(self, target_bytes: int) -> list[Runs]:
         """The last plan made to fit, where its arena did not."""

@@ -18,11 +18,14 @@ import monet
 from monet.errors import InfeasibleBudget
 from monet.pipeline import fitting, known_plans
 from monet.pipeline.known_plans import Placed, recall, remember
+from monet.pipeline.offloading import offloaded
 from monet.pipeline.placement import placement
 from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import Prepared, prepare
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
+from monet.second_memory.offload import parse_offload
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +73,16 @@ def test_the_least_memory_works_as_a_budget(monkeypatch: pytest.MonkeyPatch) -> 
     _finds_nothing_small(monkeypatch)
     result = plan_prepared(_prepared(), smallest.plan.peak_bytes)
     assert result.plan.peak_bytes <= smallest.plan.peak_bytes
+
+
+def test_with_two_memories_a_plan_for_one_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order may fit where the captured one, which copies need, does not."""
+    alone = plan_prepared(_prepared(), _refused(_prepared()))
+    _finds_nothing_small(monkeypatch)
+    both = offloaded(_prepared(), parse_offload("bandwidth=8GB/s"))
+    result = plan_prepared(both, alone.plan.peak_bytes, variant=MOVE)
+    assert result.plan.peak_bytes == alone.plan.peak_bytes
+    assert result.solution.objective_s == alone.solution.objective_s and result.solution.proof is None
 
 
 def test_a_budget_below_what_is_counted_says_how_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
