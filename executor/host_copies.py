@@ -62,8 +62,8 @@ class HostCopies:
         """Issue a copy of the tensor's memory, of which nothing changes until the ``wait`` for the place."""
         source = _memory_of(tensor, size)
         fence = self._fence(place, write=True)
+        self._under_way[place] = fence, source  # first: Ctrl-C may come right after the issue
         self.streams.copy(fence, self._place(place, source.numel()), source, write=True)
-        self._under_way[place] = fence, source
 
     def read(self, value: Value, place: int, size: int) -> torch.Tensor:
         """A tensor of new memory into which a place is read; it is there after the ``wait`` for the place."""
@@ -75,8 +75,8 @@ class HostCopies:
         fence = self._fence(place, write=False)
         # Two streams know nothing of each other: what is read was written by the other one.
         written = self._fences.get((place, True))
-        self.streams.copy(fence, target, self._place(place, target.numel()), write=False, after=written)
         self._under_way[place] = fence, target
+        self.streams.copy(fence, target, self._place(place, target.numel()), write=False, after=written)
         return made
 
     def wait(self, place: int) -> None:
