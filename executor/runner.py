@@ -21,7 +21,7 @@ from monet.executor.copies import copies_of
 from monet.graph import tangents_behind
 from monet.native import allocator, devices
 from monet.ops.catalogue import Catalogue
-from monet.ops.kernels.norms import smallest_scale
+from monet.ops.kernels.scales import smallest_scale
 from monet.plans.plan import WRITE, Plan
 
 logger = logging.getLogger(__name__)

@@ -96,9 +96,10 @@ def kernels_of_the_table() -> None:
     norms run again from saved statistics where a variant of the kernel rounds as this machine's ATen does."""
     import torch
 
-    from monet.ops.kernels import bits, formats, norm_variants, norms, packed, pool_index
+    from monet.ops.kernels import bits, formats, norm_variants, norms, packed, pool_index, scales
 
-    if None in (packed.library(), pool_index.library(), bits.library(), norms.library()):
+    of_norms = [norms.library(data) for data in formats.FORMATS]
+    if None in (packed.library(), pool_index.library(), bits.library(), scales.library(), *of_norms):
         pytest.skip("native kernels cannot be built here")
     for trial in (norm_variants.try_batch_norm, norm_variants.try_group_norm, norm_variants.try_layer_norm):
         for data in formats.FORMATS:

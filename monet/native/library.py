@@ -25,13 +25,19 @@ def _say_no_compiler() -> None:
 
 @cache
 def build(
-    source: Path, *, with_torch: bool, openmp: bool, with_cuda: bool = False, include: tuple[Path, ...] = ()
+    source: Path,
+    *,
+    with_torch: bool,
+    openmp: bool,
+    with_cuda: bool = False,
+    include: tuple[Path, ...] = (),
+    defines: tuple[str, ...] = (),
 ) -> ctypes.PyDLL | None:
     """The shared library made from ``source``, or None (said once, with the reason) where it cannot be made.
 
     ``with_torch``: use c10's headers and symbols. ``with_cuda``: c10_cuda's symbols, too. ``include``: as
-    ``shared_library`` takes it. ``openmp``: parallel loops on the OpenMP runtime
-    that torch has loaded already; linking another one would start a second pool of threads.
+    ``shared_library`` takes it. ``defines``: macros, each ``NAME=VALUE``. ``openmp``: parallel loops on the OpenMP
+    runtime that torch has loaded already; linking another one would start a second pool of threads.
     Loaded as a ``PyDLL``: calls keep the interpreter lock, which costs a third of releasing it.
     """
     if compiler() is None:
@@ -39,6 +45,7 @@ def build(
         return None
     headers, library = (Path(torch.__file__).parent / name for name in ("include", "lib"))
     compile_flags = [f'-DMONET_TORCH_VERSION="{torch.__version__}"']  # another torch, another library
+    compile_flags += [f"-D{macro}" for macro in defines]
     link_flags: list[str] = []
     if with_torch:
         compile_flags += [f"-I{headers}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from monet.capture import Captured
 from monet.graph import BUFFER, CONSTANT, PARAMETER
-from monet.ops.kernels.norms import smallest_scale
+from monet.ops.kernels.scales import smallest_scale
 from monet.ops.offers.implementation import Guard
 
 

@@ -1,25 +1,27 @@
 // Normalizations from what was kept: the output from the input and saved statistics, and gradients from the output.
 // Dense contiguous memory (channel norms: channels-last too); computed in float; sums do not depend on the number of
 // threads. Built with -ffp-contract=off: where a fused multiply-add is meant, it is written.
+// Compiled once for each format of data that is met, MONET_DATA by its number in formats.h: all take 15 seconds.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
+#include <tuple>
 #include <type_traits>
 
 #include "formats.h"
 
 namespace {
 
-// Calls f with the formats of data and of parameters, which are the data's or float32.
+using Data = std::tuple_element_t<MONET_DATA, std::tuple<Single, Brain, Half>>;
+using Word = Data::Bits;
+
+// Calls f with the format of parameters and statistics, which is float32 or the data's.
 template <typename F>
-void in_formats(int data, int parameters, F f) {
-  in_format(data, [=]<typename D>(D d) {
-    if (parameters == 0)
-      f(d, Single{});
-    else
-      f(d, d);
-  });
+void in_parameters(int parameters, F f) {
+  if (parameters == MONET_DATA)
+    f(Data{});
+  else
+    f(Single{});
 }
 
 template <typename P>
@@ -49,9 +51,8 @@ extern "C" {
 // are fused, so that the result can equal ATen's bit by bit.
 void monet_channel_norm_apply(const void* x, const void* weight, const void* bias, const void* mean, const void* rstd,
                               void* y, int64_t images, int64_t channels, int64_t cells, int64_t group, int per_image,
-                              int channels_last, int variant, int data, int parameters) {
-  in_formats(data, parameters, [=]<typename D, typename P>(D, P) {
-    using Word = typename D::Bits;
+                              int channels_last, int variant, int parameters) {
+  in_parameters(parameters, [=]<typename P>(P) {
     using Number = typename P::Bits;
     const auto* w = static_cast<const Number*>(weight);
     const auto* b = static_cast<const Number*>(bias);
@@ -82,7 +83,7 @@ void monet_channel_norm_apply(const void* x, const void* weight, const void* bia
                   const float offset = b ? P::load(b[c + k]) : 0.0f;
                   const float beta = multiply_add(-P::load(m[s + step * k]), alpha, offset, fused);
                   const int64_t i = p * channels + c + k;
-                  to[i] = D::store(multiply_add(D::load(from[i]), alpha, beta, fused_too));
+                  to[i] = Data::store(multiply_add(Data::load(from[i]), alpha, beta, fused_too));
                 }
               }
           });
@@ -96,9 +97,9 @@ void monet_channel_norm_apply(const void* x, const void* weight, const void* bia
       const Word* row = from + p * cells;
       Word* out = to + p * cells;
       if (second)
-        for (int64_t j = 0; j < cells; ++j) out[j] = D::store(std::fma(D::load(row[j]), alpha, beta));
+        for (int64_t j = 0; j < cells; ++j) out[j] = Data::store(std::fma(Data::load(row[j]), alpha, beta));
       else
-        for (int64_t j = 0; j < cells; ++j) out[j] = D::store(D::load(row[j]) * alpha + beta);
+        for (int64_t j = 0; j < cells; ++j) out[j] = Data::store(Data::load(row[j]) * alpha + beta);
     }
   });
 }
@@ -107,8 +108,8 @@ void monet_channel_norm_apply(const void* x, const void* weight, const void* bia
 // product is (x - mean) * rstd. Only loops that differ in a bit are built: fusing changes nothing where the first product
 // is no product, nor where there is no weight or no bias to fuse.
 void monet_row_norm_apply(const void* x, const void* weight, const void* bias, const void* mean, const void* rstd,
-                          void* y, int64_t rows, int64_t n, int variant, int data, int parameters) {
-  in_formats(data, parameters, [=]<typename D, typename P>(D, P) {
+                          void* y, int64_t rows, int64_t n, int variant, int parameters) {
+  in_parameters(parameters, [=]<typename P>(P) {
     using Number = typename P::Bits;
     const auto* w = static_cast<const Number*>(weight);
     const auto* b = static_cast<const Number*>(bias);
@@ -117,13 +118,13 @@ void monet_row_norm_apply(const void* x, const void* weight, const void* bias, c
       for (int64_t i = 0; i < rows; ++i) {
         const float scale = P::load(static_cast<const Number*>(rstd)[i]);
         const float average = P::load(static_cast<const Number*>(mean)[i]), shift = -average * scale;
-        const auto* from = static_cast<const typename D::Bits*>(x) + i * n;
-        auto* to = static_cast<typename D::Bits*>(y) + i * n;
+        const auto* from = static_cast<const Word*>(x) + i * n;
+        auto* to = static_cast<Word*>(y) + i * n;
         for (int64_t j = 0; j < n; ++j) {
-          const float v = D::load(from[j]);
+          const float v = Data::load(from[j]);
           const float xhat = centred ? (v - average) * scale : multiply_add(v, scale, shift, first);
           const float weight_j = scaled ? P::load(w[j]) : 1.0f, bias_j = shifted ? P::load(b[j]) : 0.0f;
-          to[j] = D::store(multiply_add(xhat, weight_j, bias_j, second));
+          to[j] = Data::store(multiply_add(xhat, weight_j, bias_j, second));
         }
       }
     };
@@ -148,10 +149,8 @@ void monet_row_norm_apply(const void* x, const void* weight, const void* bias, c
 //   dx = rstd * (h - mean(h) - xhat * mean(h * xhat)).
 // ``inverse``: 1 / weight in float32. weight, inverse and bias may be null: 1, 1 and 0. dx may be gradient itself.
 void monet_row_norm_gradient(const void* gradient, const void* y, const void* weight, const float* inverse,
-                             const void* bias, const void* rstd, void* dx, int64_t rows, int64_t n, int data,
-                             int parameters) {
-  in_formats(data, parameters, [=]<typename D, typename P>(D, P) {
-    using Word = typename D::Bits;
+                             const void* bias, const void* rstd, void* dx, int64_t rows, int64_t n, int parameters) {
+  in_parameters(parameters, [=]<typename P>(P) {
     using Number = typename P::Bits;
     const auto* w = static_cast<const Number*>(weight);
     const auto* b = static_cast<const Number*>(bias);
@@ -160,9 +159,9 @@ void monet_row_norm_gradient(const void* gradient, const void* y, const void* we
       const Word* g = static_cast<const Word*>(gradient) + i * n;
       const Word* out = static_cast<const Word*>(y) + i * n;
       Word* to = static_cast<Word*>(dx) + i * n;
-      const auto h = [=](int64_t j) { return D::load(g[j]) * at<P>(w, j, 1.0f); };
+      const auto h = [=](int64_t j) { return Data::load(g[j]) * at<P>(w, j, 1.0f); };
       const auto xhat = [=](int64_t j) {
-        return (D::load(out[j]) - at<P>(b, j, 0.0f)) * (inverse ? inverse[j] : 1.0f);
+        return (Data::load(out[j]) - at<P>(b, j, 0.0f)) * (inverse ? inverse[j] : 1.0f);
       };
       float sum = 0.0f, product = 0.0f;
 #pragma omp simd reduction(+ : sum, product)
@@ -173,16 +172,15 @@ void monet_row_norm_gradient(const void* gradient, const void* y, const void* we
       sum /= static_cast<float>(n);
       product /= static_cast<float>(n);
       const float scale = P::load(static_cast<const Number*>(rstd)[i]);
-      for (int64_t j = 0; j < n; ++j) to[j] = D::store(scale * (h(j) - sum - xhat(j) * product));
+      for (int64_t j = 0; j < n; ++j) to[j] = Data::store(scale * (h(j) - sum - xhat(j) * product));
     }
   });
 }
 
 // Over rows: dweight = sum(gradient * xhat), dbias = sum(gradient). Either may be null.
 void monet_row_norm_parameters(const void* gradient, const void* y, const float* inverse, const void* bias,
-                               void* dweight, void* dbias, int64_t rows, int64_t n, int data, int parameters) {
-  in_formats(data, parameters, [=]<typename D, typename P>(D, P) {
-    using Word = typename D::Bits;
+                               void* dweight, void* dbias, int64_t rows, int64_t n, int parameters) {
+  in_parameters(parameters, [=]<typename P>(P) {
     using Number = typename P::Bits;
     const auto* b = static_cast<const Number*>(bias);
 #pragma omp parallel for schedule(static)
@@ -200,8 +198,8 @@ void monet_row_norm_parameters(const void* gradient, const void* y, const float*
           const Word* g = static_cast<const Word*>(gradient) + i * n + begin;
           const Word* out = static_cast<const Word*>(y) + i * n + begin;
           for (int64_t j = 0; j < width; ++j) {
-            sum[j] += D::load(g[j]);
-            product[j] += D::load(g[j]) * ((D::load(out[j]) - shift[j]) * scale[j]);
+            sum[j] += Data::load(g[j]);
+            product[j] += Data::load(g[j]) * ((Data::load(out[j]) - shift[j]) * scale[j]);
           }
         }
         for (int64_t j = 0; j < width; ++j) {
@@ -222,9 +220,8 @@ void monet_row_norm_parameters(const void* gradient, const void* y, const float*
 // gradient * xhat over each plane. dx may be null, or gradient itself; so may dweight and dbias be null.
 void monet_group_norm_gradient(const void* gradient, const void* y, const void* weight, const void* bias,
                                const void* rstd, float* sums, void* dx, void* dweight, void* dbias, int64_t images,
-                               int64_t channels, int64_t cells, int64_t groups, int data, int parameters) {
-  in_formats(data, parameters, [=]<typename D, typename P>(D, P) {
-    using Word = typename D::Bits;
+                               int64_t channels, int64_t cells, int64_t groups, int parameters) {
+  in_parameters(parameters, [=]<typename P>(P) {
     using Number = typename P::Bits;
     const auto* w = static_cast<const Number*>(weight);
     const auto* b = static_cast<const Number*>(bias);
@@ -238,8 +235,8 @@ void monet_group_norm_gradient(const void* gradient, const void* y, const void* 
       float sum = 0.0f, product = 0.0f;
 #pragma omp simd reduction(+ : sum, product)
       for (int64_t j = 0; j < cells; ++j) {
-        sum += D::load(g[j]);
-        product += D::load(g[j]) * ((D::load(out[j]) - shift) * inverse);
+        sum += Data::load(g[j]);
+        product += Data::load(g[j]) * ((Data::load(out[j]) - shift) * inverse);
       }
       sums[p] = sum;
       products[p] = product;
@@ -272,30 +269,9 @@ void monet_group_norm_gradient(const void* gradient, const void* y, const void* 
       const Word* out = static_cast<const Word*>(y) + p * cells;
       Word* to = static_cast<Word*>(dx) + p * cells;
       for (int64_t j = 0; j < cells; ++j)
-        to[j] = D::store(rate * (D::load(g[j]) * scale - mean - (D::load(out[j]) - shift) * inverse * slope));
+        to[j] = Data::store(rate * (Data::load(g[j]) * scale - mean - (Data::load(out[j]) - shift) * inverse * slope));
     }
   });
-}
-
-// The smallest |scale| / max(1, |shift|) of n elements; infinity of none, NaN where one is NaN. ``shift``: null for 0.
-// ``step``: numbers from an element to the next.
-float monet_smallest_scale(const void* scale, const void* shift, int64_t n, int64_t scale_step, int64_t shift_step,
-                           int scale_format, int shift_format) {
-  float least = std::numeric_limits<float>::infinity();
-  in_format(scale_format, [&]<typename S>(S) {
-    in_format(shift_format, [&]<typename T>(T) {
-      const auto* scales = static_cast<const typename S::Bits*>(scale);
-      const auto* shifts = static_cast<const typename T::Bits*>(shift);
-      for (int64_t i = 0; i < n; ++i) {
-        const float magnitude = std::fabs(S::load(scales[i * scale_step]));
-        const float over = std::fabs(at<T>(shifts, i * shift_step, 0.0f));
-        const float ratio = magnitude / (over <= 1.0f ? 1.0f : over);  // a NaN stays
-        if (!(ratio >= least)) least = ratio;
-        if (std::isnan(least)) return;
-      }
-    });
-  });
-  return least;
 }
 
 }  // extern "C"

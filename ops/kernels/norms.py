@@ -10,7 +10,6 @@ import ctypes
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,56 +24,29 @@ Results = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 @cache
-def library() -> ctypes.PyDLL | None:
-    """The kernels, or None (said once) where they cannot be built; then nothing that needs them is offered."""
-    lib = build(Path(__file__).parent / "norms.cpp", with_torch=False, openmp=True)
+def library(data: torch.dtype) -> ctypes.PyDLL | None:
+    """The kernels for data of this dtype, or None (said once) where they cannot be built; then nothing that needs them
+    is offered."""
+    defines = (f"MONET_DATA={FORMATS[data]}",)
+    lib = build(Path(__file__).parent / "norms.cpp", with_torch=False, openmp=True, defines=defines)
     if lib is None:
         return None
     p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    lib.monet_channel_norm_apply.argtypes = [*[p] * 6, *[n] * 4, *[i] * 5]
-    lib.monet_row_norm_apply.argtypes = [*[p] * 6, n, n, i, i, i]
-    lib.monet_row_norm_gradient.argtypes = [*[p] * 7, n, n, i, i]
-    lib.monet_row_norm_parameters.argtypes = [*[p] * 6, n, n, i, i]
-    lib.monet_group_norm_gradient.argtypes = [*[p] * 9, *[n] * 4, i, i]
+    lib.monet_channel_norm_apply.argtypes = [*[p] * 6, *[n] * 4, *[i] * 4]
+    lib.monet_row_norm_apply.argtypes = [*[p] * 6, n, n, i, i]
+    lib.monet_row_norm_gradient.argtypes = [*[p] * 7, n, n, i]
+    lib.monet_row_norm_parameters.argtypes = [*[p] * 6, n, n, i]
+    lib.monet_group_norm_gradient.argtypes = [*[p] * 9, *[n] * 4, i]
     for name in ("channel_norm_apply", "row_norm_apply", "row_norm_gradient", "row_norm_parameters"):
         getattr(lib, f"monet_{name}").restype = None
-    lib.monet_smallest_scale.argtypes = [p, p, n, n, n, i, i]
     lib.monet_group_norm_gradient.restype = None
-    lib.monet_smallest_scale.restype = ctypes.c_float
     return lib
 
 
-def _call(name: str, *arguments: Tensor | torch.dtype | int | None) -> Any:
-    """A function of ``norms.cpp``: tensors go as their addresses (None: a null pointer), dtypes as their formats."""
-    plain: list[int | None] = []
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            plain.append(argument.data_ptr())
-        else:
-            plain.append(FORMATS[argument] if isinstance(argument, torch.dtype) else argument)
-    return getattr(required(library()), f"monet_{name}")(*plain)
-
-
-def _even(tensor: Tensor) -> bool:
-    """Whether its elements are at even distances."""
-    return tensor.dim() == 1 or tensor.is_contiguous()
-
-
-def smallest_scale(scale: Tensor, shift: Tensor | None) -> float:
-    """What ``Guard.least`` bounds; infinity for a scale without elements, NaN where one is NaN.
-
-    Each step calls this before its first operator. So it asks for no memory where the tensors are such as
-    ``least_scale.source_of`` finds, on the CPU.
-    """
-    tensors = [scale] if shift is None else [scale, shift]
-    if library() is not None and all(_even(t) and t.device.type == "cpu" and t.dtype in FORMATS for t in tensors):
-        steps, formats = [t.stride(0) if t.dim() == 1 else 1 for t in tensors], [t.dtype for t in tensors]
-        least = _call("smallest_scale", scale, shift, scale.numel(), steps[0], steps[-1], formats[0], formats[-1])
-        return float(least)
-    size = scale.detach().abs()
-    if shift is not None:
-        size = size / shift.detach().abs().to(size.dtype).clamp_min(1.0)
-    return float(size.min()) if size.numel() else float("inf")
+def _call(name: str, data: torch.dtype, parameters: torch.dtype, *arguments: Tensor | int | None) -> None:
+    """A function of ``norms.cpp`` for these dtypes: tensors go as their addresses (None: a null pointer)."""
+    plain = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+    getattr(required(library(data)), f"monet_{name}")(*plain, FORMATS[parameters])
 
 
 def channel_norm(
@@ -85,8 +57,8 @@ def channel_norm(
     require_contiguous(x, "an input", suggest_memory_format(x))
     y = torch.empty_like(x)
     _call(
-        "channel_norm_apply", x, weight, bias, mean, rstd, y, x.shape[0], x.shape[1], prod(x.shape[2:]),
-        x.shape[1] // (groups or 1), groups is not None, not x.is_contiguous(), variant, x.dtype, mean.dtype,
+        "channel_norm_apply", x.dtype, mean.dtype, x, weight, bias, mean, rstd, y, x.shape[0], x.shape[1],
+        prod(x.shape[2:]), x.shape[1] // (groups or 1), groups is not None, not x.is_contiguous(), variant,
     )  # fmt: skip
     return y
 
@@ -97,7 +69,7 @@ def row_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor
     y = torch.empty_like(x)
     rows = mean.numel()
     sizes = (rows, x.numel() // max(rows, 1))
-    _call("row_norm_apply", x, weight, bias, mean, rstd, y, *sizes, variant, x.dtype, mean.dtype)
+    _call("row_norm_apply", x.dtype, mean.dtype, x, weight, bias, mean, rstd, y, *sizes, variant)
     return y
 
 
@@ -124,14 +96,14 @@ def _layer_norm(
     require_contiguous(gradient, "a gradient")
     require_contiguous(y, "an output")
     rows = rstd.numel()
-    sizes = (rows, y.numel() // max(rows, 1), y.dtype, rstd.dtype)
+    sizes, dtypes = (rows, y.numel() // max(rows, 1)), (y.dtype, rstd.dtype)
     of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
     inverse = None if weight is None else weight.reciprocal() if weight.dtype is torch.float32 else _reciprocal(weight)
     # The parameters' first: the input's may lie where the incoming gradient is.
     if of_weight is not None or of_bias is not None:
-        _call("row_norm_parameters", gradient, y, inverse, bias, of_weight, of_bias, *sizes)
+        _call("row_norm_parameters", *dtypes, gradient, y, inverse, bias, of_weight, of_bias, *sizes)
     if dx is not None:
-        _call("row_norm_gradient", gradient, y, weight, inverse, bias, rstd, dx, *sizes)
+        _call("row_norm_gradient", *dtypes, gradient, y, weight, inverse, bias, rstd, dx, *sizes)
     return dx, of_weight, of_bias
 
 
@@ -164,7 +136,7 @@ def _group_norm(
     of_weight, of_bias = (torch.empty_like(weight) if wanted and weight is not None else None for wanted in mask[1:])
     sums = torch.empty((2, y.shape[0], y.shape[1]), dtype=torch.float32)
     _call(
-        "group_norm_gradient", gradient, y, weight, bias, rstd, sums, dx, of_weight, of_bias, y.shape[0], y.shape[1],
-        prod(y.shape[2:]), rstd.shape[-1], y.dtype, rstd.dtype,
+        "group_norm_gradient", y.dtype, rstd.dtype, gradient, y, weight, bias, rstd, sums, dx, of_weight, of_bias,
+        y.shape[0], y.shape[1], prod(y.shape[2:]), rstd.shape[-1],
     )  # fmt: skip
     return dx, of_weight, of_bias

@@ -17,7 +17,7 @@ from monet.errors import PlanMismatch
 from monet.native import allocator
 from monet.ops.catalogue import SCALE_MARGIN, Catalogue, catalogue
 from monet.ops.families.normalization.least_scale import LEAST_SCALE
-from monet.ops.kernels.norms import smallest_scale
+from monet.ops.kernels.scales import smallest_scale
 from monet.ops.measuring.profiling import implementations
 from monet.ops.offers.implementation import Implementation
 from monet.ops.offers.offering import Offering

@@ -85,13 +85,15 @@ def _backward(
     """
     found = [plain(op)]
     maker = context.maker(rstd.name)
-    if maker is None or maker.target not in _FORWARD or maker.outputs[0] is None or norms.library() is None:
+    if maker is None or maker.target not in _FORWARD or maker.outputs[0] is None:
         return found
     y, given = context.value(maker.outputs[0]), context.value(gradient.name)
     weight, bias = _weight_and_bias(maker)
     if not contiguous_data(y) or not contiguous_data(given) or given.dtype is not y.dtype:
         return found
     if (weight is None and bias is not None) or not parameters_as(context, rstd.name, weight, bias):
+        return found
+    if norms.library(y.dtype) is None:
         return found
     call = (gradient, Ref(y.name), weight, bias, rstd, mask)
     new = Implementation("from-output", into_new, call, (), op.outputs, False)
