@@ -92,12 +92,16 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def kernels_of_the_table() -> None:
-    """Skips where others are offered than where docs/operators.md was written: native kernels need a compiler, and
-    norms run again from saved statistics where a variant of the kernel rounds as this machine's ATen does."""
+    """Skips where others are offered than where docs/operators.md was written: native kernels need a compiler, norms
+    run again from saved statistics where a variant of the kernel rounds as this machine's ATen does, and convolutions
+    have other implementations where they are oneDNN's."""
     import torch
 
+    from monet.ops.families.convolution.onednn import onednn_takes
     from monet.ops.kernels import bits, formats, norm_variants, norms, packed, pool_index, scales
 
+    if not onednn_takes(torch.bfloat16):
+        pytest.skip("oneDNN has no convolutions in bfloat16 here")
     of_norms = [norms.library(data) for data in formats.FORMATS]
     if None in (packed.library(), pool_index.library(), bits.library(), scales.library(), *of_norms):
         pytest.skip("native kernels cannot be built here")

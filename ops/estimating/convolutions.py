@@ -12,13 +12,15 @@ import torch
 from monet.graph import Ref, Value
 from monet.measurement import Request
 from monet.ops.families.convolution import chunks, im2col
+from monet.ops.families.convolution.onednn import onednn_takes
 from monet.ops.offers.implementation import Implementation
 
 aten = torch.ops.aten
 
 FORWARD, OF_INPUT, OF_PARAMETERS = "forward", "of input", "of parameters"
-BLOCK = 16
-"""Channels next to each other in oneDNN's own layout, whose tensors are padded to a multiple of it."""
+BLOCK = 8 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 16
+"""Channels next to each other in oneDNN's own layout, whose tensors are padded to a multiple of it: a vector of float32
+on the machine that estimates."""
 LEAST_ONEDNN = 20480
 """As torch decides (aten's ``ConvParams::use_mkldnn``): elements in the first four dimensions of a batch of one."""
 
@@ -28,8 +30,12 @@ class Shape:
     """Batch, channels and sizes of a tensor of images; ``last``: the channels are next to each other."""
 
     sizes: tuple[int, ...]
-    itemsize: int
+    dtype: torch.dtype
     last: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
 
     @property
     def bytes(self) -> int:
@@ -69,6 +75,8 @@ class Convolution:
     @property
     def by_onednn(self) -> bool:
         """Whether torch gives it to oneDNN: not where an operator's input is one small image or volume."""
+        if not onednn_takes(self.x.dtype):
+            return False
         large_filter = len(self.weight) > 3 and min(self.weight[-2:]) > 3
         return self.groups > 1 or large_filter or self.given[0] > 1 or math.prod(self.given[:4]) > LEAST_ONEDNN
 
@@ -126,11 +134,11 @@ def convolution(run: Implementation, values: Mapping[str, Value]) -> Convolution
     return None if read is None else read(run, values)
 
 
-def _shape(value: Value | Sequence[int], itemsize: int, stride: Sequence[int] | None = None) -> Shape:
+def _shape(value: Value | Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Shape:
     sizes = value.shape if isinstance(value, Value) else tuple(value)
     steps = value.stride if isinstance(value, Value) else (stride or ())
     last = len(sizes) > 3 and len(steps) > 1 and steps[1] == 1 and sizes[1] > 1
-    return Shape(tuple(sizes), itemsize, last)
+    return Shape(tuple(sizes), dtype, last)
 
 
 def _value(argument: Any, values: Mapping[str, Value]) -> Value:
@@ -156,24 +164,24 @@ def _forward(run: Implementation, values: Mapping[str, Value]) -> Convolution | 
     result = values[run.outputs[0]] if run.outputs[0] is not None else None
     if result is None:
         return None
-    item = given.dtype.itemsize
-    return _made(FORWARD, _shape(given, item), _shape(result, item), _value(weight, values), geometry)
+    dtype = given.dtype
+    return _made(FORWARD, _shape(given, dtype), _shape(result, dtype), _value(weight, values), geometry)
 
 
 def _forward_in_chunks(run: Implementation, values: Mapping[str, Value]) -> Convolution:
     x, weight, _, geometry, shape, stride, count = run.args
     given = _value(x, values)
-    item = given.dtype.itemsize
-    found = _made(FORWARD, _shape(given, item), _shape(shape, item, stride), _value(weight, values), geometry)
+    dtype = given.dtype
+    found = _made(FORWARD, _shape(given, dtype), _shape(shape, dtype, stride), _value(weight, values), geometry)
     return replace(found, count=count)
 
 
 def _of_input(run: Implementation, values: Mapping[str, Value]) -> Convolution:
     gradient, weight, geometry, shape, stride, *rest = run.args
     given = _value(gradient, values)
-    item = given.dtype.itemsize
-    x = _shape(shape, item, stride)
-    found = _made(OF_INPUT, x, _shape(given, item), _value(weight, values), geometry[1:])
+    dtype = given.dtype
+    x = _shape(shape, dtype, stride)
+    found = _made(OF_INPUT, x, _shape(given, dtype), _value(weight, values), geometry[1:])
     return replace(found, count=rest[1] if rest else 1)
 
 
@@ -182,15 +190,15 @@ def _backward(run: Implementation, values: Mapping[str, Value]) -> Convolution |
     if not mask[1]:
         return None
     y, given = _value(gradient, values), _value(x, values)
-    item = y.dtype.itemsize
-    return _made(OF_PARAMETERS, _shape(given, item), _shape(y, item), _value(weight, values), geometry)
+    dtype = y.dtype
+    return _made(OF_PARAMETERS, _shape(given, dtype), _shape(y, dtype), _value(weight, values), geometry)
 
 
 def _of_parameters_in_chunks(run: Implementation, values: Mapping[str, Value]) -> Convolution:
     gradient, x, weight, geometry, _, _, count = run.args
     y, given = _value(gradient, values), _value(x, values)
-    item = y.dtype.itemsize
-    found = _made(OF_PARAMETERS, _shape(given, item), _shape(y, item), _value(weight, values), geometry[1:])
+    dtype = y.dtype
+    found = _made(OF_PARAMETERS, _shape(given, dtype), _shape(y, dtype), _value(weight, values), geometry[1:])
     return replace(found, count=count)
 
 
@@ -204,22 +212,22 @@ def _by_columns(
 def _columns_forward(run: Implementation, values: Mapping[str, Value]) -> Convolution:
     x, weight, _, shape, _, lists, groups = run.args
     given = _value(x, values)
-    item = given.dtype.itemsize
-    return _by_columns(FORWARD, _shape(given, item), _shape(shape, item), _value(weight, values).shape, lists, groups)
+    dtype = given.dtype
+    return _by_columns(FORWARD, _shape(given, dtype), _shape(shape, dtype), _value(weight, values).shape, lists, groups)
 
 
 def _columns_of_input(run: Implementation, values: Mapping[str, Value]) -> Convolution:
     gradient, weight, _, shape, _, lists, groups = run.args
     y = _value(gradient, values)
-    item = y.dtype.itemsize
-    return _by_columns(OF_INPUT, _shape(shape, item), _shape(y, item), _value(weight, values).shape, lists, groups)
+    dtype = y.dtype
+    return _by_columns(OF_INPUT, _shape(shape, dtype), _shape(y, dtype), _value(weight, values).shape, lists, groups)
 
 
 def _columns_of_parameters(run: Implementation, values: Mapping[str, Value]) -> Convolution:
     gradient, x, shape, _, lists, groups, _ = run.args
     y, given = _value(gradient, values), _value(x, values)
-    item = y.dtype.itemsize
-    return _by_columns(OF_PARAMETERS, _shape(given, item), _shape(y, item), shape, lists, groups)
+    dtype = y.dtype
+    return _by_columns(OF_PARAMETERS, _shape(given, dtype), _shape(y, dtype), shape, lists, groups)
 
 
 _READERS: Mapping[Callable[..., Any], Read] = {
@@ -281,8 +289,12 @@ def _in_chunks(it: Convolution, made: Sequence[tuple[int, int]]) -> tuple[Reques
 def _copies(it: Convolution) -> list[tuple[int, int, int]]:
     """Bytes, begin and end of each copy of one call, in ticks of which the last before the end makes the result."""
     if not it.by_onednn:
-        cells = it.x.sizes[1] * math.prod(it.weight[2:]) * math.prod(it.y.sizes[2:])
-        return [] if it.pointwise else [(cells * it.x.itemsize, 0, 2)]
+        if it.direction == OF_INPUT and it.given == it.x.sizes:
+            return []  # its columns are not from torch's allocator
+        # The windows of the whole batch as columns, one group after another.
+        cells = it.x.sizes[1] // it.groups * math.prod(it.weight[2:]) * math.prod(it.y.sizes[2:])
+        columns = 0 if it.pointwise and not it.strided else it.x.sizes[0] * cells * it.x.itemsize
+        return [(size, 0, 2) for size in (columns, it.y.bytes if it.groups > 1 else 0) if size]
     if it.x.last and it.y.last:
         return [] if it.direction == OF_PARAMETERS else [(it.weight_bytes, 0, 1)]
     if it.x.last or it.y.last:

@@ -11,6 +11,7 @@ from monet.capture import capture
 from monet.graph import Ref
 from monet.measurement import Request
 from monet.ops.catalogue import Catalogue, catalogue
+from monet.ops.families.convolution import offers as convolution_offers
 from monet.ops.families.convolution.offers import chunk_counts
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.profiling import implementations, profile
@@ -62,6 +63,15 @@ def test_exact_leaves_only_exact_implementations() -> None:
     graph = capture(model, args, kwargs).graph
     assert any(not i.exact for i in implementations(catalogue(graph)))
     assert all(i.exact for i in implementations(catalogue(graph, Offering(exact=True))))
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_convolutions_that_are_not_onednns_have_only_their_kernel(taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager adds images up in bfloat16 there: another implementation would be right, and not what eager has."""
+    monkeypatch.setattr(convolution_offers, "onednn_takes", lambda dtype: taken)
+    model = torch.nn.Sequential(*(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(2))).bfloat16()
+    runs = implementations(catalogue(capture(model, (torch.randn(8, 64, 32, 32).bfloat16(),), {}).graph))
+    assert all(run.exact for run in runs) != taken
 
 
 def test_measurements_tell_outputs_from_temporaries() -> None:

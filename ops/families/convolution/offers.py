@@ -8,7 +8,8 @@ offered):
 - im2col: 1 x 1 filters of any stride, where it is as fast as oneDNN and takes no workspace (so no chunks either), and
   where the filters outweigh an image's columns (512 channels at 14 x 14: oneDNN reorders 9 MiB of filters, the columns
   are 4 MiB). Elsewhere columns take more than a chunk, and are slower.
-- Nothing but the kernel where the tensors are channels-last already: it has hardly any workspace there.
+- Nothing but the kernel where the tensors are channels-last already: it has hardly any workspace there. Nor for dtypes
+  that oneDNN does not take on this machine: eager's own sums are so rough there that no other is close to them.
 - Channels-last copies: for the input gradient of a strided convolution. Elsewhere, chunks take less and are
   faster: what is gained in the kernel goes into two copies.
 """
@@ -23,6 +24,7 @@ import torch
 
 from monet.graph import Operator, Ref, Value
 from monet.ops.families.convolution import chunks, im2col
+from monet.ops.families.convolution.onednn import onednn_takes
 from monet.ops.families.convolution.samples import SAMPLES, TRANSPOSED
 from monet.ops.offers.context import Context, plain
 from monet.ops.offers.implementation import Implementation
@@ -80,6 +82,7 @@ class _Convolution:
         known = (
             value.device.type == "cpu"
             and value.dtype in TOLERANCES
+            and onednn_takes(value.dtype)
             and {self.weight.dtype, self.y.dtype} == {value.dtype}
         )
         batched = len(value.shape) >= 3 and value.shape[0] > 1
