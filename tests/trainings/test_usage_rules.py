@@ -19,6 +19,7 @@ from monet.configuration.model_loading import precision as precision_of
 from monet.configuration.sample_inputs import make_inputs
 from monet.errors import CaptureError, ConfigError, ExecutionError, PlanMismatch
 from monet.experiments.measured_steps import measure_config
+from monet.ops.families.convolution.onednn import onednn_takes
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Preparing, prepare
 from monet.planner.search import Solving
@@ -361,7 +362,9 @@ def test_a_configuration_has_a_precision_and_may_accumulate(
     with precision_of(config):
         assert model(*args, **kwargs).dtype is output
         prepared = prepare(model, args, kwargs, preparing=Preparing(accumulate=config.accumulate))
-    plan = plan_prepared(prepared, "90%", Solving(gap=0.5, time_limit_s=10)).plan
+    # Where oneDNN has no such convolutions, the peak of eager's and of every plan is within one of them.
+    share = "90%" if onednn_takes(output) else "100%"
+    plan = plan_prepared(prepared, share, Solving(gap=0.5, time_limit_s=10)).plan
     plan.save(tmp_path / "step.plan.json")
     measured = measure_config(config, tmp_path / "step.plan.json", progress=False)
     assert measured["planned"]["allocator_peak_bytes"] == plan.peak_bytes
