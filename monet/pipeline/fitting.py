@@ -78,7 +78,8 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
 
     Where the arena needs more than the program counts, the program gets less than the budget; where another order
     needs less, it gets that much more. Where none of its plans fits, the smallest one known may do so once it is
-    ordered. No plan is slower than one that is known for this budget or less, from this search or an earlier one.
+    ordered, and then others that need as much more in the captured order. No plan is slower than one that is known for
+    this budget or less, from this search or an earlier one.
 
     All of it takes ``fit.solving.time_limit_s``, with solving, ordering and layout; ``fit.solving.prove`` may take as
     long again.
@@ -93,15 +94,16 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
         if target_bytes is None:
             break
         target_bytes = attempts.after(target_bytes)
+    if attempts.best is None:
+        known = known or _smallest_known(attempts.refused or attempts.refusal(), fit, attempts)
+        attempts.reorder(known)
     best = attempts.best
-    if best is None and known is None:
-        return _smallest_known(attempts.refused or attempts.refusal(), fit, attempts)
     if best is None or (known is not None and known[0].objective_s < best[0].objective_s):
         assert known is not None
         best = _as_found(known, None if best is None else best[0]), known[1]
     else:
         remember(fit.lowered, fit.variant, best)
-    return best
+    return (replace(best[0], status="interrupted"), best[1]) if attempts.interrupted else best
 
 
 def _known(fit: Fit) -> Placed | None:
@@ -132,7 +134,8 @@ def _as_found(known: Placed, found: Solution | None) -> Solution:
 
 
 class _Attempts:
-    """``best``: the fastest plan that fits so far. ``refused``: why the first solve found no plan at all."""
+    """``best``: the fastest plan that fits so far. ``refused``: why the first solve found no plan at all.
+    ``interrupted``: whether Ctrl-C ended one of them."""
 
     def __init__(self, fit: Fit, meter: Meter, known: Placed | None) -> None:
         self._fit = fit
@@ -140,6 +143,8 @@ class _Attempts:
         self._known = known
         self._begun = time.monotonic()
         self._too_large = 0
+        self._reordering = False
+        self.interrupted = False
         self._last: Solution | None = None
         self._proofs: list[tuple[int, Proof]] = []  # with the target that each is for
         self.best: Placed | None = None
@@ -157,6 +162,7 @@ class _Attempts:
             solution = self._solve(target_bytes)
         except InfeasibleBudget as refused:
             return self._without_plan(target_bytes, refused)
+        self.interrupted = self.interrupted or solution.status == "interrupted"
         placed = self._placed(solution)
         excess_bytes = fit.excess_bytes(placed)
         self._last = solution
@@ -238,19 +244,41 @@ class _Attempts:
 
     def _without_plan(self, target_bytes: int, refused: InfeasibleBudget) -> int | None:
         """No plan fits in the captured order; the smallest one may fit in another."""
-        if self.best is not None or self._too_large or self._known is not None:
+        if self.best is not None or self._too_large:
             return None
         budget_bytes, least = self._fit.budget_bytes, refused.smallest_bytes
         self.refused = refused
-        if target_bytes > budget_bytes or least is None or least > budget_bytes * (1 + REORDERED_SHARE):
+        if self._known is not None or least is None:
             return None
-        return least
+        near = target_bytes <= budget_bytes and least <= budget_bytes * (1 + REORDERED_SHARE)
+        return least if near else None
+
+    def reorder(self, known: Placed) -> None:
+        """No plan fits as the program counts, but ``known`` does in another order: plans for which the program counts
+        as much more than the budget may fit, too, and be faster. ``best`` is then one of them, if any fits."""
+        fit = self._fit
+        saved_bytes = known[0].peak_bytes - _needed(known, fit.lowered)
+        if self.refused is None or saved_bytes <= 0 or not VARIANTS[fit.variant].solves:
+            return
+        self._known, self._reordering = known, True
+        target_bytes: int | None = fit.budget_bytes + saved_bytes
+        try:
+            for _ in range(TRIES):
+                if target_bytes is None or target_bytes < known[0].peak_bytes or not self._has_time():
+                    break
+                logger.info("solving again with the %d bytes that another order saves", target_bytes - fit.budget_bytes)
+                target_bytes = self.after(target_bytes)
+        except KeyboardInterrupt:
+            self.interrupted = True  # and ``known`` is a plan
+
+    def _has_time(self) -> bool:
+        return self.left_s() >= self._fit.solving.time_limit_s * LEFT_SHARE
 
     def _smaller(self, target_bytes: int, solution: Solution, excess_bytes: int) -> int | None:
         """The arena is too large: the program gets less."""
         if self.best is None and solution.status == "interrupted":
             raise KeyboardInterrupt  # no plan fits yet, and whoever interrupts does not wait for another solve
-        if self.best is not None or self.refused is not None:
+        if self.best is not None or (self.refused is not None and not self._reordering):
             return None
         less_bytes = math.ceil(excess_bytes * LESS_SHARES[min(self._too_large, len(LESS_SHARES) - 1)])
         self._too_large += 1
@@ -264,7 +292,7 @@ class _Attempts:
         if saved_bytes < fit.budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
             return None
         larger_bytes = fit.budget_bytes + saved_bytes
-        if larger_bytes <= target_bytes or self.left_s() < fit.solving.time_limit_s * LEFT_SHARE:
+        if larger_bytes <= target_bytes or not self._has_time():
             return None
         logger.info(
             "the order needs %d bytes less than the program counts; solving again with that much more", saved_bytes

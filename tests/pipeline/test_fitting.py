@@ -12,7 +12,9 @@ import torch
 from module_cases import CASES, case_prepared
 from small_models import Residual
 
+from monet.errors import InfeasibleBudget
 from monet.pipeline import fitting
+from monet.pipeline.fitting import Fit, fit_budget
 from monet.pipeline.meter import silent
 from monet.pipeline.placement import Placement
 from monet.pipeline.placement import placement as placement_of
@@ -23,7 +25,8 @@ from monet.pipeline.unrolling import unroll
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.layout.load import load_over_time
 from monet.planner.search import Solving
-from monet.planner.solution import Proof
+from monet.planner.search.smallest import smallest_plan
+from monet.planner.solution import Proof, Runs, Solution
 
 
 def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +75,46 @@ def test_an_interrupted_plan_is_placed_quickly_where_it_fits(fits: bool, monkeyp
     result = plan_prepared(prepared, "100%", Solving(time_limit_s=50.0))
     assert result.solution.status == "interrupted"
     assert limits_s[0] == fitting.INTERRUPTED_S and [limit_s > 10 for limit_s in limits_s[1:]] == [True] * (not fits)
+
+
+@pytest.mark.parametrize("ends", ["well", "too large", "interrupted"])
+@pytest.mark.parametrize("remembered", [False, True])
+def test_what_another_order_saves_is_solved_for(ends: str, remembered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the smallest plan's other order fits: a faster one may, too."""
+    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+    lowered = prepare(torch.nn.Sequential(*layers), (torch.randn(256, 64),), {}).lowered
+    fast, small = fastest_plan(lowered.problem), smallest_plan(lowered.problem).solution
+    assert fast is not None and fast.objective_s < small.objective_s
+    saved_bytes = fast.peak_bytes - small.peak_bytes + 1024
+    budget_bytes, targets = fast.peak_bytes - saved_bytes, []
+    assert budget_bytes < small.peak_bytes
+
+    def plan_variant(_: str, problem: Any, target_bytes: int, *__: Any, **options: Any) -> Solution:
+        targets.append(target_bytes)
+        if target_bytes < small.peak_bytes:
+            raise InfeasibleBudget("none fits", small.peak_bytes, smallest_plan=small)
+        if target_bytes < fast.peak_bytes:
+            return small
+        if ends == "interrupted":
+            return replace(small, status="interrupted")
+        return fast
+
+    def placement(runs: Runs, *_: Any) -> Placement:
+        made = placement_of(runs, lowered, budget_bytes, 1.0)
+        wanted = (small if runs == small.runs else fast).peak_bytes - lowered.problem.fixed_bytes - saved_bytes
+        more = 2048 if ends == "too large" and runs != small.runs else 0
+        return replace(made, layout=replace(made.layout, arena_bytes=wanted + more))
+
+    monkeypatch.setattr(fitting, "plan_variant", plan_variant)
+    monkeypatch.setattr(fitting, "placement", placement)
+    known = (small, placement(small.runs)) if remembered else None
+    monkeypatch.setattr(fitting, "recall", lambda *_: known)
+    monkeypatch.setattr(fitting, "remember", lambda *_: None)
+    found, placed = fit_budget(Fit(lowered, budget_bytes, solving=Solving(time_limit_s=50.0)))
+    assert found.runs == (fast if ends == "well" else small).runs
+    assert found.status == {"well": fast.status, "too large": small.status}.get(ends, "interrupted")
+    assert lowered.problem.fixed_bytes + placed.layout.arena_bytes <= budget_bytes
+    assert fast.peak_bytes in targets
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
