@@ -258,7 +258,8 @@ class _Attempts:
         as much more than the budget may fit, too, and be faster. ``best`` is then one of them, if any fits."""
         fit = self._fit
         saved_bytes = known[0].peak_bytes - _needed(known, fit.lowered)
-        if self.refused is None or saved_bytes <= 0 or not VARIANTS[fit.variant].solves:
+        moves = fit.lowered.problem.second is not None  # plans with copies keep the captured order
+        if self.refused is None or saved_bytes <= 0 or moves or not VARIANTS[fit.variant].solves:
             return
         self._known, self._reordering = known, True
         target_bytes: int | None = fit.budget_bytes + saved_bytes
