@@ -62,8 +62,9 @@ class HostCopies:
         """Issue a copy of the tensor's memory, of which nothing changes until the ``wait`` for the place."""
         source = _memory_of(tensor, size)
         fence = self._fence(place, write=True)
+        read = self._fences.get((place, False))  # of the step before: two streams know nothing of each other
         self._under_way[place] = fence, source  # first: Ctrl-C may come right after the issue
-        self.streams.copy(fence, self._place(place, source.numel()), source, write=True)
+        self.streams.copy(fence, self._place(place, source.numel()), source, write=True, after=read)
 
     def read(self, value: Value, place: int, size: int) -> torch.Tensor:
         """A tensor of new memory into which a place is read; it is there after the ``wait`` for the place."""
@@ -73,7 +74,6 @@ class HostCopies:
         )
         target = _memory_of(made, size)
         fence = self._fence(place, write=False)
-        # Two streams know nothing of each other: what is read was written by the other one.
         written = self._fences.get((place, True))
         self._under_way[place] = fence, target
         self.streams.copy(fence, target, self._place(place, target.numel()), write=False, after=written)

@@ -90,11 +90,16 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     known = _known(fit)
     attempts = _Attempts(fit, meter, known)
     target_bytes: int | None = fit.budget_bytes
-    for _ in range(TRIES):
-        if target_bytes is None:
-            break
-        target_bytes = attempts.after(target_bytes)
-    if attempts.best is None:
+    try:
+        for _ in range(TRIES):
+            if target_bytes is None:
+                break
+            target_bytes = attempts.after(target_bytes)
+    except KeyboardInterrupt:
+        if attempts.best is None and known is None:
+            raise
+        attempts.interrupted = True
+    if attempts.best is None and not attempts.interrupted:
         known = known or _smallest_known(attempts.refused or attempts.refusal(), fit, attempts)
         attempts.reorder(known)
     best = attempts.best
@@ -178,7 +183,7 @@ class _Attempts:
         if solution.status == "interrupted" and left_s > INTERRUPTED_S:
             # Whoever interrupts waits for no better order, but the plan is lost if none fits.
             placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes, INTERRUPTED_S)
-            if fit.excess_bytes(placed) <= 0:
+            if fit.excess_bytes(placed) <= 0 or self.best is not None or self._known is not None:
                 return placed
             logger.warning("interrupted; looking for an arena for the best plan so far: Ctrl-C again gives it up")
         return solution, placement(solution.runs, fit.lowered, fit.budget_bytes, left_s)

@@ -72,6 +72,7 @@ def _with_best_state(
     deadline_s = time.monotonic() + solving.time_limit_s
     best: tuple[Prepared, Placed] | None = None
     refused: InfeasibleBudget | None = None
+    interrupted = False
     fastest = fastest_plan(prepared.problem)
     for number, moves in enumerate(choices):
         tried = replace(prepared, lowered=with_carried(prepared.lowered, moves))
@@ -87,16 +88,20 @@ def _with_best_state(
         except KeyboardInterrupt:
             if best is None:
                 raise
+            interrupted = True
             break
+        interrupted = placed[0].status == "interrupted"
         if best is None or placed[0].objective_s < best[1][0].objective_s:
             best = tried, placed
         enough = fastest is not None and best[1][0].objective_s <= fastest.objective_s * (1 + solving.gap)
-        if enough or placed[0].status == "interrupted":
+        if enough or interrupted:
             break
     if best is None:
         assert refused is not None
         raise refused
     tried, (solution, placement) = best
+    if interrupted:
+        solution = replace(solution, status="interrupted")
     if solution.proof is not None:  # what it is about does not choose which state is moved
         which = "this state" if tried.problem.carried else "no state"
         scope = "every plan" if solution.proof.scope == "full" else f"{solution.proof.scope}, a plan"
@@ -165,9 +170,9 @@ def _faster(prepared: Prepared, smallest: Placed, variant: str, solving: Solving
         return smallest
     except KeyboardInterrupt:
         return replace(solution, status="interrupted"), placed
-    if faster.objective_s >= solution.objective_s:
-        return smallest
     status = faster.status if faster.status == "interrupted" else solution.status
+    if faster.objective_s >= solution.objective_s:
+        return replace(solution, status=status), placed
     return replace(faster, status=status), other
 
 

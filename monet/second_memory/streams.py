@@ -49,7 +49,12 @@ class CopyStreams:
         self, fence: Fence, target: torch.Tensor, source: torch.Tensor, *, write: bool, after: Fence | None = None
     ) -> None:
         """Issue a copy that begins after all that the GPU has been given by now, and after an earlier copy ``after``
-        of the other direction."""
+        of the other direction. Raises ``ExecutionError`` while a graph is captured."""
+        if torch.cuda.is_current_stream_capturing():
+            raise ExecutionError(
+                "a step with moves cannot be captured in a graph, since its waits are timed; plan without --offload or "
+                "run the step outside of torch.cuda.graph"
+            )
         stream = self._ways[write]
         fence.ready.record(torch.cuda.current_stream(self._device))
         stream.wait_event(fence.ready)

@@ -138,15 +138,17 @@ def improve(
             answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), limits.nodes), tick)
             if answer.x is None or answer.objective >= objective - LEAST_GAIN * abs(objective):
                 break
-            found(answer.x)
-            more = cut(answer.x)
+            try:
+                found(answer.x)
+                more = cut(answer.x)
+            finally:  # either may say that the search is over
+                if answer.status == "interrupted":
+                    raise KeyboardInterrupt
             if more is None:
                 best = np.where(model.arrays.integer, np.round(answer.x), answer.x)
                 objective, stale = answer.objective, -1
                 break
             model = more
-            if answer.status == "interrupted":
-                break
         stale += 1
         if answer.status == "interrupted":
             raise KeyboardInterrupt

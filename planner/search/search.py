@@ -68,7 +68,7 @@ class Search:
             answer = self._solve(self._tick_beside if self.companion else self._tick_whole)
         if answer is None:
             return "time_limit" if self._gave_way else "optimal"
-        self._found(answer.x)
+        self._offer(answer)
         if answer.status == "infeasible" and self.ground.best.runs is not None:
             # The window's over-estimates exclude even the plan in hand: nothing is proven about others.
             return "time_limit"
@@ -90,7 +90,7 @@ class Search:
             answer = self._solve(tick)
         if answer is not None:
             if not relaxed:
-                self._found(answer.x)
+                self._offer(answer)
             if answer.status == "interrupted":
                 return "interrupted"
         return "optimal" if self._is_close() else "time_limit"
@@ -109,6 +109,14 @@ class Search:
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, answer.bound)
         return answer
+
+    def _offer(self, answer: Answer) -> None:
+        """As ``_found``; that Ctrl-C ended the solve counts more than that the plan is good enough."""
+        try:
+            self._found(answer.x)
+        except GoodEnough:
+            if answer.status != "interrupted":
+                raise
 
     def _found(self, x: Floats | None) -> None:
         known = self.ground.best.value

@@ -119,6 +119,28 @@ def test_a_read_follows_the_write_of_its_place(late: SimpleNamespace) -> None:
     assert not copies.memory[:4096].view(torch.float32).equal(one)
 
 
+def test_a_write_follows_the_read_of_its_place(late: SimpleNamespace) -> None:
+    """Of the step before, which may have been another stream's."""
+    copies = HostCopies(streams.CopyStreams(DEVICE), streams.pinned(4096))
+    one, two = torch.arange(1024.0), torch.zeros(1024)
+    value: Any = SimpleNamespace(dtype=one.dtype, device=one.device, offset=0, shape=(1024,), stride=(1,))
+    copies.write(one, 0, 4096)
+    back = copies.read(value, 0, 4096)
+    copies.write(two, 0, 4096)
+    copies.wait(0)
+    assert torch.equal(back, one)
+
+
+def test_a_graph_is_not_captured(late: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = monet.MonetModule(case_model("layers"), planned("layers", monkeypatch))
+    eager = copy.deepcopy(module._model)
+    late.capturing = True
+    with pytest.raises(ExecutionError, match=r"cannot be captured .* without --offload"):
+        module(case_inputs("layers", 0))
+    late.capturing = False
+    assert_equal(step_of(module, "layers", 0), step_of(eager, "layers", 0))
+
+
 def test_a_step_that_is_cut_short_leaves_nothing(late: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     module = monet.MonetModule(case_model("layers"), planned("layers", monkeypatch))
     eager, write, written = copy.deepcopy(module._model), HostCopies.write, []

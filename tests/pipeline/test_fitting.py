@@ -13,12 +13,12 @@ from module_cases import CASES, case_prepared
 from small_models import Residual
 
 from monet.errors import InfeasibleBudget
-from monet.pipeline import fitting
+from monet.pipeline import fitting, planning
 from monet.pipeline.fitting import Fit, fit_budget
 from monet.pipeline.meter import silent
 from monet.pipeline.placement import Placement
 from monet.pipeline.placement import placement as placement_of
-from monet.pipeline.planning import plan_prepared
+from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import prepare
 from monet.pipeline.schedule import calls
 from monet.pipeline.unrolling import unroll
@@ -51,9 +51,11 @@ def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(mo
         assert len(solves) == expected, status
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_an_interrupted_plan_is_placed_quickly_where_it_fits(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it does not, it is not lost by haste."""
+@pytest.mark.parametrize(("fits", "remembered"), [(True, False), (False, False), (False, True)])
+def test_an_interrupted_plan_is_placed_quickly_where_it_fits(
+    fits: bool, remembered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it does not, it is not lost by haste, unless there is another one."""
     prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
     limits_s: list[float] = []
 
@@ -72,9 +74,48 @@ def test_an_interrupted_plan_is_placed_quickly_where_it_fits(fits: bool, monkeyp
     placed = placement_of
     monkeypatch.setattr(fitting, "plan_variant", plan_variant)
     monkeypatch.setattr(fitting, "placement", placement)
+    found = fastest_plan(prepared.problem)
+    assert found is not None
+    known = (found, placed(found.runs, prepared.lowered, found.peak_bytes, 1.0)) if remembered else None
+    monkeypatch.setattr(fitting, "recall", lambda *_: known)
     result = plan_prepared(prepared, "100%", Solving(time_limit_s=50.0))
     assert result.solution.status == "interrupted"
-    assert limits_s[0] == fitting.INTERRUPTED_S and [limit_s > 10 for limit_s in limits_s[1:]] == [True] * (not fits)
+    again = not fits and not remembered
+    assert limits_s[0] == fitting.INTERRUPTED_S and [limit_s > 10 for limit_s in limits_s[1:]] == [True] * again
+
+
+@pytest.mark.parametrize("when", ["solving", "placing"])
+@pytest.mark.parametrize("remembered", [False, True])
+def test_ctrl_c_keeps_a_plan_that_fits(when: str, remembered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}).lowered
+    found = fastest_plan(lowered.problem)
+    assert found is not None
+    placed = found, placement_of(found.runs, lowered, found.peak_bytes, 1.0)
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting, "plan_variant", interrupted if when == "solving" else lambda *_, **__: found)
+    monkeypatch.setattr(fitting, "placement", interrupted)
+    monkeypatch.setattr(fitting, "recall", lambda *_: placed if remembered else None)
+    fit = Fit(lowered, found.peak_bytes)
+    if remembered:
+        assert fit_budget(fit)[0].status == "interrupted"
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            fit_budget(fit)
+
+
+def test_ctrl_c_after_the_least_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the plan is the one of before."""
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    found = fastest_plan(prepared.problem)
+    assert found is not None
+    slower = replace(found, objective_s=found.objective_s * 100, status="interrupted")
+    placed = placement_of(found.runs, prepared.lowered, found.peak_bytes, 1.0)
+    monkeypatch.setattr(planning, "fit_budget", lambda *_: (slower, placed))
+    result = plan_smallest(prepared, None, Solving(time_limit_s=5.0))
+    assert result.solution.status == "interrupted" and result.solution.objective_s < slower.objective_s
 
 
 @pytest.mark.parametrize("ends", ["well", "too large", "interrupted"])

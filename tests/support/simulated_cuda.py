@@ -96,9 +96,10 @@ class _Taken(TorchDispatchMode):
 
 def simulated_cuda(monkeypatch: pytest.MonkeyPatch, eager: Callable[[], int]) -> SimpleNamespace:
     """Puts streams, events and pinned memory in the place of PyTorch's. ``eager``: how many items of a stream run at
-    once after each copy that is issued. Returns counts of ``copies``, and of memory that is ``pinned``."""
+    once after each copy that is issued. Returns counts of ``copies``, and of memory that is ``pinned``; ``capturing``
+    says whether a graph is captured."""
     computing = Stream(at_once=True)
-    counts = SimpleNamespace(copies=0, pinned=0)
+    counts = SimpleNamespace(copies=0, pinned=0, capturing=False)
 
     def copied(stream: Stream) -> None:
         counts.copies += 1
@@ -123,6 +124,7 @@ def simulated_cuda(monkeypatch: pytest.MonkeyPatch, eager: Callable[[], int]) ->
         "Stream": lambda device: Stream(),
         "current_stream": lambda device: computing,
         "stream": inside,
+        "is_current_stream_capturing": lambda: counts.capturing,
         "get_device_name": lambda device: "simulated",
         "cudart": lambda: SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister),
         "synchronize": lambda device: None,
