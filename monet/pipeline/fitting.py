@@ -87,18 +87,10 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made and is kept, so that
     budget works. ``KeyboardInterrupt`` on Ctrl-C before there is an arena that fits.
     """
-    known = _known(fit)
-    attempts = _Attempts(fit, meter, known)
-    target_bytes: int | None = fit.budget_bytes
-    try:
-        for _ in range(TRIES):
-            if target_bytes is None:
-                break
-            target_bytes = attempts.after(target_bytes)
-    except KeyboardInterrupt:
-        if attempts.best is None and known is None:
-            raise
-        attempts.interrupted = True
+    parts = _of_parts(fit)
+    known = _known(fit, parts)
+    attempts = _Attempts(fit, meter, known, parts)
+    attempts.search(fit.budget_bytes)
     if attempts.best is None and not attempts.interrupted:
         known = known or _smallest_known(attempts.refused or attempts.refusal(), fit, attempts)
         attempts.reorder(known)
@@ -111,16 +103,18 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     return (replace(best[0], status="interrupted"), best[1]) if attempts.interrupted else best
 
 
-def _known(fit: Fit) -> Placed | None:
-    """The fastest plan of earlier searches: where there are two memories, also of those that use one alone, whose order
-    may fit where the captured one does not."""
+def _known(fit: Fit, parts: Sequence[Placed]) -> Placed | None:
+    """The fastest plan of earlier searches, ``parts`` among them: their order may fit where the captured one does
+    not."""
     placed = recall(fit.lowered, fit.variant, fit.budget_bytes)
-    parts = [] if fit.variant != MOVE or fit.lowered.problem.carried else _of_parts(fit)
-    return min((p for p in (placed, *parts) if p is not None), key=lambda p: p[0].objective_s, default=None)
+    others = () if fit.lowered.problem.carried else parts
+    return min((p for p in (placed, *others) if p is not None), key=lambda p: p[0].objective_s, default=None)
 
 
 def _of_parts(fit: Fit) -> list[Placed]:
     """Where there are two memories: plans that are known without moves, and without recomputation."""
+    if fit.variant != MOVE:
+        return []
     lowered, budget_bytes = fit.lowered, fit.budget_bytes
     alone = replace(lowered, problem=replace(lowered.problem, second=None))
     known = recall(alone, MONET, budget_bytes), recall(lowered, MOVE_ONLY, budget_bytes)
@@ -140,15 +134,15 @@ def _as_found(known: Placed, found: Solution | None) -> Solution:
 
 class _Attempts:
     """``best``: the fastest plan that fits so far. ``refused``: why the first solve found no plan at all.
-    ``interrupted``: whether Ctrl-C ended one of them."""
+    ``interrupted``: whether Ctrl-C ended one of them. ``known``, ``parts``: of earlier searches, to begin with."""
 
-    def __init__(self, fit: Fit, meter: Meter, known: Placed | None) -> None:
+    def __init__(self, fit: Fit, meter: Meter, known: Placed | None, parts: Sequence[Placed] = ()) -> None:
         self._fit = fit
         self._meter = meter
         self._known = known
+        self._parts = parts
         self._begun = time.monotonic()
         self._too_large = 0
-        self._reordering = False
         self.interrupted = False
         self._last: Solution | None = None
         self._proofs: list[tuple[int, Proof]] = []  # with the target that each is for
@@ -159,6 +153,18 @@ class _Attempts:
         """Of the time limit, and never less than what a part that is needed gets."""
         limit_s = self._fit.solving.time_limit_s
         return max(LEAST_SHARE * limit_s, limit_s - (time.monotonic() - self._begun))
+
+    def search(self, target_bytes: int | None) -> None:
+        """For one budget after the other; Ctrl-C is raised where no plan is there."""
+        try:
+            for _ in range(TRIES):
+                if target_bytes is None:
+                    break
+                target_bytes = self.after(target_bytes)
+        except KeyboardInterrupt:
+            if self.best is None and self._known is None:
+                raise
+            self.interrupted = True
 
     def after(self, target_bytes: int) -> int | None:
         """Solves and places; returns which budget to try next, None where nothing is worth it."""
@@ -227,7 +233,7 @@ class _Attempts:
         starts = [] if fit.start is None else [fit.start]
         starts += [] if self._known is None else [self._known[0].runs]
         starts += [] if self.best is None else [self.best[0].runs]
-        starts += [] if fit.variant != MOVE else [solution.runs for solution, _ in _of_parts(fit)]
+        starts += [solution.runs for solution, _ in self._parts]
         starts += self._repaired(target_bytes)
         for name in STARTS:
             try:
@@ -266,16 +272,10 @@ class _Attempts:
         moves = fit.lowered.problem.second is not None  # plans with copies keep the captured order
         if self.refused is None or saved_bytes <= 0 or moves or not VARIANTS[fit.variant].solves:
             return
-        self._known, self._reordering = known, True
-        target_bytes: int | None = fit.budget_bytes + saved_bytes
-        try:
-            for _ in range(TRIES):
-                if target_bytes is None or target_bytes < known[0].peak_bytes or not self._has_time():
-                    break
-                logger.info("solving again with the %d bytes that another order saves", target_bytes - fit.budget_bytes)
-                target_bytes = self.after(target_bytes)
-        except KeyboardInterrupt:
-            self.interrupted = True  # and ``known`` is a plan
+        self._known = known
+        if self._has_time():
+            logger.info("solving again with the %d bytes that another order saves", saved_bytes)
+            self.search(fit.budget_bytes + saved_bytes)
 
     def _has_time(self) -> bool:
         return self.left_s() >= self._fit.solving.time_limit_s * LEFT_SHARE
@@ -284,9 +284,15 @@ class _Attempts:
         """The arena is too large: the program gets less."""
         if self.best is None and solution.status == "interrupted":
             raise KeyboardInterrupt  # no plan fits yet, and whoever interrupts does not wait for another solve
-        if self.best is not None or (self.refused is not None and not self._reordering):
+        if self.best is not None:
             return None
         less_bytes = math.ceil(excess_bytes * LESS_SHARES[min(self._too_large, len(LESS_SHARES) - 1)])
+        known = self._known
+        # Where nothing fits as the program counts, no less is tried than for the plan that fits in another order.
+        if self.refused is not None and (
+            known is None or target_bytes - less_bytes < known[0].peak_bytes or not self._has_time()
+        ):
+            return None
         self._too_large += 1
         logger.info("the arena is %d bytes over the budget; solving again with %d less", excess_bytes, less_bytes)
         return target_bytes - less_bytes
@@ -340,7 +346,7 @@ def _smallest_known(refused: InfeasibleBudget, fit: Fit, attempts: _Attempts) ->
     smallest = smallest_placed(candidates, lowered, min(attempts.left_s(), REFUSED_SHARE * fit.solving.time_limit_s))
     remember(lowered, variant, smallest)
     if fit.excess_bytes(smallest) <= 0:
-        return replace(smallest[0], status="smallest_known"), smallest[1]
+        return smallest
     if earlier is not None and _needed(earlier, lowered) <= _needed(smallest, lowered):
         smallest = earlier
     raise InfeasibleBudget(

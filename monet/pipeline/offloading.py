@@ -41,26 +41,23 @@ def _found(offload: Offload) -> tuple[Path, int]:
     """The folder, and how many bytes of its disk a plan may take."""
     folder = find_folder(offload.folder)
     free = shutil.disk_usage(folder).free
-    limit = int(ROOM_SHARE * free) if offload.limit_bytes is None else offload.limit_bytes
-    if limit > free:
-        raise ConfigError(
-            f"the limit of {format_bytes(limit)} is more than the {format_bytes(free)} that the disk of {folder} has "
-            "left; give a smaller one, or another folder"
-        )
-    return folder, limit
+    return folder, _limit(offload, free, ROOM_SHARE, f"that the disk of {folder} has left", ", or another folder")
 
 
 def _host_limit(offload: Offload) -> int:
     """How many bytes of main memory a plan may pin."""
-    if offload.limit_bytes is None:
-        return int(HOST_SHARE * available_bytes())
-    left = available_bytes()
-    if offload.limit_bytes > left:
+    return _limit(offload, available_bytes(), HOST_SHARE, "of main memory that are left")
+
+
+def _limit(offload: Offload, left_bytes: int, share: float, where: str, instead: str = "") -> int:
+    """What was asked for, else a share of what is left. ``where``, ``instead``: for the error where that is less."""
+    limit = int(share * left_bytes) if offload.limit_bytes is None else offload.limit_bytes
+    if limit > left_bytes:
         raise ConfigError(
-            f"the limit of {format_bytes(offload.limit_bytes)} is more than the {format_bytes(left)} of main memory "
-            "that are left; give a smaller one"
+            f"the limit of {format_bytes(limit)} is more than the {format_bytes(left_bytes)} {where}; give a smaller "
+            f"one{instead}"
         )
-    return offload.limit_bytes
+    return limit
 
 
 def offloaded(prepared: Prepared, offload: Offload | None, *, cache: bool = True) -> Prepared:

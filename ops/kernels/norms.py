@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from monet.native.library import build, required
+from monet.native.library import build, declare, required
 from monet.ops.kernel_names import kernel
 from monet.ops.kernels.formats import FORMATS
 from monet.ops.strides import require_contiguous
@@ -32,14 +32,14 @@ def library(data: torch.dtype) -> ctypes.PyDLL | None:
     if lib is None:
         return None
     p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    lib.monet_channel_norm_apply.argtypes = [*[p] * 6, *[n] * 4, *[i] * 4]
-    lib.monet_row_norm_apply.argtypes = [*[p] * 6, n, n, i, i]
-    lib.monet_row_norm_gradient.argtypes = [*[p] * 7, n, n, i]
-    lib.monet_row_norm_parameters.argtypes = [*[p] * 6, n, n, i]
-    lib.monet_group_norm_gradient.argtypes = [*[p] * 9, *[n] * 4, i]
-    for name in ("channel_norm_apply", "row_norm_apply", "row_norm_gradient", "row_norm_parameters"):
-        getattr(lib, f"monet_{name}").restype = None
-    lib.monet_group_norm_gradient.restype = None
+    signatures = {
+        "monet_channel_norm_apply": (None, [*[p] * 6, *[n] * 4, *[i] * 4]),
+        "monet_row_norm_apply": (None, [*[p] * 6, n, n, i, i]),
+        "monet_row_norm_gradient": (None, [*[p] * 7, n, n, i]),
+        "monet_row_norm_parameters": (None, [*[p] * 6, n, n, i]),
+        "monet_group_norm_gradient": (None, [*[p] * 9, *[n] * 4, i]),
+    }
+    declare(lib, signatures)
     return lib
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from monet.native.library import build
+from monet.native.library import build, declare
 from monet.ops.kernels.formats import FORMATS
 
 
@@ -19,8 +19,7 @@ def library() -> ctypes.PyDLL | None:
     if lib is None:
         return None
     p, n, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    lib.monet_smallest_scale.argtypes = [p, p, n, n, n, i, i]
-    lib.monet_smallest_scale.restype = ctypes.c_float
+    declare(lib, {"monet_smallest_scale": (ctypes.c_float, [p, p, n, n, n, i, i])})
     return lib
 
 
