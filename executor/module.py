@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
+from monet.capture.guards.model_guard import ModelGuard
+from monet.capture.guards.module_hooks import part_hooks, said_of
 from monet.capture.input_geometry import example_inputs
 from monet.errors import PlanMismatch
 from monet.executor import parallel
@@ -18,6 +23,8 @@ from monet.executor.planned_function import planned_outputs
 from monet.executor.planned_step import PlannedStep
 from monet.plans.plan import Plan
 from monet.training_step.accumulation import with_accumulation
+
+logger = logging.getLogger(__name__)
 
 
 class MonetModule(torch.nn.Module):
@@ -35,10 +42,14 @@ class MonetModule(torch.nn.Module):
     """
 
     def __init__(
-        self, model: torch.nn.Module, plan: Plan | str | os.PathLike[str], captured: Captured | None = None
+        self,
+        model: torch.nn.Module,
+        plan: Plan | str | os.PathLike[str],
+        captured: Captured | None = None,
+        guard: ModelGuard | None = None,
     ) -> None:
         """``plan``: also its file. ``captured``: the step as ``monet.capture`` has it, of this model in the modes and
-        the autocast of the plan; None captures it."""
+        the autocast of the plan, and ``guard``, the model as it was then; None captures it."""
         super().__init__()
         if isinstance(model, MonetModule):
             model = model._model
@@ -51,13 +62,17 @@ class MonetModule(torch.nn.Module):
                 f"a MonetModule runs one Plan, not a {type(plan).__name__}; monet.apply takes several plans"
             )
         plan = Plan.of(plan)
-        captured = captured or capture_as_planned(model, plan)
-        self._captured = captured
+        with planned_modes(model, plan):
+            if guard is None and (hooked := said_of(part_hooks(model))):
+                logger.warning("%s: %s", type(model).__name__, hooked)
+            guard = guard or ModelGuard(model)
+            captured = captured or capture_as_planned(model, plan)
+        self._captured, self._guard = captured, guard
         self._accumulator: Accumulator | None = None
         if plan.model.get("accumulate"):
             accumulated = with_accumulation(captured)
             captured, self._accumulator = accumulated.captured, Accumulator(model, accumulated)
-        self._step = PlannedStep(model, plan, captured)
+        self._step = PlannedStep(model, plan, captured, guard)
         self._held = HeldGradients(model, self._step.runner)
         self._in_parallel = self._compared = False  # until it is called there, and its plan compared
 
@@ -93,6 +108,7 @@ class MonetModule(torch.nn.Module):
             self._compare_plans()
         step = self._step
         sources = step.sources(args, kwargs)
+        step.release()
         if self._accumulator is not None:
             self._accumulator.check()
             outputs = planned_outputs(step.runner, sources, self._accumulator, None, None)
@@ -104,7 +120,7 @@ class MonetModule(torch.nn.Module):
                 parallel.tell_uncounted(self._model, self.plan)
             outputs = planned_outputs(step.runner, sources, None, self._held, part_bytes)
             self._held.tell_after_forward(beside_bytes)
-        return step.results(outputs)
+        return step.results(outputs, args, kwargs)
 
     def _compare_plans(self) -> None:
         """With those of the other processes, of all planned modules in the ``DistributedDataParallel`` around this."""
@@ -131,7 +147,7 @@ class MonetModule(torch.nn.Module):
 
     def beside(self) -> MonetModule:
         """The same plan of the same model over an arena of its own: its steps may be under way beside this one's."""
-        return MonetModule(self._model, self.plan, self._captured)
+        return MonetModule(self._model, self.plan, self._captured, self._guard)
 
     def __reduce__(self) -> tuple[type[MonetModule], tuple[torch.nn.Module, Plan]]:
         """Copies and pickles are the model and the plan; each copy captures anew and has its own arena."""
@@ -142,9 +158,10 @@ class MonetModule(torch.nn.Module):
         return f"planned: peak {self.plan.peak_bytes} of {self.plan.budget_bytes} bytes, {len(self.plan.steps)} steps"
 
 
-def capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
-    """The model captured on inputs of the plan's geometry, in the modes and the autocast that it was planned in."""
-    args, kwargs = example_inputs(plan)
+@contextmanager
+def planned_modes(model: torch.nn.Module, plan: Plan) -> Iterator[None]:
+    """A context in which every submodule is in the mode that it was planned in. Raises ``PlanMismatch`` for another
+    number of submodules."""
     modules = list(model.modules())
     if len(plan.model["training"]) != len(modules):
         raise PlanMismatch(
@@ -154,8 +171,14 @@ def capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
     try:
         for module, training in zip(modules, plan.model["training"], strict=True):
             module.training = training
-        with autocast.entered(plan.model.get("autocast"), device_type(model, (args, kwargs))):
-            return capture_once(model, args, kwargs, gradients_leave=not plan.model.get("accumulate"))
+        yield
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
+
+
+def capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
+    """The model, in the modes that it was planned in, captured on inputs of the plan's geometry and in its autocast."""
+    args, kwargs = example_inputs(plan)
+    with autocast.entered(plan.model.get("autocast"), device_type(model, (args, kwargs))):
+        return capture_once(model, args, kwargs, gradients_leave=not plan.model.get("accumulate"))

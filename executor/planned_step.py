@@ -9,6 +9,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.capture import Captured, autocast
+from monet.capture.attribute_writes import assign, release
+from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import PlanMismatch
 from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
@@ -54,9 +56,11 @@ class PlannedStep:
         model: torch.nn.Module,
         plan: Plan,
         captured: Captured,
+        guard: ModelGuard,
         state: Callable[[Source], Locate] | None = None,
     ) -> None:
-        """``captured``: of ``model``, in the modes it was planned in. ``state``: where an optimiser's state is found.
+        """``captured``: of ``model``, in the modes it was planned in, as ``guard`` knows it. ``state``: where an
+        optimiser's state is found.
 
         Raises ``PlanMismatch`` where the plan is not this model's, or not this machine's.
         """
@@ -66,10 +70,10 @@ class PlannedStep:
         self._autocast = plan.model.get("autocast")
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan))
-        self._modes = list(zip(model.modules(), plan.model["training"], strict=True))
+        self._guard = guard
+        guard.leave_out([(write.module, write.key) for write in captured.writes if not write.in_place])
         self._inputs = InputCheck(captured)
         self._places = [self._locate(source, state) for source in self.graph.sources]
-        self._children = [(m._modules, name, child) for m in model.modules() for name, child in m._modules.items()]
 
     def _check_environment(self) -> None:
         expected = self.plan.model.get("fingerprint")
@@ -99,24 +103,13 @@ class PlannedStep:
                 "monet.optimize, or plan again"
             )
 
-    def _check_modules(self) -> None:
-        """The modules whose parameters are used must still be the model's."""
-        for children, name, child in self._children:
-            if children.get(name) is not child:
-                raise PlanMismatch(
-                    f"submodule {name!r} was replaced after planning; make a new MonetModule, or plan again"
-                )
-
-    def _check_modes(self) -> None:
-        """Every submodule must be in the mode it was captured in: a frozen batch norm is another operator."""
-        for module, training in self._modes:
-            if module.training != training:
-                name = next(n for n, m in self.model.named_modules() if m is module)
-                mode = "training" if module.training else "evaluation"
-                raise PlanMismatch(
-                    f"submodule {name!r} is in {mode} mode, and the plan was "
-                    "made with it in the other one; set the mode as it was when planning, or plan again"
-                )
+    def _check_model(self) -> None:
+        """The model must be what tracing read: another one would be trained by another step."""
+        difference = self._guard.difference()
+        if difference is not None:
+            raise PlanMismatch(
+                f"{difference.sentence}; undo that, or plan again for the model as it is", place=difference.place
+            )
 
     def _locate(
         self, source: Source, state: Callable[[Source], Locate] | None
@@ -143,19 +136,26 @@ class PlannedStep:
                 f"{torch.get_num_threads()}; memory requests depend on it. Set torch.set_num_threads, or plan again"
             )
         self.check_autocast()
-        self._check_modules()
-        self._check_modes()
+        self._check_model()
         leaves = self._inputs.leaves(args, kwargs)
         # None for a .grad
         tensors: list[Any] = [leaves[key] if within is None else within[key] for within, key in self._places]
         self._inputs.check_sources(tensors)
         return tensors
 
-    def results(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """What the model returns, from the runner's outputs."""
+    def release(self) -> None:
+        """Before a step: drop what the forward pass of the last one has assigned, and this one's will."""
+        release(self.model, self.captured.writes)
+
+    def results(self, outputs: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the model returns, from the runner's outputs; what its forward pass assigns to attributes is assigned.
+        ``args``, ``kwargs``: of the call."""
         named = dict(zip(self.runner.code.outputs, outputs, strict=True))
         flat = [
             self.captured.output_literals.get(i) if name is None else named[name]
             for i, name in enumerate(self.graph.outputs)
         ]
-        return pytree.tree_unflatten(flat, self.captured.out_spec)
+        of = self.captured.out_spec
+        if self.captured.writes:
+            assign(self.model, self.captured.writes, flat, pytree.tree_leaves((args, kwargs)))
+        return pytree.tree_unflatten(flat[: of.num_leaves], of)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from monet.capture import Captured
+from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.carried_state import CarriedState
 from monet.executor.disk_copies import DiskCopies
@@ -38,7 +39,7 @@ class Trainer:
         self.optimizer = optimizer
         self._updates = updates
         self._plain = plain
-        self._step = PlannedStep(module, plan, captured, self._state)
+        self._step = PlannedStep(module, plan, captured, ModelGuard(module), self._state)
         copies = self._step.runner.copies
         values = self._step.graph.values
         self._carried: CarriedState | None = None
@@ -68,8 +69,10 @@ class Trainer:
         """
         self._check_optimizer()
         with torch.no_grad():
-            sources = self._step.sources((self._plain(inputs), targets), {})
-            results = self._step.results(self._step.runner.whole(sources))
+            args = self._plain(inputs), targets
+            sources = self._step.sources(args, {})
+            self._step.release()
+            results = self._step.results(self._step.runner.whole(sources), args, {})
         for live in self._updates.values():
             live.done()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what learning-rate schedulers look for

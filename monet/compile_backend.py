@@ -7,16 +7,20 @@ planned and run as ``monet.apply`` plans and runs a model.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
+from torch._dynamo.output_graph import OutputGraph
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from monet.api import PLAN_OPTIONS, plan, require_known
+from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.lifted_graph import LiftedGraph
-from monet.errors import CaptureError, ConfigError
+from monet.errors import CaptureError, ConfigError, PlanMismatch
 from monet.executor import parallel
 from monet.in_place.plan_family import MOST_PLANS, REPLACED, PlanFamily
 from monet.in_place.plan_source import PlanSource
@@ -74,13 +78,34 @@ def monet(
             "torch.compile cuts a model in DistributedDataParallel at its buckets: set "
             "torch._dynamo.config.optimize_ddp = False"
         )
-    return torch._dynamo.disable(_PlannedGraph(graph, given, _family(example_inputs, options, given)))  # type: ignore[no-any-return]
+    planned = _PlannedGraph(graph, given, _family(example_inputs, options, given), _compiled_module())
+    return torch._dynamo.disable(planned)  # type: ignore[no-any-return]
+
+
+def _compiled_module() -> torch.nn.Module | None:
+    """The module whose call Dynamo has traced, while it calls its backend; None where that is a function."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        traced = frame.f_locals.get("self")
+        if isinstance(traced, OutputGraph):
+            of = dict(traced.root_tx.f_locals)
+            return next((value for value in of.values() if isinstance(value, torch.nn.Module)), None)
+        frame = frame.f_back
+    return None
 
 
 class _PlannedGraph:
     """Called with the arguments of a graph."""
 
-    def __init__(self, graph: torch.fx.GraphModule, options: Mapping[str, Any], family: PlanFamily) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        options: Mapping[str, Any],
+        family: PlanFamily,
+        module: torch.nn.Module | None,
+    ) -> None:
+        """``module``: whose graph it is. Dynamo guards its attributes, and neither hooks nor methods of classes."""
+        self._guard = None if module is None else ModelGuard(module, own_hooks=False, code_alone=True)
         made = {name: value for name, value in options.items() if name not in _OWN}
         self._graph, self._family = graph, family
         self._processes = options.get("process_group")
@@ -89,6 +114,12 @@ class _PlannedGraph:
         self._calls: TrainingCalls | None = None
 
     def __call__(self, *args: Any) -> Any:
+        difference = None if self._guard is None else self._guard.difference()
+        if difference is not None:
+            raise PlanMismatch(
+                f"{difference.sentence}; torch.compile runs what it compiled before, so undo that, or call "
+                "torch._dynamo.reset() to compile the model as it is"
+            )
         if not torch.is_grad_enabled() or is_watched():
             return self._graph.forward(*args)
         if self._lifted is None or self._calls is None:

@@ -21,6 +21,11 @@ class CaptureError(MonetError):
     """The model's training step cannot be captured as one graph of operators."""
 
 
+class StatefulForward(CaptureError):
+    """A forward pass that changes the model by which it computes. Many do in their first call only: these can be
+    captured after it."""
+
+
 class ProfileError(MonetError):
     """An operator implementation cannot be measured, or does not behave as its record says."""
 
@@ -77,7 +82,14 @@ class InvalidPlan(MonetError):
 
 
 class PlanMismatch(MonetError):
-    """A valid plan does not belong to this model, input, device, thread count or torch version."""
+    """A valid plan does not belong to this model, input, device, thread count or torch version.
+
+    ``place``: what of the model changed after planning, where that is the reason, whatever it is now; "" else.
+    """
+
+    def __init__(self, message: str, *, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class ExecutionError(MonetError):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.capture.attribute_writes import Write
 from monet.graph import Graph
 
 
@@ -23,6 +24,7 @@ class Captured:
     ``literals``: the flattened inputs that are no tensors, by position; their values are part of the graph.
     ``output_literals``: the flattened outputs that are no tensors, by position.
     ``cast_apart``: a weight that several ``with torch.autocast`` of the model cast, each for itself; "" for none.
+    ``writes``: what the forward pass assigns to attributes; outputs that they name are beyond those of ``out_spec``.
     """
 
     graph: Graph
@@ -32,6 +34,7 @@ class Captured:
     literals: Mapping[int, Any]
     output_literals: Mapping[int, Any]
     cast_apart: str = ""
+    writes: tuple[Write, ...] = ()
 
 
 def device_type(model: torch.nn.Module, inputs: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from monet.capture.attribute_writes import Write
 from monet.capture.captured import Captured
 from monet.capture.structure_text import UnwrittenStructure, structure_data, structure_of
 from monet.graph import Graph, Operator, Ref, Source, Value
@@ -41,6 +42,7 @@ def captured_text(captured: Captured) -> str:
             "literals": [[position, _plain(value)] for position, value in captured.literals.items()],
             "output_literals": [[position, _plain(value)] for position, value in captured.output_literals.items()],
             "cast_apart": captured.cast_apart,
+            "writes": [_written(write) for write in captured.writes],
         }
     except UnwrittenStructure as error:
         raise NotStorable(str(error)) from error
@@ -63,9 +65,21 @@ def captured_of(text: str, constants: Mapping[str, torch.Tensor]) -> Captured:
             literals={position: _value_of(value) for position, value in document["literals"]},
             output_literals={position: _value_of(value) for position, value in document["output_literals"]},
             cast_apart=document["cast_apart"],
+            writes=tuple(_write_of(*row) for row in document["writes"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, UnwrittenStructure) as error:
         raise NotStorable(f"{type(error).__name__}: {error}") from error
+
+
+def _written(write: Write) -> list[Any]:
+    leaves = [[kind, _plain(value)] for kind, value in write.leaves]
+    return [write.module, write.key, structure_data(write.structure), leaves, write.in_place]
+
+
+def _write_of(module: str, key: str, structure: Any, leaves: list[list[Any]], in_place: bool) -> Write:
+    return Write(
+        module, key, structure_of(structure), tuple((kind, _value_of(value)) for kind, value in leaves), in_place
+    )
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:
@@ -147,7 +161,7 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, Ref):
         return {"ref": value.name}
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return {"tuple": [_plain(item) for item in value]}
     if isinstance(value, list):
         return [_plain(item) for item in value]

@@ -11,13 +11,12 @@ from __future__ import annotations
 import gc
 import io
 import logging
-import random
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from functools import _lru_cache_wrapper
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -33,6 +32,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import uninteresting_files
 from torch.overrides import TorchFunctionMode
 
+from monet.capture.attribute_writes import Observed, random_state, set_random_state
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
@@ -58,15 +58,18 @@ class _LongWay(Exception):
     """``str`` is why the model is to be traced the long way."""
 
 
-def direct_trace(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JointWithDescriptors | None:
-    """The joint graph of ``model``, as ``aot_export_joint_with_descriptors`` has it of what torch.export makes of it;
-    None where the two might differ, or where the model cannot be traced."""
+def direct_trace(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, detached: bool = False
+) -> tuple[JointWithDescriptors, Observed] | None:
+    """The joint graph of ``model``, as ``aot_export_joint_with_descriptors`` has it of what torch.export makes of it,
+    and what it assigns (``detached``: as in ``Observed``); None where the two might differ, or where the model cannot
+    be traced."""
     if torch.is_autocast_enabled(device_type(model, (args, kwargs))):
         return None
     modules = list(model.named_modules(remove_duplicate=False))
     if len({module for _, module in modules}) < len(modules):
         return None  # tracing puts a tensor into a module for each of its names
-    randomness = _random_state()
+    randomness = random_state()
     try:
         with ExitStack() as stack:
             stack.enter_context(_put_back_after(model))
@@ -75,7 +78,7 @@ def direct_trace(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
             stack.enter_context(_compiling_state_context())  # what models ask for is as in torch.export
             stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
             written = stack.enter_context(_Written())
-            traced = _Traced(model, written, randomness)
+            traced = _Traced(model, written, detached=detached)
             joint = aot_export_joint_with_descriptors(
                 stack, traced, tuple(args), dict(kwargs), _disable_torch_fn_metadata_mode=True
             )
@@ -84,13 +87,15 @@ def direct_trace(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
         )
         if any(isinstance(constant, _TRACED) for constant in constants):
             raise _LongWay("the model keeps a tensor from one call to the next")
+        if not traced.found.is_checked:
+            raise _LongWay("it is not known what the model reads that it assigns")
     except Exception as error:  # whatever the model raises
         logger.info("the model is traced the long way: %s: %s", type(error).__name__, error)
-        _set_random_state(randomness)
+        set_random_state(randomness)
         _forget_cached()
         return None
     written.write()
-    return joint
+    return joint, traced
 
 
 class _Written(ExitStack):
@@ -113,30 +118,23 @@ class _Written(ExitStack):
         sys.stderr.write(self._error.getvalue())
 
 
-class _Traced(torch.nn.Module):
-    """``model`` under the names of its parameters and buffers, called as torch.export calls it, once for each time that
-    torch traces it. Raises ``_LongWay``."""
+class _Traced(Observed):
+    """``model``, called as torch.export calls it, once for each time that torch traces it. Raises ``_LongWay``."""
 
-    def __init__(self, model: torch.nn.Module, written: _Written, randomness: tuple[Any, Any]) -> None:
-        super().__init__()
-        for members in ("_parameters", "_buffers", "_modules"):  # the same dictionaries: tracing puts its own in them
-            self.__dict__[members] = getattr(model, members)
-        self.__dict__["_model"] = model
+    def __init__(self, model: torch.nn.Module, written: _Written, *, detached: bool) -> None:
+        super().__init__(model, detached=detached)
         self._tied = _tied(model)
-        self._random = randomness
         self._written = written
-        self._checked = False
+        self._has_own_outputs = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        model: torch.nn.Module = self.__dict__["_model"]
-        _set_random_state(self._random)
         self._written.forget()
-        with _tied_again(self._tied), _unchanged(model), _refusing(), _Lines():
-            outputs = model(*args, **kwargs)
+        with _tied_again(self._tied), _same_members(self), _refusing(), _Lines():
+            outputs = super().forward(*args, **kwargs)
         if fx_traceback.has_preserved_node_meta():
             fx_traceback.set_stack_trace([])
-        if not self._checked:
-            self._checked = True
+        if not self._has_own_outputs:
+            self._has_own_outputs = True
             _check_outputs(outputs, (*self.parameters(), *self.buffers(), *pytree.tree_leaves((args, kwargs))))
         return outputs
 
@@ -190,61 +188,14 @@ def _refusing() -> Iterator[None]:
 
 
 @contextmanager
-def _unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """A context that raises ``_LongWay`` where a module holds other things after it than before, and puts back what it
-    held: the next time is to begin as this one did."""
-    before = [
-        (module, key, value, _content(value)) for module in model.modules() for key, value in vars(module).items()
-    ]
-    keys = {module: set(vars(module)) for module in model.modules()}
-    try:
-        yield
-    finally:
-        changed = [module for module in keys if set(vars(module)) != keys[module]]
-        for module in changed:
-            for key in set(vars(module)) - keys[module]:
-                del vars(module)[key]
-        for module, key, value, content in before:
-            if vars(module).get(key, keys) is not value or not _same(_content(value), content):
-                changed.append(module)
-                vars(module)[key] = value
-                _put_back(value, content)
-    if changed:
-        raise _LongWay(f"the forward pass changes {type(changed[0]).__name__}")
-
-
-def _members(value: Any) -> Any:
-    """The container that ``value`` is, or the dictionary of an object's attributes; None where it has neither."""
-    if isinstance(value, dict | list | set):
-        return value
-    if isinstance(value, torch.nn.Module | torch.Tensor | type | FunctionType | ModuleType):
-        return None
-    return getattr(value, "__dict__", None)
-
-
-def _content(value: Any) -> list[Any] | None:
-    """What ``_members`` holds."""
-    members = _members(value)
-    if isinstance(members, dict):
-        return [part for pair in members.items() for part in pair]
-    return None if members is None else list(members)
-
-
-def _same(now: list[Any] | None, before: list[Any] | None) -> bool:
-    if now is None or before is None:
-        return now is before
-    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
-
-
-def _put_back(value: Any, content: list[Any] | None) -> None:
-    if content is None:
-        return
-    members = _members(value)
-    members.clear()
-    if isinstance(members, list):
-        members.extend(content)
-    else:
-        members.update(zip(content[::2], content[1::2], strict=True) if isinstance(members, dict) else content)
+def _same_members(model: torch.nn.Module) -> Iterator[None]:
+    """A context that raises ``_LongWay`` where a module has other parameters or buffers after it than before."""
+    members = [of for module in model.modules() for of in (module._parameters, module._buffers)]
+    before = [dict(of) for of in members]
+    yield
+    for of, held in zip(members, before, strict=True):
+        if of.keys() != held.keys() or any(of[key] is not held[key] for key in held):
+            raise _LongWay("the forward pass replaces a parameter or a buffer")
 
 
 def _forget_cached() -> None:
@@ -297,19 +248,6 @@ def _tied_again(tied: Sequence[Sequence[_Place]]) -> Iterator[None]:
     finally:
         for members, key, tensor in before:
             members[key] = tensor
-
-
-def _random_state() -> tuple[Any, Any]:
-    """Of Python and NumPy, by which a model may decide what it does: the same each time that it is traced."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def _set_random_state(state: tuple[Any, Any]) -> None:
-    of_python, of_numpy = state
-    random.setstate(of_python)
-    if of_numpy is not None:
-        sys.modules["numpy"].random.set_state(of_numpy)
 
 
 def _check_outputs(outputs: Any, held: Sequence[Any]) -> None:

@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from monet.capture.attribute_writes import Observed, Write
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
@@ -30,26 +31,27 @@ Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 class ForwardGraph:
     """A forward pass, as torch.export or Dynamo traced it. ``constants``: as in ``Captured``; they are buffers of
     ``module``, but for those that joining adds. ``in_spec``, ``out_spec``: the structure of inputs and outputs.
-    ``cast_apart``: as in ``Captured``."""
+    ``cast_apart``, ``writes``: as in ``Captured``."""
 
     module: torch.fx.GraphModule
     constants: dict[str, torch.Tensor]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     cast_apart: str = ""
+    writes: tuple[Write, ...] = ()
 
 
-def forward_graph(model: torch.nn.Module, inputs: Inputs) -> ForwardGraph:
-    """The forward pass of ``model`` as a graph, with the casts of eager's autocast.
+def forward_graph(model: torch.nn.Module, inputs: Inputs, *, detached: bool = False) -> ForwardGraph:
+    """The forward pass of ``model`` as a graph, with the casts of eager's autocast. ``detached``: as in ``Observed``.
 
     Raises ``CaptureError`` with torch's reason, or where the values of tensors decide about a shape.
     """
     if not isinstance(model, LiftedGraph):
-        return _export(model, inputs)
+        return _export(model, inputs, Observed(model, detached=detached))
     # Under autocast one call of Dynamo's graph may be several operators, some of which cast a weight. Which of them
     # share a copy is seen in torch.export's graph alone, where each is a node of its own.
     is_cast = model.casts or torch.is_autocast_enabled(device_type(model, inputs))
-    return _export(model, inputs) if is_cast else _as_dynamo_has_it(model, inputs)
+    return _export(model, inputs, None) if is_cast else _as_dynamo_has_it(model, inputs)
 
 
 def _as_dynamo_has_it(model: LiftedGraph, inputs: Inputs) -> ForwardGraph:
@@ -94,18 +96,23 @@ class _Geometries(torch.fx.Interpreter):
         return result
 
 
-def _export(model: torch.nn.Module, inputs: Inputs) -> ForwardGraph:
+def _export(model: torch.nn.Module, inputs: Inputs, observed: Observed | None) -> ForwardGraph:
     args, kwargs = inputs
+    traced = model if observed is None else observed
     try:
         with ExitStack() as stack:
             for context in (_autocast_as_written(), keeping_no_grad(), without_decompositions()):
                 stack.enter_context(context)
             stack.enter_context(refusing_custom_functions())
             stack.enter_context(without_reports())
-            program = torch.export.export(model, args, kwargs, strict=False)
+            program = torch.export.export(traced, args, kwargs, strict=False)
+            if observed is not None and not observed.found.is_checked:
+                program = torch.export.export(traced, args, kwargs, strict=False)
         module = program.module(check_guards=False)
     except CustomFunctionFound as error:
         raise CaptureError(str(error)) from error
+    except CaptureError:
+        raise
     except Exception as error:  # torch.export raises many kinds
         raise CaptureError(reason("torch.export cannot trace the model", error)) from error
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
@@ -117,7 +124,9 @@ def _export(model: torch.nn.Module, inputs: Inputs) -> ForwardGraph:
         check_tensor(node.name, node.meta.get("val"), node)
     constants = _promote_constants(module, model)
     apart = share_casts(module, device_type(model, inputs))
-    return ForwardGraph(module, constants, in_spec, out_spec, apart)
+    if observed is None:
+        return ForwardGraph(module, constants, in_spec, out_spec, apart)
+    return ForwardGraph(module, constants, in_spec, observed.found.out_spec or out_spec, apart, observed.found.writes)
 
 
 @contextmanager

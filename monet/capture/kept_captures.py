@@ -12,6 +12,7 @@ import torch
 
 from monet.capture.captured import Captured
 from monet.capture.captured_text import NotStorable, captured_of, captured_text
+from monet.capture.guards.module_hooks import as_planned
 from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
 from monet.capture.tracing import capture
 from monet.errors import CacheRefused
@@ -35,6 +36,17 @@ def capture_once(
 
     ``on_disk``: read and write captures of other processes. Raises as ``capture``.
     """
+    with as_planned(model):
+        return _captured(model, args, kwargs, gradients_leave, on_disk)
+
+
+def _captured(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    gradients_leave: bool,
+    on_disk: bool,
+) -> Captured:
     key = model_key(model, args, kwargs or {}, gradients_leave=gradients_leave)
     if key is None:  # as for tensors that no plan can hold, which tracing refuses
         return capture(model, args, kwargs, gradients_leave=gradients_leave)

@@ -23,11 +23,13 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+from monet.capture.attribute_writes import Write
 from monet.capture.captured import Captured
 from monet.capture.decompositions import without_decompositions
 from monet.capture.direct_trace import direct_trace, has_memory_of_its_own
 from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
+from monet.capture.guards.module_hooks import as_planned
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
 from monet.capture.lifted_graph import LiftedGraph
@@ -54,25 +56,26 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     gradients_leave: bool = True,
+    detached: bool = False,
 ) -> Captured:
     """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
     The model is captured in the mode it is in, and in the state of autocast that is on; as eager should be, backward is
     then called outside of it. Inputs that require a gradient get one. Neither parameters nor buffers are changed.
     ``gradients_leave``: gradients are the caller's memory, in which they add up; else they are values like others, for
-    operators of the step. Model and inputs may be fake (made under one ``FakeTensorMode``): then the largest model is
-    captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of the model where torch
-    knows it.
+    operators of the step. ``detached``: so are tensors that the model assigns to attributes. Model and inputs may be
+    fake (made under one ``FakeTensorMode``): then the largest model is captured without memory for it. Raises
+    ``CaptureError`` with torch's reason and the line of the model where torch knows it.
     """
     given: Inputs = (tuple(args), dict(kwargs or {}))
     _check(model, given)
     inputs = _with_own_memory(model, given)
     # No code is written for graphs that are only read.
-    with _use_lazy_graph_module(True):
-        captured = _directly(model, inputs, gradients_leave=gradients_leave)
+    with _use_lazy_graph_module(True), as_planned(model):
+        captured = _directly(model, inputs, gradients_leave=gradients_leave, detached=detached)
         if captured is not None:
             return captured
-        joint = _by_forward_graph(model, inputs)
+        joint = _by_forward_graph(model, inputs, detached=detached)
         return _read(joint, model, inputs, gradients_leave=gradients_leave)
 
 
@@ -102,15 +105,17 @@ class _Joint:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     cast_apart: str = ""
+    writes: tuple[Write, ...] = ()
 
 
-def _directly(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool) -> Captured | None:
+def _directly(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, detached: bool) -> Captured | None:
     """The capture from the model itself; None where it takes the long way, which also says what is wrong with it."""
     if isinstance(model, LiftedGraph):  # it is a forward graph
         return None
-    traced = direct_trace(model, *inputs)
-    if traced is None:
+    found = direct_trace(model, *inputs, detached=detached)
+    if found is None:
         return None
+    traced, observed = found
     constants: dict[str, torch.Tensor] = {}
     try:
         for node in traced.graph_module.graph.nodes:
@@ -118,25 +123,28 @@ def _directly(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool) 
         graph = _cleaned(traced, model, constants)
         if graph is None:
             return None
-        joint = _Joint(graph, constants, pytree.tree_structure(inputs), traced.out_spec)
+        out_spec = observed.found.out_spec or traced.out_spec
+        joint = _Joint(graph, constants, pytree.tree_structure(inputs), out_spec, writes=observed.found.writes)
         return _read(joint, model, inputs, gradients_leave=gradients_leave)
     except CaptureError as error:
         logger.info("the model is traced the long way: %s", error)
         return None
 
 
-def _by_forward_graph(model: torch.nn.Module, inputs: Inputs) -> _Joint:
+def _by_forward_graph(model: torch.nn.Module, inputs: Inputs, *, detached: bool) -> _Joint:
     """The joint graph of the forward pass's graph and its derivatives.
 
     Outputs that share memory are cloned first; every output is, where torch would else rebuild one from an intermediate
     outside the graph.
     """
-    forward = forward_graph(model, inputs)
+    forward = forward_graph(model, inputs, detached=detached)
     for everything in (False, True):
         _separate_outputs(forward.module, everything=everything)
         graph = _joint_graph(forward, inputs)
         if graph is not None:
-            return _Joint(graph, forward.constants, forward.in_spec, forward.out_spec, forward.cast_apart)
+            return _Joint(
+                graph, forward.constants, forward.in_spec, forward.out_spec, forward.cast_apart, forward.writes
+            )
     raise CaptureError("an output of the model is a view that torch cannot separate; return a clone of it")
 
 
@@ -149,7 +157,8 @@ def _read(joint: _Joint, model: torch.nn.Module, inputs: Inputs, *, gradients_le
     if gradients_leave:
         graph = with_own_layout(sum_gradients_in_place(graph))
     return Captured(
-        graph, joint.constants, joint.in_spec, joint.out_spec, literals, reader.output_literals, joint.cast_apart
+        graph, joint.constants, joint.in_spec, joint.out_spec, literals, reader.output_literals, joint.cast_apart,
+        joint.writes,
     )  # fmt: skip
 
 

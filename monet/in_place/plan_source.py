@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from monet.amounts import parse_budget
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
+from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.input_geometry import describe_inputs
 from monet.capture.plain_tensors import PLAIN, is_plain
 from monet.errors import CaptureError, ExecutionError
@@ -46,9 +47,15 @@ class PlanSource:
         self._on_disk = bool(options.get("cache", True))
 
     def planned(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, anew: bool = False
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        guard: ModelGuard,
+        *,
+        anew: bool = False,
     ) -> Planned:
-        """``model`` with a plan for such a call. ``anew``: not one from disk.
+        """``model``, which is as ``guard`` knows it, with a plan for such a call. ``anew``: not one from disk.
 
         Inside of ``DistributedDataParallel`` its buckets are counted. Raises as ``monet.plan``, ``CaptureError`` for
         parameters that are spread over processes, ``ExecutionError`` for gradients that it could not reduce, and
@@ -60,19 +67,21 @@ class PlanSource:
         key = self._key(model, captured, args, kwargs, options)
         plan = kept_plans.recall(key) if self._on_disk and not anew else None
         if plan is not None:
-            return Planned(MonetModule(model, plan, captured), recalled=True)
+            return Planned(MonetModule(model, plan, captured, guard), recalled=True)
         plan = self._make_plan(model, args, kwargs, budget=self._budget, **{"progress": True, **options})
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
         if self._on_disk:
             kept_plans.keep(key, plan)
-        return Planned(MonetModule(model, plan, captured))
+        return Planned(MonetModule(model, plan, captured, guard))
 
-    def adopted(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan) -> Planned:
+    def adopted(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan, guard: ModelGuard
+    ) -> Planned:
         """``model`` with the plan that another process has made for such a call. Raises ``PlanMismatch`` where it was
         for another model or machine, and ``CaptureError``."""
         _require_made(model)
-        return Planned(MonetModule(model, plan, self._captured(model, args, kwargs)[0]))
+        return Planned(MonetModule(model, plan, self._captured(model, args, kwargs)[0], guard))
 
     def _captured(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -11,12 +11,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 
+from monet.capture.guards.model_guard import ModelGuard
+from monet.capture.guards.module_hooks import part_hooks, said_of
 from monet.errors import ConfigError
-from monet.executor.module import MonetModule
+from monet.executor.module import MonetModule, planned_modes
 from monet.in_place.call_geometry import planned_geometry
 from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
@@ -30,6 +33,12 @@ _HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
 )  # fmt: skip
+
+_INSTEAD = (
+    'for a plan of what is compiled, model.compile(backend="monet", options={"budget": …}) instead of monet.apply'
+)
+_COMPILED = f"%s.compile() took the place of what monet.apply had put there: the model runs without a plan; {_INSTEAD}"
+_WRAPPED = f"torch.compile compiles this %s itself, not the plan that monet.apply has made for it; {_INSTEAD}"
 
 
 class Applied:
@@ -47,8 +56,10 @@ class Applied:
 
     def add(self, plan: Plan) -> None:
         """Run calls as ``plan`` has them by it. Raises ``PlanMismatch`` where it was made for another model."""
+        with planned_modes(self.model, plan):
+            guard = ModelGuard(self.model, own_hooks=False)
         with apart(self.model):
-            module = MonetModule(self.model, plan)
+            module = MonetModule(self.model, plan, guard=guard)
         self.calls.add(planned_geometry(self.model, plan), Planned(module))
 
     @property
@@ -90,12 +101,9 @@ class Applied:
         below = [module for module in self.model.modules() if module is not self.model]
         if any(getattr(module, "gradient_checkpointing", False) is True for module in below):
             self.calls.family.note("checkpoints", REPLACED)
-        hooked = sum(bool(module._forward_hooks or module._forward_pre_hooks) for module in below)
+        hooked = said_of([hook for hook in part_hooks(self.model) if hook.label != "the model"])
         if hooked:
-            logger.warning(
-                "%d submodules of %s have hooks, which are not called while a plan runs",
-                hooked, type(self.model).__name__,
-            )  # fmt: skip
+            logger.warning("%s: %s", type(self.model).__name__, hooked)
 
     def _with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``nn.Module`` calls hooks around ``self.forward``, which stands for the plan just until it is called."""
@@ -120,6 +128,11 @@ class Applied:
                 if own.get("forward") is forward:
                     restore()
 
+    def __del__(self) -> None:
+        other = vars(self.model).get("_compiled_call_impl")
+        if other is not None and not isinstance(other, Applied):  # put there by model.compile()
+            logger.warning(_COMPILED, type(self.model).__name__)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Nothing: a copy of the model is a plain one, where its class copies all that it holds."""
 
@@ -133,12 +146,30 @@ def _nothing() -> None:
 
 def put(applied: Applied) -> None:
     """Put it into its model's slot."""
+    _tell_of_torch_compile()
     applied.model._compiled_call_impl = applied
+
+
+@cache
+def _tell_of_torch_compile() -> None:
+    """From now on say so where ``torch.compile`` is given an applied model: Dynamo calls ``forward`` itself, whatever
+    is in the slot, and asks nobody."""
+    optimized = torch._dynamo.OptimizedModule
+    make = optimized.__init__
+
+    def __init__(self: Any, mod: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if isinstance(vars(mod).get("_compiled_call_impl"), Applied):
+            logger.warning(_WRAPPED, type(mod).__name__)
+        make(self, mod, *args, **kwargs)
+
+    optimized.__init__ = __init__  # type: ignore[method-assign]
 
 
 def applied(model: torch.nn.Module) -> Applied:
     """What was put into ``model``. Raises ``ConfigError`` where there is nothing."""
     found = model._compiled_call_impl
+    if found is not None and not isinstance(found, Applied):
+        raise ConfigError(_COMPILED % type(model).__name__)
     if not isinstance(found, Applied):
         raise ConfigError(f"monet.apply was not called on this {type(model).__name__}")
     return found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.lifted_graph import LiftedGraph
-from monet.errors import MonetError, PlanMismatch
+from monet.errors import MonetError, PlanMismatch, StatefulForward
 from monet.executor.arena_group import ArenaGroup
 from monet.executor.module import MonetModule
 from monet.in_place.call_geometry import (
@@ -28,6 +30,8 @@ from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource
 from monet.in_place.ranks import Processes, Ranks, failure, portable
 from monet.plans.document import plan_of, plan_text
+
+logger = logging.getLogger(__name__)
 
 # What differs, where the plan itself does not say it.
 _SENTENCES = {
@@ -152,24 +156,24 @@ class TrainingCalls:
             planned = self._planned_for(geometry, group, args, kwargs)
             if planned is None:
                 break
-            module, refusal = self._modules[geometry].get(group), None
+            module, refusal, place = self._modules[geometry].get(group), None, ""
             if module is None:
                 module = planned.module.beside()
                 self._put(geometry, module, group)
             try:
                 result = module.forward(*args, **kwargs)
             except PlanMismatch as error:  # raised before anything has run
-                refusal = str(error)
+                refusal, place = str(error), error.place
             if refusal is None:
                 if planned.recalled:
                     self._planned[geometry] = replace(planned, recalled=False)
                 return result
             may_replan = planned.recalled or self.family.rule == "replan"
             if again or not may_replan or not self.family.may_plan(refusal, instead=planned.recalled):
-                self.family.refuse("model", refusal)
+                self.family.refuse(place or "model", refusal)
                 break
             self._forget(geometry)
-            self._plan(geometry, group, args, kwargs, anew=True)
+            self._plan(geometry, group, args, kwargs, anew=not place)  # a plan on disk is of the model as it is
         return _NO_PLAN
 
     def _forget(self, geometry: CallGeometry) -> None:
@@ -187,7 +191,13 @@ class TrainingCalls:
         if self._is_promised(geometry) and self._take_promised(geometry, args, kwargs):
             return self._planned[geometry]
         if self.family.made == 0:
-            self._plan(geometry, group, args, kwargs)
+            try:
+                self._plan(geometry, group, args, kwargs)
+            except StatefulForward:
+                if self.eager_calls or isinstance(self.model, LiftedGraph):
+                    raise
+                logger.info("%s may be complete after its first call, and is planned in the second", self.family.name)
+                return None
         elif self.family.rule != "replan" or self.family.is_full:
             self._refuse(geometry, args, kwargs)
             return None
@@ -209,8 +219,9 @@ class TrainingCalls:
         *,
         anew: bool = False,
     ) -> None:
+        guard = ModelGuard(self.model, own_hooks=False)
         with self._apart(), noting_checkpoints() as checkpoints:
-            planned = self._source.planned(self.model, args, kwargs, anew=anew)
+            planned = self._source.planned(self.model, args, kwargs, guard, anew=anew)
         if checkpoints:
             self.family.note("checkpoints", REPLACED)
         self.add(geometry, planned, group)
@@ -265,15 +276,17 @@ class TrainingCalls:
         assert said.plan is not None
         try:
             plan = plan_of(said.plan.encode())
+            guard = ModelGuard(self.model, own_hooks=False)
             with self._apart():
                 if geometry is not None and portable(geometry) == said.geometry is not None:
-                    planned = self._source.adopted(self.model, args, kwargs, plan)
+                    planned = self._source.adopted(self.model, args, kwargs, plan, guard)
                 elif isinstance(self.model, LiftedGraph):  # a graph is for one shape: another one will run rank 0's
                     self.family.promised = said
                     self.family.made += 1
                     return None
                 else:  # a first batch of another shape, which is then called not as planned
-                    planned, geometry = Planned(MonetModule(self.model, plan)), planned_geometry(self.model, plan)
+                    planned = Planned(MonetModule(self.model, plan, guard=guard))
+                    geometry = planned_geometry(self.model, plan)
             self.add(geometry, planned)
         except Exception as error:
             return failure(error)
@@ -284,7 +297,8 @@ class TrainingCalls:
         said = self.family.promised
         assert said is not None and said.plan is not None
         try:
-            planned = self._source.adopted(self.model, args, kwargs, plan_of(said.plan.encode()))
+            guard = ModelGuard(self.model, own_hooks=False)
+            planned = self._source.adopted(self.model, args, kwargs, plan_of(said.plan.encode()), guard)
         except PlanMismatch:
             return False
         self.family.promised = None

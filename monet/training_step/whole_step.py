@@ -89,7 +89,7 @@ def capture_whole_step(
                 f"an input of shape {tuple(tensor.shape)} requires a gradient, and a whole step makes those of "
                 "parameters only, which it uses itself: detach it, or plan the module alone (monet.plan, MonetModule)"
             )
-    captured = with_unit_tangent(capture(module, args, gradients_leave=False))
+    captured = with_unit_tangent(capture(module, args, gradients_leave=False, detached=True))
     slots = parameter_slots(captured, module, optimizer)
     graph = with_updates(captured.graph, slots, catalogue(captured.graph), clip_grad_norm=clip_grad_norm)
     return WholeStep(module, replace(captured, graph=graph), args, {slot.target: slot.live for slot in slots})

@@ -283,9 +283,9 @@ def compiled(rank: int) -> dict[str, Any]:
     own: list[Any] = []
     adopted = PlanSource.adopted
 
-    def adopting(self: PlanSource, model: nn.Module, args: Any, kwargs: Any, given: Any) -> Any:
+    def adopting(self: PlanSource, model: nn.Module, args: Any, kwargs: Any, given: Any, guard: Any) -> Any:
         own.append(given)
-        return adopted(self, model, args, kwargs, given)
+        return adopted(self, model, args, kwargs, given, guard)
 
     found: dict[str, Any] = {}
     PlanSource.adopted = adopting  # type: ignore[assignment]

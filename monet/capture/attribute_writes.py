@@ -1,0 +1,421 @@
+"""What a forward pass assigns to attributes of its modules: results of the step, as its outputs are.
+
+``Observed`` calls a model and puts back what it has changed, so that each trace begins as the one before; what was
+assigned becomes outputs and values (``Write``), for whoever runs the step to assign.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from monet.capture.contents import PLAIN, content, is_equal, members_of, restore, same_content
+from monet.capture.guards.code_reads import CodeReads, is_counting
+from monet.capture.guards.model_reads import OF_EVERY_MODULE, model_reads
+from monet.errors import CaptureError, StatefulForward
+
+_RUN_ONCE = "if that is so in the first call only, run the model once before it is planned"
+OUTPUT, INPUT, MEMBER, VALUE, ADDED = "output", "input", "member", "value", "added"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """An assignment to attribute ``key`` of the submodule ``module`` (its dotted name, "" for the model).
+
+    ``structure`` and ``leaves``: the assigned value as a pytree. A leaf is ``(OUTPUT, position)`` among the flattened
+    outputs, the further ones included, ``(INPUT, position)`` among the flattened inputs, ``(MEMBER, name)`` a
+    parameter or buffer, ``(VALUE, value)`` no tensor, or ``(ADDED, amount)`` for a number that is counted up.
+    ``in_place``: the container that the attribute holds is given new contents, instead of being replaced.
+    """
+
+    module: str
+    key: str
+    structure: pytree.TreeSpec
+    leaves: tuple[tuple[str, Any], ...]
+    in_place: bool = False
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"{self.module}.{self.key}" if self.module else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """``before``, ``after``: what a module held under ``key``, ``_NOTHING`` for nothing; ``in_place``: it holds the
+    same container or object, with other contents, which ``before`` lists."""
+
+    module: torch.nn.Module
+    key: str
+    before: Any
+    after: Any
+    in_place: bool = False
+
+    @property
+    def of_object(self) -> bool:
+        """Whether attributes of an object have changed that the module holds."""
+        return self.in_place and not isinstance(vars(self.module).get(self.key), dict | list | set)
+
+
+_NOTHING: Any = object()
+_MEMBERS = ("_parameters", "_buffers")
+
+
+class Found:
+    """What a call has shown. An object of its own: tracing puts back what a module's attributes hold.
+
+    ``writes``: what was assigned; ``out_spec``: the structure of the model's outputs. ``is_checked``: whether it is
+    known that nothing that is assigned is read before; else another call tells.
+    """
+
+    def __init__(self) -> None:
+        self.writes: tuple[Write, ...] = ()
+        self.out_spec: pytree.TreeSpec | None = None
+        self.is_checked = True
+        self.watched: list[_Change] = []
+        self.counted: set[tuple[int, str]] = set()
+
+
+class Observed(torch.nn.Module):
+    """``model`` under the names of its parameters and buffers, which is after each call what it was before.
+
+    ``forward`` returns the model's outputs, and where it has assigned attributes a pair of these and of the tensors
+    among what was assigned; see ``found``. Raises ``CaptureError`` for what a planned step could not do again.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, detached: bool = False) -> None:
+        """``detached``: the assigned tensors are, since nobody can call their backward."""
+        super().__init__()
+        for members in ("_parameters", "_buffers", "_modules"):  # the same dictionaries: tracing puts its own in them
+            self.__dict__[members] = getattr(model, members)
+        self.__dict__["_model"] = model
+        self.__dict__["_names"] = {module: name for name, module in model.named_modules()}
+        self._detached = detached
+        self._random = random_state()
+        self._reads: CodeReads | None = None
+        self.found = Found()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        model: torch.nn.Module = self.__dict__["_model"]
+        set_random_state(self._random)
+        changes: list[_Change] = []
+        with _put_back(model, changes), self._refusing_reads():
+            outputs = model(*args, **kwargs)
+        self._require_no_draws()
+        self.found.out_spec = pytree.tree_structure(outputs)
+        self.found.writes = ()
+        if not changes:
+            return outputs
+        return self._with_writes(changes, outputs, pytree.tree_leaves((args, kwargs)))
+
+    def _require_no_draws(self) -> None:
+        if not _same_random_state(random_state(), self._random):
+            set_random_state(self._random)
+            raise CaptureError(
+                "the forward pass draws random numbers of Python or NumPy, which a plan would repeat at each step; "
+                "draw them with torch, or outside of the model and pass them in"
+            )
+
+    def _with_writes(self, changes: Sequence[_Change], outputs: Any, inputs: Sequence[Any]) -> Any:
+        model: torch.nn.Module = self.__dict__["_model"]
+        if self._reads is None:
+            self._reads = model_reads(model)
+        flat = pytree.tree_leaves(outputs)
+        members = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        known = [(OUTPUT, flat), (INPUT, list(inputs))]
+        taken = {_memory(tensor) for tensor in (*flat, *inputs, *model.parameters(), *model.buffers()) if _is(tensor)}
+        extra: list[torch.Tensor] = []
+
+        def leaf(value: Any, change: _Change) -> tuple[str, Any]:
+            if not isinstance(value, torch.Tensor):
+                if not isinstance(value, PLAIN):
+                    raise CaptureError(_not_again(self._place(change), f"a {type(value).__name__}"))
+                return VALUE, value
+            for kind, tensors in known:
+                for position, tensor in enumerate(tensors):
+                    if tensor is value and not (self._detached and kind == OUTPUT):
+                        return kind, position
+            if id(value) in members:
+                return MEMBER, members[id(value)]
+            for position, tensor in enumerate(assigned):
+                if tensor is value:
+                    return OUTPUT, len(flat) + position
+            assigned.append(value)
+            own = value.detach() if self._detached else value
+            alone = _memory(value) not in taken and _covers_its_memory(value)
+            taken.add(_memory(value))
+            extra.append(own if alone else own.clone())
+            return OUTPUT, len(flat) + len(extra) - 1
+
+        assigned: list[torch.Tensor] = []
+        writes = []
+        for change in changes:
+            counted = self._counted(change)
+            if counted is not None:
+                leaves, structure = [counted], pytree.tree_structure(0)
+            else:
+                self._require_settled(change)
+                if change.of_object:
+                    continue
+                values, structure = pytree.tree_flatten(change.after, is_leaf=lambda of: isinstance(of, PLAIN))
+                leaves = [leaf(value, change) for value in values]
+            name = self.__dict__["_names"][change.module]
+            writes.append(Write(name, change.key, structure, tuple(leaves), change.in_place))
+        self.found.writes = tuple(writes)
+        return (outputs, extra) if writes else outputs
+
+    def _place(self, change: _Change) -> str:
+        name = self.__dict__["_names"][change.module]
+        return f"{name}.{change.key}" if name else f"the model's {change.key}"
+
+    def _counted(self, change: _Change) -> tuple[str, Any] | None:
+        """Of a number that is counted up."""
+        assert self._reads is not None
+        before, after = change.before, change.after
+        if not all(type(value) in (int, float) for value in (before, after)) or change.key not in self._reads.counted:
+            return None
+        self.found.counted.add((id(change.module), change.key))
+        self._watch(change)
+        return ADDED, after - before
+
+    def _require_settled(self, change: _Change) -> None:
+        """Raises ``StatefulForward`` where the next call would begin with another model than this one did, as far as
+        the change itself tells."""
+        assert self._reads is not None
+        place = self._place(change)
+        if change.key in OF_EVERY_MODULE or _holds_modules(change.after) or _holds_modules(change.before):
+            raise StatefulForward(
+                f"the forward pass changes {place}, so that the next call is another model's; {_RUN_ONCE}"
+            )
+        if change.after is _NOTHING:
+            raise StatefulForward(f"the forward pass deletes {place}, which a plan would not; {_RUN_ONCE}")
+        if not change.in_place:
+            self._watch(change)
+        elif change.of_object and (read := _read_of(change, self._reads)) is not None:
+            raise StatefulForward(f"the forward pass changes {place}.{read} and reads it; {_RUN_ONCE}")
+
+    def _watch(self, change: _Change) -> None:
+        assert self._reads is not None
+        if self._reads.is_read(change.key) and all(
+            (known.module, known.key) != (change.module, change.key) for known in self.found.watched
+        ):
+            self.found.watched.append(change)
+            self.found.is_checked = False
+
+    @contextmanager
+    def _refusing_reads(self) -> Iterator[None]:
+        """A context that raises ``StatefulForward`` where code reads, before it assigns it, an attribute that the trace
+        before this one has assigned. Found absent in the module, an attribute is asked for by ``Module.__getattr__``.
+        """
+        watched = {(id(change.module), change.key): change for change in self.found.watched}
+        if not watched:
+            yield
+            return
+        for change in self.found.watched:
+            if any(change.key in vars(of) for of in type(change.module).__mro__):
+                raise self._stateful(change)
+        counts = {key: change.before for key, change in watched.items() if key in self.found.counted}
+        taken = [(vars(of.module), of.key, vars(of.module).pop(of.key, _NOTHING)) for of in self.found.watched]
+        ask, put = torch.nn.Module.__getattr__, torch.nn.Module.__setattr__
+
+        def asked(module: torch.nn.Module, name: str) -> Any:
+            key = id(module), name
+            if key not in watched:
+                return ask(module, name)
+            frame = sys._getframe(1)
+            if key in counts and is_counting(frame.f_code, frame.f_lasti):
+                return counts[key]
+            raise self._stateful(watched[key])
+
+        def assigned(module: torch.nn.Module, name: str, value: Any) -> None:
+            if (id(module), name) in counts:  # it stays absent, so that a later read is seen, too
+                counts[id(module), name] = value
+            else:
+                put(module, name, value)
+
+        torch.nn.Module.__getattr__ = asked  # type: ignore[method-assign]
+        torch.nn.Module.__setattr__ = assigned  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.nn.Module.__getattr__ = ask  # type: ignore[method-assign]
+            torch.nn.Module.__setattr__ = put  # type: ignore[method-assign]
+            for members, key, value in taken:
+                if key not in members and value is not _NOTHING:
+                    members[key] = value
+            for change in self.found.watched:
+                if (id(change.module), change.key) in counts:
+                    vars(change.module)[change.key] = counts[id(change.module), change.key]
+        self.found.is_checked = True
+
+    def _stateful(self, change: _Change) -> StatefulForward:
+        return StatefulForward(
+            f"the forward pass reads {self._place(change)} and then assigns it: what it computes depends on the call "
+            f"before; {_RUN_ONCE}. Else keep the state in a buffer (register_buffer), or pass it in and return it"
+        )
+
+
+def assign(model: torch.nn.Module, writes: Sequence[Write], outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Do what a step's forward pass would have done. ``outputs``, ``inputs``: flattened, further outputs included."""
+    for write in writes:
+        module = model.get_submodule(write.module)
+        held = vars(module)
+        if write.leaves and write.leaves[0][0] == ADDED:
+            held[write.key] = held.get(write.key, 0) + write.leaves[0][1]
+            continue
+        leaves = [_found(model, kind, where, outputs, inputs) for kind, where in write.leaves]
+        value = pytree.tree_unflatten(leaves, write.structure)
+        if write.in_place:
+            _fill(held[write.key], value)
+        else:
+            held[write.key] = value
+
+
+def release(model: torch.nn.Module, writes: Sequence[Write]) -> None:
+    """Before a step: drop what the step before has assigned and this one assigns anew, so that both are not there
+    together."""
+    for write in writes:
+        if not write.in_place and any(kind == OUTPUT for kind, _ in write.leaves):
+            held = vars(model.get_submodule(write.module))
+            if write.key in held:
+                held[write.key] = None
+
+
+def _found(model: torch.nn.Module, kind: str, where: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    if kind == OUTPUT:
+        return outputs[where]
+    if kind == INPUT:
+        return inputs[where]
+    if kind == MEMBER:
+        path, _, name = where.rpartition(".")
+        owner = model.get_submodule(path)
+        return owner._parameters[name] if name in owner._parameters else owner._buffers[name]
+    return where
+
+
+def _read_of(change: _Change, reads: CodeReads) -> str | None:
+    """An attribute of an object that has changed and that code reads."""
+    before = dict(zip(change.before[::2], change.before[1::2], strict=True))
+    now = change.after
+    return next((key for key in now if before.get(key, _NOTHING) is not now[key] and reads.is_read(key)), None)
+
+
+def _fill(container: Any, value: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(value)
+    else:
+        container.update(value)
+
+
+def _not_again(place: str, what: str) -> str:
+    return (
+        f"the forward pass assigns {what} to {place}, which a planned step could not make again; assign tensors, "
+        "numbers or texts, or lists and dictionaries of these"
+    )
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _inner(tensor: torch.Tensor) -> torch.Tensor:
+    functional = torch._subclasses.functional_tensor.FunctionalTensor
+    return tensor.from_functional() if isinstance(tensor, functional) else tensor
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(_inner(tensor).untyped_storage()._cdata)
+
+
+def _covers_its_memory(tensor: torch.Tensor) -> bool:
+    inner = _inner(tensor)
+    return inner.untyped_storage().nbytes() == inner.numel() * inner.dtype.itemsize
+
+
+def _holds_modules(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module):
+        return True
+    if isinstance(value, dict):
+        return any(isinstance(item, torch.nn.Module) for item in value.values())
+    return isinstance(value, list | tuple) and any(isinstance(item, torch.nn.Module) for item in value)
+
+
+# What a module holds, before and after.
+
+
+@contextmanager
+def _put_back(model: torch.nn.Module, changes: list[_Change]) -> Iterator[None]:
+    """A context after which the modules hold what they held before it, but for parameters and buffers, whose
+    dictionaries are tracing's; ``changes`` says what was put back."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    contents = {id(value): (value, content(value)) for _, held in before for value in held.values()}
+    has_ended = False
+    try:
+        yield
+        has_ended = True
+    finally:
+        for module, held in before:
+            now = vars(module)
+            for key in (*held, *(key for key in list(now) if key not in held)):
+                if key in _MEMBERS:
+                    continue
+                was, value = held.get(key, _NOTHING), now.get(key, _NOTHING)
+                held_then = contents[id(was)][1] if was is not _NOTHING else None
+                touched = was is not _NOTHING and not same_content(content(was), held_then)
+                if was is value and not touched:
+                    continue
+                if was is not value and not touched and is_equal(was, value):
+                    now[key] = was
+                    continue
+                after = value
+                if was is value:
+                    after = _copy(members_of(value))
+                if has_ended and not _is_kept_by_torch(module, key):
+                    changes.append(_Change(module, key, held_then if was is value else was, after, was is value))
+                if was is _NOTHING:
+                    del now[key]
+                else:
+                    now[key] = was
+                    restore(was, held_then)
+
+
+def _copy(members: Any) -> Any:
+    """Of a container, or, as a mapping, of an object's attributes."""
+    return members.copy()
+
+
+def _is_kept_by_torch(module: torch.nn.Module, key: str) -> bool:
+    """Lists of a recurrent layer's weights."""
+    return isinstance(module, torch.nn.RNNBase) and key in ("_flat_weights", "_flat_weight_refs")
+
+
+# Random numbers of Python and NumPy.
+
+
+def random_state() -> tuple[Any, Any]:
+    """Of Python and NumPy, by which a model may decide what it does: the same each time that it is traced."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def set_random_state(state: tuple[Any, Any]) -> None:
+    """Set what ``random_state`` returned."""
+    of_python, of_numpy = state
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
+
+
+def _same_random_state(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    if one[0] != other[0]:
+        return False
+    a, b = one[1], other[1]
+    return a is None or b is None or (bool((a[1] == b[1]).all()) and a[2:] == b[2:])

@@ -1,0 +1,58 @@
+"""What containers and objects of Python hold: noted, compared and put back."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range, enum.Enum)
+"""Values that are what they are: which object it is tells nothing."""
+
+
+def is_equal(was: Any, value: Any) -> bool:
+    """Of plain values, and tuples of these: which object it is tells nothing."""
+    if type(was) is not type(value):
+        return False
+    if isinstance(was, tuple):
+        return len(was) == len(value) and all(a is b or is_equal(a, b) for a, b in zip(was, value, strict=True))
+    return isinstance(was, PLAIN) and bool(was == value)
+
+
+def members_of(value: Any) -> Any:
+    """The container that ``value`` is, or the dictionary of an object's attributes; None where it has neither."""
+    if isinstance(value, dict | list | set):
+        return value
+    if isinstance(value, torch.nn.Module | torch.Tensor | type | types.FunctionType | types.ModuleType):
+        return None
+    return getattr(value, "__dict__", None)
+
+
+def content(value: Any) -> list[Any] | None:
+    """What ``members_of`` holds."""
+    members = members_of(value)
+    if isinstance(members, Mapping):
+        return [part for pair in members.items() for part in pair]
+    return None if members is None else list(members)
+
+
+def same_content(now: list[Any] | None, before: list[Any] | None) -> bool:
+    """Whether nothing has changed between two answers of ``content``."""
+    if now is None or before is None:
+        return now is before
+    return len(now) == len(before) and all(a is b or is_equal(a, b) for a, b in zip(now, before, strict=True))
+
+
+def restore(value: Any, before: list[Any] | None) -> None:
+    """Have ``value`` hold again what ``content`` said."""
+    members = members_of(value)
+    if before is None or same_content(content(value), before):
+        return
+    members.clear()
+    if isinstance(members, list):
+        members.extend(before)
+    else:
+        members.update(zip(before[::2], before[1::2], strict=True) if isinstance(members, dict) else before)

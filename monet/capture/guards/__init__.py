@@ -1,0 +1,5 @@
+"""What tracing a model read in Python, compared before each planned step.
+
+``code_reads.py`` finds the names that a forward pass's code reads, ``model_guard.py`` what they stand for in a model
+and how a difference is told. ``monet/native/watch.py`` compares.
+"""

@@ -1,0 +1,404 @@
+"""What tracing a model may have read in Python, as it was then, and how it differs now.
+
+Compared are, for each module: its class, its submodules, which parameters and buffers there are and which are one
+memory, its hooks, its mode, and every attribute that code of the forward pass names; containers and objects among these
+by what they hold; then methods and globals that this code names, and PyTorch's global switches. Values of tensors are
+no part of it: the step reads them anew.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from monet.capture.contents import PLAIN
+from monet.capture.guards.code_reads import ENTRIES
+from monet.capture.guards.model_reads import MOST_DEPTH, OF_EVERY_MODULE, OPAQUE, model_reads
+from monet.capture.guards.module_hooks import HOOKS, hook_name, only_looks
+from monet.native.watch import DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
+
+Key = tuple[str, str]
+"""A module's dotted name, "" for the model, and an attribute's name."""
+
+_GLOBAL_HOOKS = {f"_global{name}": kind for name, kind in HOOKS.items()}
+_MEMBERS = {"training", "_parameters", "_buffers", "_modules"}
+_OF_RNN = {"_flat_weights", "_flat_weight_refs"}
+"""Lists that a recurrent layer makes anew of its parameters, which are compared themselves."""
+
+
+def _switches() -> dict[str, Any]:
+    """PyTorch's global settings that decide which operators or kernels run."""
+    c = torch._C
+    return {
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.are_deterministic_algorithms_enabled()": c._get_deterministic_algorithms(),
+        "torch.backends.mkldnn.enabled": c._get_mkldnn_enabled(),
+        "torch.get_float32_matmul_precision()": c._get_float32_matmul_precision(),
+        "torch.backends.cuda.flash_sdp_enabled()": c._get_flash_sdp_enabled(),
+        "torch.backends.cuda.mem_efficient_sdp_enabled()": c._get_mem_efficient_sdp_enabled(),
+        "torch.backends.cuda.math_sdp_enabled()": c._get_math_sdp_enabled(),
+        "torch.backends.cudnn.enabled": c._get_cudnn_enabled(),
+        "torch.backends.cudnn.benchmark": c._get_cudnn_benchmark(),
+        "torch.backends.cudnn.deterministic": c._get_cudnn_deterministic(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``sentence`` names what is not as it was; ``place`` is the same as long as that is the same place, whatever the
+    value there."""
+
+    place: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """``now``: what the watch would record. ``compare``: how that differs from what was recorded; None where nothing
+    that matters does. ``within``: the attribute of a module through which the container was found."""
+
+    kind: int
+    container: Any
+    compare: Callable[[tuple[Any, ...]], Difference | None]
+    now: Callable[[], list[Any]]
+    within: Key | None = None
+
+
+class ModelGuard:
+    """A model as it was when this was made. ``own_hooks``: whether the model's own hooks are part of what was
+    traced. ``code_alone``: compare hooks and methods, and leave all else to Dynamo, which guards it."""
+
+    def __init__(self, model: torch.nn.Module, *, own_hooks: bool = True, code_alone: bool = False) -> None:
+        self._model, self._own_hooks = model, own_hooks
+        self._written: frozenset[Key] = frozenset()
+        self._within: Key | None = None
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._modules = list(model.modules())
+        self._reads = model_reads(model, own_hooks=own_hooks)
+        self._entries: list[_Entry] = []
+        self._watch = Watch()
+        self._seen: dict[int, Any] = {}
+        self._code_alone = code_alone
+        for module in self._modules:
+            self._add_own_hooks(module)
+            if not code_alone:
+                self._add_module(module)
+        self._add_code()
+        if not code_alone:
+            self._add_globals()
+        self._ties, self._apart = _ties(model), [] if code_alone else _several_objects(model)
+        self._switches = {} if code_alone else _switches()
+        for entry in self._entries:
+            self._watch.record(len(self._watch), entry.kind, entry.container, entry.now())
+        self._recorded = [tuple(entry.now()) for entry in self._entries]
+        self._seen.clear()  # it kept alive what was named by its address
+
+    def leave_out(self, written: Collection[Key]) -> None:
+        """Compare these attributes no more, nor what they held: the forward pass assigns them anew."""
+        self._written |= frozenset(written)
+        for index, entry in enumerate(self._entries):
+            if entry.within in self._written:
+                self._entries[index] = _Entry(LIST, [], lambda _: None, list)
+            self._recorded[index] = tuple(self._entries[index].now())
+            self._watch.record(index, self._entries[index].kind, self._entries[index].container, self._recorded[index])
+
+    def difference(self) -> Difference | None:
+        """What of the model is not as it was; None where nothing is."""
+        index = self._watch.changed()
+        while index >= 0:
+            entry = self._entries[index]
+            found = entry.compare(self._recorded[index])
+            if found is not None:
+                return Difference(f"{index} {found.place}", found.sentence)
+            self._recorded[index] = tuple(entry.now())
+            self._watch.record(index, entry.kind, entry.container, self._recorded[index])
+            index = self._watch.changed(index + 1)
+        for one, other in self._apart:
+            if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+                return _at("ties", self._of_ties())
+        now = {} if self._code_alone else _switches()
+        if now != self._switches:
+            name = next(name for name in now if now[name] != self._switches[name])
+            return Difference(name, f"{name} is {now[name]}, and was {self._switches[name]} when this was planned")
+        return None
+
+    # What is compared.
+
+    def _label(self, module: torch.nn.Module) -> str:
+        return self._names.get(id(module), "") or "the model"
+
+    def _add(self, kind: int, container: Any, compare: Any, now: Callable[[], list[Any]]) -> None:
+        self._entries.append(_Entry(kind, container, compare, now, self._within))
+
+    def _add_dict(
+        self, members: dict[Any, Any], told: Callable[[Any, Any, Any], str | None], matters: Callable[[Any], bool]
+    ) -> None:
+        """``told``: a sentence on a key whose value was the second and is the third, ``OTHER`` where there is none.
+        ``matters``: whether a key is compared."""
+
+        def now() -> list[Any]:
+            return [part for key, value in members.items() for part in (key, value if matters(key) else OTHER)]
+
+        def compare(recorded: tuple[Any, ...]) -> Difference | None:
+            before = dict(zip(recorded[::2], recorded[1::2], strict=True))
+            for key in (*before, *(key for key in members if key not in before)):
+                was, value = before.get(key, OTHER), members.get(key, OTHER)
+                if matters(key) and was is not value and not _is_equal(was, value):
+                    sentence = told(key, was, value)
+                    if sentence is not None:
+                        return Difference(str(key), sentence)
+            return None
+
+        self._add(DICT, members, compare, now)
+
+    def _add_module(self, module: torch.nn.Module) -> None:
+        label, own = self._label(module), vars(module)
+        of = type(module)
+        self._add_type(label, module)
+        name = self._names.get(id(module), "")
+        is_root = module is self._model
+
+        def matters(key: str) -> bool:
+            if key in OF_EVERY_MODULE:
+                return key in _MEMBERS or (key in HOOKS and (self._own_hooks or not is_root))
+            if isinstance(module, torch.nn.RNNBase) and key in _OF_RNN:
+                return False
+            return (key == "forward" or self._reads.is_read(key)) and (name, key) not in self._written
+
+        self._add_dict(own, partial(self._of_attribute, label), matters)
+        is_container = any("__iter__" in vars(base) or "__getitem__" in vars(base) for base in of.__mro__[:-1])
+        any_child = is_container or self._reads.reads_children
+        children = module._modules
+        known = set(children)
+        self._add_dict(
+            children,
+            partial(self._of_child, label),
+            lambda key: key in known or any_child or self._reads.is_read(key),
+        )
+        for members in (module._parameters, module._buffers):
+            self._add_dict(members, partial(self._of_tensor, name), lambda key: True)
+        for key, value in own.items():
+            if key not in OF_EVERY_MODULE and matters(key):
+                self._within = name, key
+                self._add_value(f"{label}.{key}" if name else f"the model's {key}", value, 0)
+        self._within = None
+
+    def _add_own_hooks(self, module: torch.nn.Module) -> None:
+        if self._own_hooks or module is not self._model:
+            for hooks, kind in HOOKS.items():
+                self._add_hooks(vars(module)[hooks], self._label(module), kind)
+
+    def _add_hooks(self, hooks: dict[int, Any], label: str, kind: str) -> None:
+        """Those that only look are in no plan: they may be gone."""
+        left_out = {key for key, hook in hooks.items() if only_looks(hook)}
+        self._add_dict(hooks, partial(_of_hook, label, kind), lambda key: key not in left_out)
+        for key, hook in hooks.items():
+            if key not in left_out:
+                self._add_value(f"a {kind} of {label}", hook, 0)
+
+    def _add_type(self, label: str, thing: Any) -> None:
+        def compare(was: tuple[Any, ...]) -> Difference | None:
+            now = type(thing).__name__
+            return Difference("class", f"{label} is a {now} now, and was a {was[0].__name__} when this was planned")
+
+        self._add(TYPE, thing, compare, lambda: [type(thing)])
+
+    def _of_attribute(self, label: str, key: str, was: Any, value: Any) -> str | None:
+        if key == "training":
+            now, then = ("training", "evaluation") if value else ("evaluation", "training")
+            return (
+                f"{_quoted(label)} is in {now} mode, and the plan was made with it in {then} mode; set the mode as it "
+                "was when planning, or plan again"
+            )
+        whose = f"{label}.{key}" if label != "the model" else f"the model's {key}"
+        return _of_value(whose, was, value)
+
+    def _of_child(self, label: str, key: str, was: Any, value: Any) -> str | None:
+        whose = key if label == "the model" else f"{label}.{key}"
+        what = "was replaced" if OTHER not in (was, value) else "was removed" if value is OTHER else "was added"
+        return f"submodule {whose!r} {what} after planning; make a new MonetModule, or plan again"
+
+    def _of_tensor(self, name: str, key: str, was: Any, value: Any) -> str | None:
+        """Another tensor of the same geometry is as good, if it is one memory with the same others."""
+        whose = f"{name}.{key}" if name else key
+        if value is OTHER or was is OTHER:
+            if was is OTHER and not self._reads.is_read(key) and not self._reads.is_read("_parameters"):
+                return None
+            return f"{whose} was {'removed' if value is OTHER else 'added'} after planning"
+        if was is None or value is None:
+            return f"{whose} is {_short(value)}, and was {_short(was)} when this was planned"
+        return self._of_ties()
+
+    def _of_ties(self) -> str | None:
+        now = _ties(self._model)
+        for place, first in now.items():
+            was = self._ties.get(place, first)
+            if was == first:
+                continue
+            if was != place:
+                return f"{place} and {was} were one tensor when this was planned, and are two now"
+            return f"{place} and {first} were two tensors when this was planned, and are one now"
+        return None
+
+    def _add_value(self, label: str, value: Any, depth: int) -> None:
+        """What a container or an object holds, where that can change while it stays the same one."""
+        if isinstance(value, (*PLAIN, *OPAQUE)) or id(value) in self._seen or depth > MOST_DEPTH:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
+            return
+        if isinstance(value, dict):
+            self._add_dict(value, lambda key, was, now: _of_value(f"{label}[{key!r}]", was, now), lambda key: True)
+            for key, item in list(value.items()):
+                self._add_value(f"{label}[{key!r}]", item, depth + 1)
+        elif isinstance(value, list):
+            self._add(LIST, value, partial(_of_items, label, value), lambda: list(value))
+        elif isinstance(value, set):
+            self._add(SET, value, partial(_of_items, label, value), lambda: list(value))
+        elif not isinstance(value, tuple | set | frozenset) and isinstance(getattr(value, "__dict__", None), dict):
+            self._add_dict(
+                vars(value), lambda key, was, now: _of_value(f"{label}.{key}", was, now), self._reads.is_read
+            )
+            for key, item in list(vars(value).items()):
+                if self._reads.is_read(key):
+                    self._add_value(f"{label}.{key}", item, depth + 1)
+            self._add_type(label, value)
+        if isinstance(value, list | tuple):
+            for number, item in enumerate(value):
+                self._add_value(f"{label}[{number}]", item, depth + 1)
+
+    def _add_code(self) -> None:
+        module = vars(torch.nn.modules.module)
+        for name, kind in _GLOBAL_HOOKS.items():
+            self._add_hooks(module[name], "every module", kind)
+        for of in self._reads.classes:
+            if of is torch.nn.Module or not of.__flags__ & _HEAP_TYPE:
+                continue
+            members = gc.get_referents(vars(of))[0]  # the dictionary itself, of which ``vars`` is a view
+            functions = {key for key, value in members.items() if callable(value) or hasattr(value, "__get__")}
+
+            def matters(key: str, functions: set[str] = functions) -> bool:
+                is_read = key in ENTRIES or self._reads.is_read(key)
+                return is_read and (not self._code_alone or key in functions)
+
+            self._add_dict(members, partial(_of_member, of.__qualname__), matters)
+
+    def _add_globals(self) -> None:
+        for where, name in list(self._reads.lookups.values()):
+            self._add_lookup(where, name)
+        for name, value in list(self._reads.held):
+            self._add_value(name, value, 0)
+
+    def _add_lookup(self, where: dict[str, Any], name: str) -> None:
+        label = f"{where.get('__name__', 'a module')}.{name}"
+
+        def compare(was: tuple[Any, ...]) -> Difference | None:
+            return _at(name, _of_global(label, was[1], where.get(name, OTHER)))
+
+        self._add(LOOKUP, where, compare, lambda: [name, where.get(name, OTHER)])
+
+
+_HEAP_TYPE = 1 << 9
+"""Of a class that is written in Python (``Py_TPFLAGS_HEAPTYPE``): another one cannot be changed."""
+
+
+def _is_equal(was: Any, value: Any) -> bool:
+    """Of two objects: whether no code could tell them apart."""
+    if type(was) is not type(value):
+        return False
+    if isinstance(was, tuple):
+        return len(was) == len(value) and all(a is b or _is_equal(a, b) for a, b in zip(was, value, strict=True))
+    if isinstance(was, types.MethodType):
+        return was.__func__ is value.__func__ and was.__self__ is value.__self__
+    return isinstance(was, PLAIN) and bool(was == value)
+
+
+def _of_value(whose: str, was: Any, value: Any) -> str:
+    if value is OTHER:
+        return f"{whose} was removed after planning; it was {_short(was)}"
+    if was is OTHER:
+        return f"{whose} is {_short(value)}, and was not there when this was planned"
+    if isinstance(was, torch.Tensor) and isinstance(value, torch.Tensor):
+        return f"{whose} is another tensor than when this was planned (a buffer may be another: register_buffer)"
+    if _short(value) == _short(was):
+        return f"{whose} is another {type(value).__name__} than when this was planned"
+    return f"{whose} is {_short(value)}, and was {_short(was)} when this was planned"
+
+
+def _at(place: str, sentence: str | None) -> Difference | None:
+    return None if sentence is None else Difference(place, sentence)
+
+
+def _of_items(whose: str, value: list[Any] | set[Any], was: tuple[Any, ...]) -> Difference | None:
+    if isinstance(value, set):
+        same = set(was) == value
+    else:
+        same = len(was) == len(value) and all(a is b or _is_equal(a, b) for a, b in zip(was, value, strict=True))
+    return None if same else Difference("items", f"{whose} holds other things than when this was planned")
+
+
+def _of_member(of: str, key: str, was: Any, value: Any) -> str:
+    if callable(value) or callable(was):
+        return f"{of}.{key} was replaced after planning"
+    return _of_value(f"{of}.{key}", was, value)
+
+
+def _of_global(whose: str, was: Any, value: Any) -> str | None:
+    if was is value or _is_equal(was, value):
+        return None
+    return f"{whose} was replaced after planning" if callable(was) else _of_value(whose, was, value)
+
+
+def _of_hook(label: str, kind: str, key: int, was: Any, value: Any) -> str:
+    if was is OTHER:
+        return f"{label} has a {kind} that was not there when this was planned: {hook_name(value)}"
+    if value is OTHER:
+        return f"{label} had a {kind} when this was planned that is not there any more: {hook_name(was)}"
+    return f"{label} has another {kind} than when this was planned: {hook_name(value)}"
+
+
+def _short(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, (*PLAIN, tuple, list, dict, set)):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"a {type(value).__name__}"
+
+
+def _quoted(label: str) -> str:
+    return label if label == "the model" else f"submodule {label!r}"
+
+
+def _places(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, module in model.named_modules():
+        for members in (module._parameters, module._buffers):
+            for key, tensor in members.items():
+                if tensor is not None:
+                    yield f"{name}.{key}" if name else key, tensor
+
+
+def _ties(model: torch.nn.Module) -> dict[str, str]:
+    """By the place of each parameter and buffer: the first one of the same memory."""
+    first: dict[int, str] = {}
+    return {place: first.setdefault(_memory(tensor), place) for place, tensor in _places(model)}
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _several_objects(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs of tensors that are one memory without being one object: ``.data`` can part them."""
+    first: dict[int, torch.Tensor] = {}
+    pairs = []
+    for _, tensor in _places(model):
+        other = first.setdefault(_memory(tensor), tensor)
+        if other is not tensor:
+            pairs.append((other, tensor))
+    return pairs

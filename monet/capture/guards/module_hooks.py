@@ -1,0 +1,237 @@
+"""Hooks of modules: those that only look at values are left out of a trace, the others are part of it.
+
+Whether a hook only looks is read off its code: it returns None, assigns no attribute, and nothing in it could change a
+tensor. In doubt it is traced; what it changes in Python besides is put back.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sysconfig
+import types
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from monet.capture.contents import content, restore
+from monet.capture.guards.code_reads import CodeReads
+from monet.errors import CaptureError
+
+FORWARD = {"_forward_hooks": "hook", "_forward_pre_hooks": "forward pre-hook"}
+BACKWARD = {"_backward_hooks": "backward hook", "_backward_pre_hooks": "backward pre-hook"}
+HOOKS = {**FORWARD, **BACKWARD}
+
+_ASSIGN = {"setattr", "delattr", "vars", "exec", "eval", "__dict__", "__setattr__", "register_buffer",
+           "register_parameter", "data"}  # fmt: skip
+_RETURN_NONE = {"append", "extend", "add", "update", "insert", "clear", "print", "write_text", "info", "debug", "put"}
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_NAMED = 3
+"""How many hooks a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartHook:
+    """A hook of the module ``label``. ``kind``: as ``HOOKS`` names it. ``looks``: whether it only looks."""
+
+    label: str
+    kind: str
+    hook: Any
+    looks: bool
+
+    def __str__(self) -> str:
+        return f"{hook_name(self.hook)}, a {self.kind} of {self.label}"
+
+
+def hook_name(hook: Any) -> str:
+    """A hook's name, for messages."""
+    name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
+    return f"{name} of {module}" if (module := getattr(hook, "__module__", None)) else name
+
+
+def part_hooks(model: torch.nn.Module) -> list[PartHook]:
+    """Those of the model, of its parts, and of every module."""
+    found = []
+    for name, module in model.named_modules():
+        for members, kind in HOOKS.items():
+            for hook in vars(module)[members].values():
+                found.append(PartHook(name or "the model", kind, hook, only_looks(hook)))
+    for members, kind in HOOKS.items():
+        for hook in vars(torch.nn.modules.module)[f"_global{members}"].values():
+            found.append(PartHook("every module", kind, hook, only_looks(hook)))
+    return found
+
+
+def said_of(hooks: list[PartHook]) -> str:
+    """What is said of hooks of a planned model's parts; "" where there are none."""
+    if not hooks:
+        return ""
+    named = "; ".join(str(hook) for hook in hooks[:_NAMED])
+    more = f"; and {len(hooks) - _NAMED} more" if len(hooks) > _NAMED else ""
+    return f"no hook of a part is called while a plan runs; what they change of values is in the plan: {named}{more}"
+
+
+@contextmanager
+def as_planned(model: torch.nn.Module) -> Iterator[None]:
+    """A context in which the hooks that only look are not there, and the others leave nothing behind in Python. Raises
+    ``CaptureError`` for hooks that no plan has: backward hooks, and hooks of every module, that may change values."""
+    for found in part_hooks(model):
+        if not found.looks and (found.kind in BACKWARD.values() or found.label == "every module"):
+            raise CaptureError(
+                f"{found} may change values, and a planned step has no moment at which it could be called: remove it, "
+                "or let it return None and change nothing (hooks of parameters are called, and those of the planned "
+                "model itself under monet.apply)"
+            )
+    held = [(vars(module), name or "the model") for name, module in model.named_modules()]
+    everywhere = vars(torch.nn.modules.module)
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for members, label in held:
+            before.append((members, "_is_full_backward_hook", members["_is_full_backward_hook"]))
+            if members["_backward_hooks"] or members["_backward_pre_hooks"]:
+                members["_is_full_backward_hook"] = None
+            for name, kind in HOOKS.items():
+                if members[name]:
+                    before.append((members, name, members[name]))
+                    members[name] = _left(members[name], kind, label)
+        for name in HOOKS:
+            if everywhere[f"_global{name}"]:
+                before.append((everywhere, f"_global{name}", everywhere[f"_global{name}"]))
+                everywhere[f"_global{name}"] = OrderedDict()
+        yield
+    finally:
+        for members, name, hooks in reversed(before):
+            members[name] = hooks
+
+
+def _left(hooks: OrderedDict[int, Any], kind: str, label: str) -> OrderedDict[int, Any]:
+    return OrderedDict(
+        (key, hook if isinstance(hook, _Traced) else _Traced(hook, kind, label))
+        for key, hook in hooks.items()
+        if isinstance(hook, _Traced) or not only_looks(hook)
+    )
+
+
+class _Traced:
+    """A hook in a trace: what it changes in Python is put back, and where it fails it is named."""
+
+    def __init__(self, hook: Any, kind: str, label: str) -> None:
+        self._hook, self._name = hook, f"{hook_name(hook)}, a {kind} of {label}"
+        reads = reads_of(hook)
+        self._held = [value for _, value in reads.held]
+        self._cells = [cell for function in reads.functions for cell in function.__closure__ or ()]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        held = [(value, content(value)) for value in self._held]
+        cells = [(cell, cell.cell_contents) for cell in self._cells]
+        try:
+            return self._hook(*args, **kwargs)
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever a hook raises
+            first = (str(error).splitlines() or [""])[0]
+            raise CaptureError(
+                f"{self._name}, cannot be traced: {type(error).__name__}: {first}; remove it while the model is "
+                "planned, or let it return None where it only looks"
+            ) from error
+        finally:
+            for value, before in held:
+                restore(value, before)
+            for cell, value in cells:
+                cell.cell_contents = value
+
+
+def reads_of(hook: Any) -> CodeReads:
+    """What a hook's code reads."""
+    reads = CodeReads()
+    if not reads.add(hook):
+        reads.add_class(type(hook))
+    owner = getattr(hook, "__self__", hook)
+    if not isinstance(owner, torch.nn.Module | types.FunctionType) and hasattr(owner, "__dict__"):
+        reads.held.append((type(owner).__name__, owner))
+        reads.held += [(key, value) for key, value in vars(owner).items() if isinstance(value, dict | list | set)]
+    reads.close()
+    return reads
+
+
+def only_looks(hook: Any) -> bool:
+    """Whether a hook surely changes no value; False in doubt."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    function = hook
+    if not isinstance(hook, types.FunctionType | types.MethodType):
+        function = vars(type(hook)).get("__call__")
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+        return False
+    if function.__code__.co_filename.startswith(_INSTALLED) or not _returns_none(function.__code__):
+        return False
+    called = [of for of in reads_of(hook).functions if not of.__code__.co_filename.startswith(_INSTALLED)]
+    return all(not _may_change(of.__code__) for of in (function, *called))
+
+
+@lru_cache(maxsize=1024)
+def _returns_none(code: types.CodeType) -> bool:
+    instructions = list(dis.get_instructions(code))
+    if code.co_flags & (0x20 | 0x80 | 0x200):  # a generator or a coroutine
+        return False
+    for number, instruction in enumerate(instructions):
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
+            return False
+        if instruction.opname == "RETURN_VALUE":
+            last = instructions[number - 1]
+            if not (last.opname == "LOAD_CONST" and last.argval is None) and not _is_one_call(instructions, number):
+                return False
+    return True
+
+
+def _is_one_call(instructions: list[dis.Instruction], end: int) -> bool:
+    """Of a function that is one expression: whether this calls what returns None, as ``list.append``. What is called
+    is loaded first."""
+    if not instructions[end - 1].opname.startswith("CALL") or any("JUMP" in of.opname for of in instructions):
+        return False
+    for instruction in instructions[:end]:
+        is_print = instruction.opname == "LOAD_GLOBAL" and instruction.argval == "print"
+        is_method = instruction.opname == "LOAD_METHOD" or (
+            instruction.opname == "LOAD_ATTR" and "NULL" in instruction.argrepr
+        )
+        if is_print or is_method:
+            return instruction.argval in _RETURN_NONE
+    return False
+
+
+@lru_cache(maxsize=1024)
+def _may_change(code: types.CodeType) -> bool:
+    """Whether code may change a tensor or an attribute."""
+    instructions = list(dis.get_instructions(code))
+    for number, instruction in enumerate(instructions):
+        name = str(instruction.argval)
+        if instruction.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            return True
+        if instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME")) and (
+            name in _ASSIGN or (name.endswith("_") and not name.startswith("_"))
+        ):
+            return True
+        if instruction.opname == "KW_NAMES" and "out" in code.co_consts[instruction.arg or 0]:
+            return True
+        if instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("="):
+            follows = instructions[number + 1].opname if number + 1 < len(instructions) else ""
+            if follows not in ("STORE_GLOBAL", "STORE_DEREF"):
+                return True
+        if instruction.opname == "STORE_SUBSCR" and not _is_of_a_container(instructions, number):
+            return True
+    return any(isinstance(of, types.CodeType) and _may_change(of) for of in code.co_consts)
+
+
+def _is_of_a_container(instructions: list[dis.Instruction], number: int) -> bool:
+    """Whether ``seen[name] = …`` stores into what is no argument of the hook: a variable from around it, by a key that
+    is a variable or a constant."""
+    if number < 2 or instructions[number - 1].opname not in ("LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"):
+        return False
+    return instructions[number - 2].opname in ("LOAD_GLOBAL", "LOAD_DEREF")
