@@ -26,8 +26,10 @@ class PlanFamily:
     """Plans over one arena of the largest size, and the rule for what is not as planned.
 
     ``name``: of what is called, for messages. ``concurrent``: how many steps may be under way at a time; each beyond
-    the first has an arena of its own. ``made``: plans so far. ``agreed``: whether the processes that train together
-    have one plan. ``promised``: what rank 0 said of its first call, where this process has met no such call so far.
+    the first has an arena of its own. ``made``: plans so far. ``budget_bytes``: what the first of them was made for,
+    and what a share of eager's peak then comes to for all: another share for each shape would be another budget.
+    ``agreed``: whether the processes that train together have one plan. ``promised``: what rank 0 said of its first
+    call, where this process has met no such call so far.
     """
 
     def __init__(self, name: str, rule: OnMismatch, max_plans: int, concurrent: int = 1) -> None:
@@ -41,6 +43,7 @@ class PlanFamily:
             )
         self.name, self.rule, self.max_plans, self.concurrent = name, rule, max_plans, concurrent
         self.made = 0
+        self.budget_bytes: int | None = None
         self.agreed = False
         self.promised: FirstPlan | None = None
         self._groups = [ArenaGroup()]

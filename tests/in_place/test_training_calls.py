@@ -206,6 +206,18 @@ def test_micro_batches_add_up(caplog: pytest.LogCaptureFixture) -> None:
     assert counts(planned) == (3, 0, 1) and not told(caplog)
 
 
+def test_a_share_is_of_the_first_planned_step() -> None:
+    """Every later plan is for those bytes, and so is the second start, which finds all of them."""
+    for _ in range(2):
+        model, _ = pair()
+        monet.apply(model, budget="97%", on_mismatch="replan", exact=True, **HASTE)
+        train(model, batches(8, 4, 3))
+        plans = monet.applied(model).plans
+        solver = plans[0].solver
+        full = max(solver["eager_peak_bytes"], solver["baseline_peak_bytes"])
+        assert [plan.budget_bytes for plan in plans] == [full * 97 // 100] * 3
+
+
 def test_a_larger_batch_that_does_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     planned, _ = pair()
     monet.apply(planned, budget="1MB", on_mismatch="replan", **HASTE)
