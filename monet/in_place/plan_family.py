@@ -16,6 +16,9 @@ OnMismatch: TypeAlias = Literal["eager", "replan", "error"]
 RULES = ("eager", "replan", "error")
 MOST_PLANS = 8
 REPLACED = "%s has gradient checkpointing: the plan takes its place and decides itself what is computed again"
+_REPLAN = '; on_mismatch="replan" would plan for such calls, too'
+_NO_PLAN_FOR = frozenset({"object", "pending", "unplanned", "max_plans"})
+"""Kinds of calls that no other rule plans for."""
 _BESIDE = (
     "%s is called again before the backward pass of the call before: such a step has an arena of its own, and the "
     "promise is the sum, %s bytes"
@@ -82,7 +85,7 @@ class PlanFamily:
         """Whether there may be a plan more, or one ``instead`` of another; tells where there are too many."""
         if self.made < self.max_plans or instead:
             return True
-        self.tell("max_plans", f"{sentence}; there are max_plans={self.max_plans} plans already")
+        self.tell("max_plans", f"{sentence}; there are max_plans={self.max_plans} plans already, give a larger number")
         return False
 
     @property
@@ -101,11 +104,12 @@ class PlanFamily:
         return self.rule != "error" and ("max_plans" if self.rule == "replan" else kind) in self._told
 
     def tell(self, kind: str, sentence: str) -> None:
-        """Say what is not as planned, once a kind."""
+        """Say what is not as planned, once a kind, and the rule that would plan for it."""
         self.note(
             kind,
-            "%s is called not as planned, and such calls run without a plan, outside of the budget: %s (told once)",
+            "%s is called not as planned, and such calls run without a plan, outside of the budget: %s%s (told once)",
             sentence,
+            _REPLAN if self.rule == "eager" and kind not in _NO_PLAN_FOR else "",
         )
 
     def note(self, kind: str, sentence: str, *more: str) -> None:
