@@ -14,7 +14,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
-from monet.amounts import ByteBudget, ByteCount, parse_budget, refusals_in
+from monet.amounts import ByteBudget, ByteCount, parse_budget, refusals_in, refusals_of
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of
@@ -195,7 +195,8 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
     with slot.apart(model):
         calls = distinct_calls(samples)
         prepared = [how.module_step(model, args, kwargs) for args, kwargs in calls]
-    limit_bytes = asked.resolve(max(one.full_bytes for one in prepared))
+    full_bytes = max(one.full_bytes for one in prepared)
+    limit_bytes = asked.resolve(full_bytes)
     most_fixed = max(one.problem.fixed_bytes for one in prepared)
     plans: dict[int, Plan] = {}
     # The largest first: if it does not fit, that is said at once. A smaller one holds less beside the arena, but must
@@ -203,7 +204,8 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
     for number in sorted(range(len(calls)), key=lambda number: -prepared[number].full_bytes):
         spared = most_fixed - prepared[number].problem.fixed_bytes
         try:
-            plans[number] = how.plan(prepared[number], ByteCount(limit_bytes - spared, asked.unit))
+            with refusals_of(asked, full_bytes):
+                plans[number] = how.plan(prepared[number], ByteCount(limit_bytes - spared, asked.unit))
         except InfeasibleBudget as error:
             if error.smallest_bytes is not None:
                 error.smallest_bytes += spared
