@@ -99,16 +99,16 @@ def plan(
     """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``; the model is not changed.
 
     ``args``: a tensor, a tuple of arguments, or a mapping of keyword arguments, such as a tokenizer's result.
-    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
-    parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
-    program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
-    eager's bit by bit. ``offload``: a second memory that tensors may be moved to, as ``"disk"``,
-    ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU. ``reserve_bytes`` of the budget are left to
-    others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel`` (``monet.apply`` counts them itself);
-    ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of
-    solving, ordering and layout; capture and measuring come on top), ``gap``, ``window``, ``solver`` and ``prove`` as
-    in ``planner.search.Solving``. ``progress``: lines on stderr. Under ``torch.autocast`` the step is planned, and must
-    later be called, in that precision.
+    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak, or of what keeping everything
+    needs in a plan, if that is more). It counts parameters, buffers, gradients, inputs, outputs, activations and
+    temporaries. ``variant``: ``monet`` is the whole program; ``planner.schedules.VARIANTS`` has its parts and the
+    baselines. ``exact``: only implementations that equal eager's bit by bit. ``offload``: a second memory that tensors
+    may be moved to, as ``"disk"``, ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU.
+    ``reserve_bytes`` of the budget are left to others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel``
+    (``monet.apply`` counts them itself); ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in
+    ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout; capture and measuring come on
+    top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr.
+    Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
@@ -183,8 +183,8 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
 
     ``samples``: of each geometry a batch: a tensor, a tuple of arguments or a mapping of keyword arguments for the
     model. The plans, one a geometry in that order, run over one arena of the largest size, and the step of the largest
-    geometry in that arena stays within ``budget``: bytes, or text as ``"6GB"``, or as ``"50%"`` of the largest eager
-    step. ``options``: those of ``monet.plan``.
+    geometry in that arena stays within ``budget``: bytes, or text as ``"6GB"``, or as ``"50%"``, which is of the
+    largest geometry's step. ``options``: those of ``monet.plan``.
 
     Raises ``ConfigError`` for samples that are none; ``InfeasibleBudget``, with a budget that works for the geometry
     that does not fit; what else ``monet.plan`` raises. Ctrl-C while it plans is a KeyboardInterrupt.
