@@ -144,7 +144,7 @@ def test_a_plan_is_saved_and_summarised(api: FakeApi) -> None:
         "6.000 GB",
         "15.000 GB",
         "294.000 MB",
-        "+4.0% of eager's",
+        "predicted, 4.0% longer than eager's",
         "gap 1.0%",
         "window 16",
         "onednn_channels_last 40, onednn 13",
