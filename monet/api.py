@@ -19,6 +19,7 @@ from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of
 from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
+from monet.executor.module import require_unplanned
 from monet.executor.trainer import Trainer
 from monet.in_place import slot
 from monet.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
@@ -53,6 +54,7 @@ def require_known(function: str, given: Iterable[str], known: Collection[str]) -
 def _require_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
+    require_unplanned(model)
 
 
 def _kind_of_device(model: torch.nn.Module) -> str | None:
@@ -192,6 +194,7 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
     known = {name: default for name, default in PLAN_OPTIONS.items() if name != "budget"}
     require_known("plan_many", options, known)
     how, asked = _How(**{**known, **options}), parse_budget(budget)
+    _require_module(model)
     with slot.apart(model):
         calls = distinct_calls(samples)
         prepared = [how.module_step(model, args, kwargs) for args, kwargs in calls]
@@ -263,6 +266,7 @@ def optimize(
     """
     if (budget is None) == (plan is None):
         raise TypeError("optimize takes a budget or a plan, and exactly one of them")
+    _require_module(model)
     step = capture_whole_step(
         model, sample_inputs, sample_targets, loss_fn=loss_fn, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
         return_outputs=return_outputs,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from monet.errors import ConfigError
-from monet.executor.module import MonetModule
+from monet.executor.module import MonetModule, require_unplanned
 from monet.in_place.call_geometry import planned_geometry
 from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
@@ -155,8 +155,7 @@ def remove(model: torch.nn.Module) -> None:
 
 def require_plain(model: torch.nn.Module) -> None:
     """Raises ``ConfigError`` for a module that stands around another one: the inner one is planned."""
-    if isinstance(model, MonetModule):
-        raise ConfigError("this is a MonetModule, which runs its plan already; apply to the model that it was made of")
+    require_unplanned(model)
     inner = "_orig_mod" if isinstance(model, torch._dynamo.OptimizedModule) else None
     parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     inner = "module" if isinstance(model, parallel) else inner
