@@ -52,6 +52,7 @@ class PlanFamily:
         self._groups = [ArenaGroup()]
         self._claiming = threading.Lock()
         self._told: set[str] = set()
+        self._reasons: list[str] = []
 
     @property
     def first(self) -> ArenaGroup:
@@ -99,12 +100,19 @@ class PlanFamily:
             raise PlanMismatch(f"{self.name}: {sentence}")
         self.tell(kind, sentence)
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why calls ran without a plan so far, as it was told."""
+        return tuple(self._reasons)
+
     def has_told(self, kind: str) -> bool:
         """Whether nothing would be raised or said about a call that differs in this."""
         return self.rule != "error" and ("max_plans" if self.rule == "replan" else kind) in self._told
 
     def tell(self, kind: str, sentence: str) -> None:
         """Say what is not as planned, once a kind, and the rule that would plan for it."""
+        if kind not in self._told:
+            self._reasons.append(sentence)
         self.note(
             kind,
             "%s is called not as planned, and such calls run without a plan, outside of the budget: %s%s (told once)",

@@ -36,11 +36,12 @@ class Planned:
 
 
 class PlanSource:
-    """Plans for one budget with one set of options of ``monet.plan``. Raises ``ConfigError`` for what is no budget."""
+    """Plans for one ``budget`` with one set of options of ``monet.plan``. Raises ``ConfigError`` for what is no
+    budget."""
 
     def __init__(self, make_plan: MakePlan, budget: str | int, options: Mapping[str, Any]) -> None:
         self._make_plan = make_plan
-        self._budget = parse_budget(budget)
+        self.budget = parse_budget(budget)
         self._asked: dict[str, ByteBudget] = {}  # by step: the budget that its plan was first asked for with
         self._options = dict(options)
         self._on_disk = bool(options.get("cache", True))
@@ -64,7 +65,7 @@ class PlanSource:
         _require_made(model)
         options = {**self._options, **_counted_beside(model, self._options)}
         captured, (args, kwargs) = self._captured(model, args, kwargs)
-        budget = self._budget
+        budget = self.budget
         if isinstance(budget, PeakShare) and share_bytes is not None:
             budget = ByteCount(share_bytes)
         step = self._key(model, captured, args, kwargs, options)

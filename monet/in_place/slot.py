@@ -17,6 +17,7 @@ import torch
 
 from monet.errors import ConfigError
 from monet.executor.module import MonetModule, require_unplanned
+from monet.in_place.applied_text import in_a_line, in_lines
 from monet.in_place.call_geometry import planned_geometry
 from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
@@ -34,7 +35,8 @@ _HOOKS = (
 
 class Applied:
     """Stands in a model's slot and is called in its place. Hooks of the model are called as ever; in training mode with
-    gradients enabled its ``forward`` is run by a plan, else the model itself is called."""
+    gradients enabled its ``forward`` is run by a plan, else the model itself is called. ``print(monet.applied(model))``
+    tells what was planned so far, and why calls ran without a plan."""
 
     def __init__(
         self, model: torch.nn.Module, source: PlanSource, family: PlanFamily, processes: Processes | None = None
@@ -42,6 +44,7 @@ class Applied:
         """``processes``: that run one plan, as in ``Ranks``."""
         self.model = model
         self.calls = TrainingCalls(model, source, family, lambda: apart(model), processes)
+        self._budget = source.budget
         self._hooked = threading.RLock()
         self._told = False
 
@@ -119,6 +122,12 @@ class Applied:
             finally:
                 if own.get("forward") is forward:
                     restore()
+
+    def __repr__(self) -> str:
+        return in_a_line(self.calls)
+
+    def __str__(self) -> str:
+        return in_lines(self.calls, self._budget)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Nothing: a copy of the model is a plain one, where its class copies all that it holds."""
