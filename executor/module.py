@@ -15,7 +15,7 @@ from monet.capture.captured import device_type
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.guards.module_hooks import part_hooks, said_of
 from monet.capture.input_geometry import example_inputs
-from monet.errors import PlanMismatch
+from monet.errors import ConfigError, PlanMismatch
 from monet.executor import parallel
 from monet.executor.accumulator import Accumulator
 from monet.executor.held_gradients import HeldGradients
@@ -25,6 +25,12 @@ from monet.plans.plan import Plan
 from monet.training_step.accumulation import with_accumulation
 
 logger = logging.getLogger(__name__)
+
+
+def require_unplanned(model: object) -> None:
+    """Raises ``ConfigError`` for a module that runs a plan already."""
+    if isinstance(model, MonetModule):
+        raise ConfigError("this is a MonetModule, which runs its plan already; pass the model that it was made of")
 
 
 class MonetModule(torch.nn.Module):
@@ -38,7 +44,7 @@ class MonetModule(torch.nn.Module):
     ordinary tensors of their own.
 
     Raises ``PlanMismatch`` where the plan was made for another model, input, device, thread count
-    or torch version, and ``ExecutionError`` where a step is used out of order.
+    or torch version, ``ConfigError`` for a ``MonetModule``, and ``ExecutionError`` where a step is used out of order.
     """
 
     def __init__(
@@ -51,8 +57,7 @@ class MonetModule(torch.nn.Module):
         """``plan``: also its file. ``captured``: the step as ``monet.capture`` has it, of this model in the modes and
         the autocast of the plan, and ``guard``, the model as it was then; None captures it."""
         super().__init__()
-        if isinstance(model, MonetModule):
-            model = model._model
+        require_unplanned(model)
         object.__setattr__(self, "_model", model)
         for shared in ("_parameters", "_buffers", "_modules"):
             self.__dict__[shared] = model.__dict__[shared]

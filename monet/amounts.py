@@ -151,6 +151,17 @@ def refusals_in(unit: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def refusals_of(budget: ByteBudget, baseline_peak_bytes: int) -> Iterator[None]:
+    """Where ``budget`` is a share of eager's peak, refusals inside name the smallest one as such a share, too."""
+    try:
+        yield
+    except InfeasibleBudget as error:
+        if isinstance(budget, PeakShare):
+            error.full_bytes = baseline_peak_bytes
+        raise
+
+
 def _read(value: int | float | str, accepted: str) -> tuple[Fraction, str]:
     """The exact number and the unit ("%" included) that ``value`` states."""
     if isinstance(value, str):

@@ -14,11 +14,12 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
-from monet.amounts import ByteBudget, ByteCount, parse_budget, refusals_in
+from monet.amounts import ByteBudget, ByteCount, parse_budget, refusals_in, refusals_of
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of
 from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
+from monet.executor.module import require_unplanned
 from monet.executor.trainer import Trainer
 from monet.in_place import slot
 from monet.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
@@ -53,6 +54,7 @@ def require_known(function: str, given: Iterable[str], known: Collection[str]) -
 def _require_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
+    require_unplanned(model)
 
 
 def _kind_of_device(model: torch.nn.Module) -> str | None:
@@ -99,16 +101,16 @@ def plan(
     """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``; the model is not changed.
 
     ``args``: a tensor, a tuple of arguments, or a mapping of keyword arguments, such as a tokenizer's result.
-    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's step, counted likewise). It counts
-    parameters, buffers, gradients, inputs, outputs, activations and temporaries. ``variant``: ``monet`` is the whole
-    program; ``planner.schedules.VARIANTS`` has its parts and the baselines. ``exact``: only implementations that equal
-    eager's bit by bit. ``offload``: a second memory that tensors may be moved to, as ``"disk"``,
-    ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU. ``reserve_bytes`` of the budget are left to
-    others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel`` (``monet.apply`` counts them itself);
-    ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s`` (of
-    solving, ordering and layout; capture and measuring come on top), ``gap``, ``window``, ``solver`` and ``prove`` as
-    in ``planner.search.Solving``. ``progress``: lines on stderr. Under ``torch.autocast`` the step is planned, and must
-    later be called, in that precision.
+    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak, or of what keeping everything
+    needs in a plan, if that is more). It counts parameters, buffers, gradients, inputs, outputs, activations and
+    temporaries. ``variant``: ``monet`` is the whole program; ``planner.schedules.VARIANTS`` has its parts and the
+    baselines. ``exact``: only implementations that equal eager's bit by bit. ``offload``: a second memory that tensors
+    may be moved to, as ``"disk"``, ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU.
+    ``reserve_bytes`` of the budget are left to others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel``
+    (``monet.apply`` counts them itself); ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in
+    ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout; capture and measuring come on
+    top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr.
+    Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
@@ -183,8 +185,8 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
 
     ``samples``: of each geometry a batch: a tensor, a tuple of arguments or a mapping of keyword arguments for the
     model. The plans, one a geometry in that order, run over one arena of the largest size, and the step of the largest
-    geometry in that arena stays within ``budget``: bytes, or text as ``"6GB"``, or as ``"50%"`` of the largest eager
-    step. ``options``: those of ``monet.plan``.
+    geometry in that arena stays within ``budget``: bytes, or text as ``"6GB"``, or as ``"50%"``, which is of the
+    largest geometry's step. ``options``: those of ``monet.plan``.
 
     Raises ``ConfigError`` for samples that are none; ``InfeasibleBudget``, with a budget that works for the geometry
     that does not fit; what else ``monet.plan`` raises. Ctrl-C while it plans is a KeyboardInterrupt.
@@ -192,10 +194,12 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
     known = {name: default for name, default in PLAN_OPTIONS.items() if name != "budget"}
     require_known("plan_many", options, known)
     how, asked = _How(**{**known, **options}), parse_budget(budget)
+    _require_module(model)
     with slot.apart(model):
         calls = distinct_calls(samples)
         prepared = [how.module_step(model, args, kwargs) for args, kwargs in calls]
-    limit_bytes = asked.resolve(max(one.full_bytes for one in prepared))
+    full_bytes = max(one.full_bytes for one in prepared)
+    limit_bytes = asked.resolve(full_bytes)
     most_fixed = max(one.problem.fixed_bytes for one in prepared)
     plans: dict[int, Plan] = {}
     # The largest first: if it does not fit, that is said at once. A smaller one holds less beside the arena, but must
@@ -203,7 +207,8 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
     for number in sorted(range(len(calls)), key=lambda number: -prepared[number].full_bytes):
         spared = most_fixed - prepared[number].problem.fixed_bytes
         try:
-            plans[number] = how.plan(prepared[number], ByteCount(limit_bytes - spared, asked.unit))
+            with refusals_of(asked, full_bytes):
+                plans[number] = how.plan(prepared[number], ByteCount(limit_bytes - spared, asked.unit))
         except InfeasibleBudget as error:
             if error.smallest_bytes is not None:
                 error.smallest_bytes += spared
@@ -261,6 +266,7 @@ def optimize(
     """
     if (budget is None) == (plan is None):
         raise TypeError("optimize takes a budget or a plan, and exactly one of them")
+    _require_module(model)
     step = capture_whole_step(
         model, sample_inputs, sample_targets, loss_fn=loss_fn, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
         return_outputs=return_outputs,

@@ -41,6 +41,7 @@ class InfeasibleBudget(MonetError):
     need so little, where the planner raises it; ``smallest_bytes`` is then the program's count, before any layout.
     ``counted_bytes``: what the reason says that every plan needs in the captured order; an arena may do with less.
     ``show`` writes each amount of the message: exactly, until ``monet.amounts.refusals_in`` sets the caller's unit.
+    ``full_bytes``: what 100% is, where the budget was a share of eager's peak; set by ``monet.amounts.refusals_of``.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class InfeasibleBudget(MonetError):
         self.smallest_bytes = smallest_bytes
         self.advice, self.smallest_plan, self.counted_bytes = advice, smallest_plan, counted_bytes
         self.show: Callable[[int], str] = _exact
+        self.full_bytes: int | None = None
 
     def __str__(self) -> str:
         reason = "".join(part if isinstance(part, str) else self.show(part) for part in self.reason)
@@ -64,13 +66,19 @@ class InfeasibleBudget(MonetError):
             return reason
         less = self.counted_bytes is not None and self.smallest_bytes < self.counted_bytes
         how = ", by another order of the runs or a closer layout than is counted there" if less else ""
-        return (
-            f"{reason} The smallest budget known to work is {self.show(self.smallest_bytes)}{how}. Try {self.advice}."
-        )
+        share = "" if self.full_bytes is None else f", {_percent(self.smallest_bytes, self.full_bytes)} of eager's peak"
+        least = f"{self.show(self.smallest_bytes)}{share}{how}"
+        return f"{reason} The smallest budget known to work is {least}. Try {self.advice}."
 
 
 def _exact(count: int) -> str:
     return f"{count:,} bytes"
+
+
+def _percent(count: int, full: int) -> str:
+    """Rounded up, so that it works as a budget."""
+    tenths = -(-1000 * count // full)
+    return f"{tenths // 10}.{tenths % 10}%"
 
 
 class SolverError(MonetError):

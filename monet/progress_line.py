@@ -10,7 +10,8 @@ REFRESH_S = 0.25
 
 
 class ProgressLine:
-    """A line with the best value so far, the bound and the gap; its bar is the time limit.
+    """A line with the best value so far, the bound and the gap; its bar is the time limit of this search: the first
+    solve of a plan has a part of the plan's, and a proof after a solve begins again.
 
     It is a search's ``planner.progress.Progress``.
     """
@@ -19,10 +20,11 @@ class ProgressLine:
         """``unit``: of what is minimised, ``s`` or ``bytes``. ``task``: what the line says is being done."""
         self._text = _bytes if unit == "bytes" else _seconds
         self._limit_s = time_limit_s
+        digits = 0 if time_limit_s >= 10 else 1 if time_limit_s >= 0.1 else 3  # a limit is never shown as 0
         self._shown_s = -REFRESH_S
         self._bar = tqdm(
-            total=round(time_limit_s), desc=task, disable=not shown, leave=False,
-            bar_format="{desc}: |{bar}| {n:.0f}/{total} s{postfix}",
+            total=time_limit_s, desc=task, disable=not shown, leave=False,
+            bar_format=f"{{desc}}: |{{bar}}| {{n:.{digits}f}}/{time_limit_s:.{digits}f} s{{postfix}}",
         )  # fmt: skip
 
     def __enter__(self) -> ProgressLine:
@@ -32,7 +34,7 @@ class ProgressLine:
         self._bar.close()
 
     def __call__(self, incumbent: float | None, bound: float | None, gap: float | None, elapsed_s: float) -> None:
-        if self._bar.disable or elapsed_s - self._shown_s < REFRESH_S:
+        if self._bar.disable or 0 <= elapsed_s - self._shown_s < REFRESH_S:
             return
         self._shown_s = elapsed_s
         self._bar.n = min(elapsed_s, self._limit_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from fractions import Fraction
 
 import pytest
@@ -18,6 +19,7 @@ from monet.amounts import (
     parse_budget,
     parse_byte_count,
     refusals_in,
+    refusals_of,
 )
 from monet.errors import ConfigError, InfeasibleBudget
 
@@ -164,6 +166,20 @@ def test_refusals_are_told_in_the_unit_of_the_budget() -> None:
     assert str(untold) == refused("B")
     again = pickle.loads(pickle.dumps(untold))
     assert (str(again), again.smallest_bytes) == (str(untold), 6_000_000_001)
+
+
+@pytest.mark.parametrize(("count", "full"), [(3_000_001, 6_000_000), (999, 1000), (1, 3), (1_234_567, 1_000_003)])
+def test_a_share_that_is_refused_is_answered_by_one_that_works(count: int, full: int) -> None:
+    def refused(budget: str) -> str:
+        with pytest.raises(InfeasibleBudget) as caught, refusals_of(parse_budget(budget), full):
+            raise InfeasibleBudget(("No plan fits in ", 7, "."), count)
+        return str(caught.value)
+
+    said = re.search(r"is ([\d,]+) bytes, ([\d.]+%) of eager's peak\. Try", refused("40%"))
+    assert said is not None and said[1] == f"{count:,}"
+    named = parse_budget(said[2]).resolve(full)
+    assert count <= named <= count + full // 1000
+    assert "of eager's peak" not in refused("6GB")
 
 
 def test_budgets_print_for_people() -> None:

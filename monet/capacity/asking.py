@@ -15,6 +15,7 @@ from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of
 from monet.errors import ConfigError
+from monet.executor.module import require_unplanned
 from monet.ops.estimating.rates import parse_rates
 from monet.ops.offers.offering import Offering
 from monet.pipeline.calibration import calibrated_rates
@@ -58,6 +59,7 @@ def fit(
     Ctrl-C gives what is known by then, with ``status`` ``"interrupted"``. Raises ``monet.MonetError``s as
     ``monet.plan``, but no ``InfeasibleBudget``: that is an answer.
     """
+    require_unplanned(model)
     args, kwargs = call_of(args, kwargs)
     room = parse_memory(memory)
     if rates is not None and not estimate:

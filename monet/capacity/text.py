@@ -6,6 +6,7 @@ from functools import partial
 
 from monet.amounts import format_bytes
 from monet.capacity.answer import AS_IT_IS, INTERRUPTED, PLANNED, UNKNOWN, Answer
+from monet.plans.text import compared, compared_length
 
 
 def render_answer(answer: Answer, unit: str) -> str:
@@ -17,9 +18,9 @@ def render_answer(answer: Answer, unit: str) -> str:
         bound = f"no plan needs less than {show(answer.smallest.bound_bytes)}"
         lines.append(f"smallest budget      {about}{show(answer.smallest.budget_bytes)}  {bound}")
     if answer.points:
-        lines += ["", "budget               longer than eager"]
+        lines += ["", "budget               step, beside eager's"]
     for point in answer.points:
-        cost = "no plan was found in time" if point.overhead is None else f"{point.overhead:+.1%}"
+        cost = "no plan was found in time" if point.overhead is None else compared_length(point.overhead)
         asked = "  the memory" if point.budget_bytes == answer.memory_bytes else ""
         lines.append(f"{show(point.budget_bytes):<20} {cost}{asked}")
     if answer.batch is not None:
@@ -38,8 +39,7 @@ def _sentence(answer: Answer, unit: str) -> str:
         return f"{answer.name} fits into {memory} as it is."
     if answer.fits == PLANNED:
         assert answer.overhead is not None
-        longer = f"{abs(answer.overhead):.1%} {'longer' if answer.overhead >= 0 else 'less'} than eager's"
-        return f"{answer.name} fits into {memory} with a plan, whose step takes {longer}."
+        return f"{answer.name} fits into {memory} with a plan, whose step is {compared(answer.overhead)}."
     if answer.fits == UNKNOWN:
         return f"{answer.name} does not fit into {memory} as it is; whether a plan does is not known yet."
     assert answer.smallest is not None
@@ -54,4 +54,4 @@ def _batch(answer: Answer) -> str:
         return f"largest batch        none: {batch.message}"
     tried = ", ".join(f"{size} {'fits' if fits else 'does not'}" for size, fits in sorted(batch.tried.items()))
     assert batch.overhead is not None
-    return f"largest batch        {batch.largest} at {batch.overhead:+.1%}  tried: {tried}"
+    return f"largest batch        {batch.largest}, its step {compared(batch.overhead)}  tried: {tried}"

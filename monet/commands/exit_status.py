@@ -13,27 +13,30 @@ from typing import ParamSpec
 import click
 
 from monet.errors import ConfigError, MonetError
+from monet.silence import silence
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 _Params = ParamSpec("_Params")
 
 
-def reports_errors(command: Callable[_Params, None]) -> Callable[_Params, None]:
+def reports_errors(command: Callable[_Params, None], *, is_all_ours: bool = True) -> Callable[_Params, None]:
     """A command whose errors become one message on stderr and an exit status.
 
     Adds ``-v/--verbose`` and ``--quiet``: how much is logged to stderr, and, with ``-v``, whether
-    an error's traceback is shown. The command itself gets ``quiet``.
+    an error's traceback is shown. The command itself gets ``quiet``. ``is_all_ours``: nothing of the user's runs, whose
+    own log and warnings ``--quiet`` would have to leave alone.
     """
 
-    @click.option("--quiet", is_flag=True, help="No progress and no log; the result is still printed.")
+    @click.option("--quiet", is_flag=True, help="No progress, no log, no warnings: results and errors alone.")
     @click.option("-v", "--verbose", is_flag=True, help="Log more, and show the traceback of an error.")
     @functools.wraps(command)
     def reporting(*args: _Params.args, **kwargs: _Params.kwargs) -> None:
         verbose = kwargs.pop("verbose")
-        level = logging.DEBUG if verbose else logging.WARNING if kwargs["quiet"] else logging.INFO
+        quiet = bool(kwargs["quiet"]) and not verbose
+        level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
         try:
-            with _log_on_stderr(level):
+            with _log_on_stderr(level), silence(quiet and is_all_ours):
                 command(*args, **kwargs)
         except KeyboardInterrupt:
             click.echo("monet: interrupted", err=True)

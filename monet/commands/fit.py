@@ -57,7 +57,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
 @options.solver
 @options.window
 @options.gap
-@options.time_limit(TIME_LIMIT_S, "each of about ten 0-1 programs")
+@options.time_limit(TIME_LIMIT_S, "each of about ten plans")
 @option(
     RESULT, "--json", "json_path", metavar="FILE", type=click.Path(path_type=Path),
     help="Write the answer here as data, too; docs/fit.md explains it.",

@@ -26,6 +26,8 @@ Decorator = Callable[[Command], Command]
 
 WHAT, BUDGET, CHOICES, SOLVING, RESULT = "What to plan", "Budget", "What a plan may use", "Solving", "Result"
 """Headings of the sections of options."""
+SHARE = "50%, which is of eager's peak, or of what keeping everything needs in a plan, if that is more."
+"""What a percentage is of, in the help of budgets."""
 
 
 class FiniteRange(click.FloatRange):
@@ -140,14 +142,14 @@ gap = option(
 
 
 def time_limit(default_s: float, what: str) -> Decorator:
-    """``--time-limit``; ``what``: the solves that it is for."""
+    """``--time-limit``; ``what``: the plans that it is for."""
     return option(
         SOLVING,
         "--time-limit",
         type=FiniteRange(min=0, min_open=True),
         default=default_s,
         show_default=True,
-        help=f"Seconds to solve {what}. Capture, measuring and ordering come on top.",
+        help=f"Seconds to solve, order and place {what}. Capture and measuring come on top.",
     )
 
 

@@ -37,8 +37,8 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     "--budget",
     metavar="BYTES",
     callback=amount(parse_budget),
-    help="All that the step may hold on the device: 6GB (10^9 bytes each), 5.5GiB (2^30), 6000000000, or a share of "
-    "what eager's step takes at most, as 50%.",
+    help="All that the step may hold on the device: 6GB (10^9 bytes each), 5.5GiB (2^30), 6000000000, or "
+    + options.SHARE,
 )
 @option(
     BUDGET,
@@ -64,7 +64,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     callback=amount(_variant),
     help="Plan by a part of the 0-1 program or by a baseline: a name of the lists below.",
 )
-@options.planning_options(120.0, "the 0-1 program")
+@options.planning_options(120.0, "the plan (each of two with --minimise, of several with --max-batch)")
 @option(SOLVING, "--prove", is_flag=True, help="Spend up to --time-limit once more on a bound for plans of any window.")
 @options.measure("one eager and one planned step, each in its own process")
 @options.output("The plan file", "CONFIG's name with .plan.json, in the working directory")

@@ -8,7 +8,7 @@ from typing import Any
 
 from monet.amounts import format_bytes
 from monet.pipeline.summary import OrderSummary, Summary
-from monet.plans.text import held_for
+from monet.plans.text import compared, held_for
 
 _OUTSIDE_THE_PROMISE = (
     "The promise covers all that the module's step holds: what a loss outside the module allocates is\n"
@@ -33,11 +33,7 @@ def render_summary(summary: Summary, unit: str) -> str:
         ("everything kept", show(summary.baseline_peak_bytes), _saved(summary.peak_bytes, summary.baseline_peak_bytes)),
         ("eager's peak", show(summary.eager_peak_bytes), _saved(summary.peak_bytes, summary.eager_peak_bytes)),
         ("eager's step", _seconds(summary.baseline_s), ""),
-        (
-            "planned step",
-            _seconds(summary.objective_s),
-            f"predicted, {_percent(summary.overhead, '+')} of eager's",
-        ),
+        ("planned step", _seconds(summary.objective_s), f"predicted, {compared(summary.overhead)}"),
         _bound_row(summary, unit),
         ("operators", f"{summary.kept} kept", f"{summary.recomputed} recomputed"),
         *_second_memory_rows(summary, unit),
@@ -91,7 +87,7 @@ def render_schedule(summary: Summary, unit: str) -> str:
         ("peak", show(summary.peak_bytes), f"{summary.peak_bytes} bytes"),
         ("everything kept", show(summary.baseline_peak_bytes), _saved(summary.peak_bytes, summary.baseline_peak_bytes)),
         ("its step", _seconds(summary.baseline_s), ""),
-        ("planned step", _seconds(summary.objective_s), f"{_percent(summary.overhead, '+')} of it"),
+        ("planned step", _seconds(summary.objective_s), compared(summary.overhead, "that")),
         _bound_row(summary, unit),
         ("operators", f"{summary.recomputed} recomputed", ""),
         *_second_memory_rows(summary, unit),
@@ -181,5 +177,5 @@ def _seconds(seconds: float | None) -> str:
     return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 
-def _percent(share: float, sign: str = "-") -> str:
-    return f"{share:{sign}.1%}"
+def _percent(share: float) -> str:
+    return f"{share:.1%}"

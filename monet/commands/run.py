@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +24,7 @@ from monet.commands.exit_status import FAILED, reports_errors
 @click.option("--html", type=click.Path(path_type=Path), help="Draw the arena into this file.")
 @click.argument("script", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
-@reports_errors
+@partial(reports_errors, is_all_ours=False)
 def run(
     profile_guided: bool, limit: str | None, html: Path | None, script: Path, arguments: tuple[str, ...], quiet: bool
 ) -> None:

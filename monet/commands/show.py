@@ -12,7 +12,7 @@ import click
 
 from monet.amounts import format_bytes
 from monet.commands.exit_status import reports_errors
-from monet.plans.text import held_for
+from monet.plans.text import compared, held_for
 
 if TYPE_CHECKING:
     from monet.plans.plan import Plan
@@ -161,8 +161,8 @@ def _rows(plan: Plan, found: Overview) -> Iterator[tuple[str, str]]:
     else:
         yield "moved", "nothing"
     if found.predicted_s is not None:
-        overhead = "" if found.overhead is None else f", {found.overhead:+.1%} of eager's"
-        yield "predicted", f"{_seconds(found.predicted_s)}{overhead}"
+        beside = "" if found.overhead is None else f", {compared(found.overhead)}"
+        yield "predicted", f"{_seconds(found.predicted_s)}{beside}"
     if found.bound_s is not None:
         gap = "" if found.gap is None else f" (gap {found.gap:.1%})"
         yield "bound", f"{_seconds(found.bound_s)}{gap}, holds for {held_for(found.bound_scope)}"

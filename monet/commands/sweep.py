@@ -46,7 +46,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     required=True,
     callback=amount(parse_budgets),
     help="FIRST:LAST:STEP with both ends, as 5GB:10GB:1GB, or single ones; commas between them. A budget is 6GB (10^9 "
-    "bytes each), 5.5GiB (2^30), 6000000000, or a share of what eager's step takes at most, as 50%.",
+    "bytes each), 5.5GiB (2^30), 6000000000, or " + options.SHARE,
 )
 @option(
     CHOICES,
@@ -57,7 +57,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     callback=amount(_variants),
     help="Names of the lists below, with commas between them.",
 )
-@options.planning_options(60.0, "one cell")
+@options.planning_options(60.0, "the plan of one cell")
 @option(
     SOLVING,
     "--jobs",

@@ -12,6 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from monet.configuration.config import Config
+from monet.silence import silence
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def measure_config(
     for name, path in tqdm(runs, desc="measuring steps", disable=not progress):
         try:
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                results[name] = pool.submit(_step, config, path, _threads(plan_path)).result()
+                results[name] = pool.submit(_step, config, path, _threads(plan_path), not progress).result()
         except BrokenProcessPool:
             logger.warning("the %s step's process was killed, most likely for lack of memory", name)
             results[name] = dict.fromkeys(MEASURED_FIELDS)
@@ -50,8 +51,13 @@ def _threads(plan_path: Path) -> int:
     return int(Plan.load(plan_path).environment["threads"])
 
 
-def _step(config: Config, plan_path: Path | None, threads: int) -> dict[str, float | int | None]:
+def _step(config: Config, plan_path: Path | None, threads: int, quiet: bool) -> dict[str, float | int | None]:
     """Runs in the child process."""
+    with silence(quiet):
+        return _measured(config, plan_path, threads)
+
+
+def _measured(config: Config, plan_path: Path | None, threads: int) -> dict[str, float | int | None]:
     import torch
     import torch.utils._pytree as pytree
 

@@ -16,6 +16,9 @@ OnMismatch: TypeAlias = Literal["eager", "replan", "error"]
 RULES = ("eager", "replan", "error")
 MOST_PLANS = 8
 REPLACED = "%s has gradient checkpointing: the plan takes its place and decides itself what is computed again"
+_REPLAN = '; on_mismatch="replan" would plan for such calls, too'
+_NO_PLAN_FOR = frozenset({"object", "pending", "unplanned", "max_plans"})
+"""Kinds of calls that no other rule plans for."""
 _BESIDE = (
     "%s is called again before the backward pass of the call before: such a step has an arena of its own, and the "
     "promise is the sum, %s bytes"
@@ -26,8 +29,10 @@ class PlanFamily:
     """Plans over one arena of the largest size, and the rule for what is not as planned.
 
     ``name``: of what is called, for messages. ``concurrent``: how many steps may be under way at a time; each beyond
-    the first has an arena of its own. ``made``: plans so far. ``agreed``: whether the processes that train together
-    have one plan. ``promised``: what rank 0 said of its first call, where this process has met no such call so far.
+    the first has an arena of its own. ``made``: plans so far. ``budget_bytes``: what the first of them was made for,
+    and what a share of eager's peak then comes to for all: another share for each shape would be another budget.
+    ``agreed``: whether the processes that train together have one plan. ``promised``: what rank 0 said of its first
+    call, where this process has met no such call so far.
     """
 
     def __init__(self, name: str, rule: OnMismatch, max_plans: int, concurrent: int = 1) -> None:
@@ -41,11 +46,13 @@ class PlanFamily:
             )
         self.name, self.rule, self.max_plans, self.concurrent = name, rule, max_plans, concurrent
         self.made = 0
+        self.budget_bytes: int | None = None
         self.agreed = False
         self.promised: FirstPlan | None = None
         self._groups = [ArenaGroup()]
         self._claiming = threading.Lock()
         self._told: set[str] = set()
+        self._reasons: list[str] = []
 
     @property
     def first(self) -> ArenaGroup:
@@ -79,7 +86,7 @@ class PlanFamily:
         """Whether there may be a plan more, or one ``instead`` of another; tells where there are too many."""
         if self.made < self.max_plans or instead:
             return True
-        self.tell("max_plans", f"{sentence}; there are max_plans={self.max_plans} plans already")
+        self.tell("max_plans", f"{sentence}; there are max_plans={self.max_plans} plans already, give a larger number")
         return False
 
     @property
@@ -93,16 +100,24 @@ class PlanFamily:
             raise PlanMismatch(f"{self.name}: {sentence}")
         self.tell(kind, sentence)
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why calls ran without a plan so far, as it was told."""
+        return tuple(self._reasons)
+
     def has_told(self, kind: str) -> bool:
         """Whether nothing would be raised or said about a call that differs in this."""
         return self.rule != "error" and ("max_plans" if self.rule == "replan" else kind) in self._told
 
     def tell(self, kind: str, sentence: str) -> None:
-        """Say what is not as planned, once a kind."""
+        """Say what is not as planned, once a kind, and the rule that would plan for it."""
+        if kind not in self._told:
+            self._reasons.append(sentence)
         self.note(
             kind,
-            "%s is called not as planned, and such calls run without a plan, outside of the budget: %s (told once)",
+            "%s is called not as planned, and such calls run without a plan, outside of the budget: %s%s (told once)",
             sentence,
+            _REPLAN if self.rule == "eager" and kind not in _NO_PLAN_FOR else "",
         )
 
     def note(self, kind: str, sentence: str, *more: str) -> None:

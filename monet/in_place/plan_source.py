@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from monet.amounts import parse_budget
+from monet.amounts import ByteBudget, ByteCount, PeakShare, parse_budget
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.guards.model_guard import ModelGuard
@@ -37,12 +37,13 @@ class Planned:
 
 
 class PlanSource:
-    """Plans for one budget with one set of options of ``monet.plan``. Raises ``ConfigError`` for what is no budget."""
+    """Plans for one ``budget`` with one set of options of ``monet.plan``. Raises ``ConfigError`` for what is no
+    budget."""
 
     def __init__(self, make_plan: MakePlan, budget: str | int, options: Mapping[str, Any]) -> None:
-        parse_budget(budget)
         self._make_plan = make_plan
-        self._budget = budget
+        self.budget = parse_budget(budget)
+        self._asked: dict[str, ByteBudget] = {}  # by step: the budget that its plan was first asked for with
         self._options = dict(options)
         self._on_disk = bool(options.get("cache", True))
 
@@ -54,8 +55,11 @@ class PlanSource:
         guard: ModelGuard,
         *,
         anew: bool = False,
+        share_bytes: int | None = None,
     ) -> Planned:
         """``model``, which is as ``guard`` knows it, with a plan for such a call. ``anew``: not one from disk.
+        ``share_bytes``: what a budget that is a share of eager's peak has come to for an earlier plan, and comes to for
+        this one.
 
         Inside of ``DistributedDataParallel`` its buckets are counted. Raises as ``monet.plan``, ``CaptureError`` for
         parameters that are spread over processes, ``ExecutionError`` for gradients that it could not reduce, and
@@ -64,11 +68,16 @@ class PlanSource:
         _require_made(model)
         options = {**self._options, **_counted_beside(model, self._options)}
         captured, (args, kwargs) = self._captured(model, args, kwargs)
-        key = self._key(model, captured, args, kwargs, options)
+        budget = self.budget
+        if isinstance(budget, PeakShare) and share_bytes is not None:
+            budget = ByteCount(share_bytes)
+        step = self._key(model, captured, args, kwargs, options)
+        # A first plan that is made anew is kept in the place of the one from disk, which the next start looks for.
+        key = kept_plans.key_of(step, self._asked.setdefault(step, budget))
         plan = kept_plans.recall(key) if self._on_disk and not anew else None
         if plan is not None:
             return Planned(MonetModule(model, plan, captured, guard), recalled=True)
-        plan = self._make_plan(model, args, kwargs, budget=self._budget, **{"progress": True, **options})
+        plan = self._make_plan(model, args, kwargs, budget=budget, **{"progress": True, **options})
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
         if self._on_disk:
@@ -99,11 +108,11 @@ class PlanSource:
         kwargs: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> str:
+        """All that a plan depends on but the budget."""
         said = {name: value for name, value in options.items() if name not in ("progress", "cache")}
         cast = autocast.state(device_type(model, (args, kwargs)))
         return kept_plans.key_of(
             captured.graph.fingerprint(),
-            parse_budget(self._budget),
             sorted(said.items()),
             environment(captured.graph.device),
             None if cast is None else sorted(cast.items()),

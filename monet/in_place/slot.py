@@ -19,7 +19,8 @@ import torch
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.guards.module_hooks import part_hooks, said_of
 from monet.errors import ConfigError
-from monet.executor.module import MonetModule, planned_modes
+from monet.executor.module import MonetModule, planned_modes, require_unplanned
+from monet.in_place.applied_text import in_a_line, in_lines
 from monet.in_place.call_geometry import planned_geometry
 from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
@@ -43,7 +44,8 @@ _WRAPPED = f"torch.compile compiles this %s itself, not the plan that monet.appl
 
 class Applied:
     """Stands in a model's slot and is called in its place. Hooks of the model are called as ever; in training mode with
-    gradients enabled its ``forward`` is run by a plan, else the model itself is called."""
+    gradients enabled its ``forward`` is run by a plan, else the model itself is called. ``print(monet.applied(model))``
+    tells what was planned so far, and why calls ran without a plan."""
 
     def __init__(
         self, model: torch.nn.Module, source: PlanSource, family: PlanFamily, processes: Processes | None = None
@@ -51,6 +53,7 @@ class Applied:
         """``processes``: that run one plan, as in ``Ranks``."""
         self.model = model
         self.calls = TrainingCalls(model, source, family, lambda: apart(model), processes)
+        self._budget = source.budget
         self._hooked = threading.RLock()
         self._told = False
 
@@ -133,6 +136,12 @@ class Applied:
         if other is not None and not isinstance(other, Applied):  # put there by model.compile()
             logger.warning(_COMPILED, type(self.model).__name__)
 
+    def __repr__(self) -> str:
+        return in_a_line(self.calls)
+
+    def __str__(self) -> str:
+        return in_lines(self.calls, self._budget)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Nothing: a copy of the model is a plain one, where its class copies all that it holds."""
 
@@ -186,8 +195,7 @@ def remove(model: torch.nn.Module) -> None:
 
 def require_plain(model: torch.nn.Module) -> None:
     """Raises ``ConfigError`` for a module that stands around another one: the inner one is planned."""
-    if isinstance(model, MonetModule):
-        raise ConfigError("this is a MonetModule, which runs its plan already; apply to the model that it was made of")
+    require_unplanned(model)
     inner = "_orig_mod" if isinstance(model, torch._dynamo.OptimizedModule) else None
     parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     inner = "module" if isinstance(model, parallel) else inner

@@ -94,6 +94,7 @@ class TrainingCalls:
         self._never.clear()
         self._forward.append(self.model.__dict__.get("forward"))
         self.family.made += 1
+        self.family.budget_bytes = self.family.budget_bytes or planned.module.plan.budget_bytes
         self._put(geometry, planned.module, group)
 
     def _put(self, geometry: CallGeometry, module: MonetModule, group: ArenaGroup) -> None:
@@ -221,7 +222,8 @@ class TrainingCalls:
     ) -> None:
         guard = ModelGuard(self.model, own_hooks=False)
         with self._apart(), noting_checkpoints() as checkpoints:
-            planned = self._source.planned(self.model, args, kwargs, guard, anew=anew)
+            share_bytes = self.family.budget_bytes
+            planned = self._source.planned(self.model, args, kwargs, guard, anew=anew, share_bytes=share_bytes)
         if checkpoints:
             self.family.note("checkpoints", REPLACED)
         self.add(geometry, planned, group)
@@ -282,6 +284,7 @@ class TrainingCalls:
                     planned = self._source.adopted(self.model, args, kwargs, plan, guard)
                 elif isinstance(self.model, LiftedGraph):  # a graph is for one shape: another one will run rank 0's
                     self.family.promised = said
+                    self.family.budget_bytes = plan.budget_bytes
                     self.family.made += 1
                     return None
                 else:  # a first batch of another shape, which is then called not as planned

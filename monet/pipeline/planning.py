@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from monet.amounts import ByteBudget, parse_budget
+from monet.amounts import ByteBudget, parse_budget, refusals_of
 from monet.errors import InfeasibleBudget
 from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
 from monet.pipeline.fitting import LEAST_SHARE, Fit, fit_budget, smallest_placed
@@ -49,10 +49,15 @@ def plan_prepared(
     Raises ``ConfigError``, ``InfeasibleBudget`` and ``SolverError``; ``KeyboardInterrupt`` on Ctrl-C before there is a
     plan that fits.
     """
-    budget_bytes = parse_budget(budget).resolve(prepared.full_bytes)
+    asked = parse_budget(budget)
+    budget_bytes = asked.resolve(prepared.full_bytes)
+    with refusals_of(asked, prepared.full_bytes):
+        return _within(prepared, budget_bytes, variant, solving or Solving(), meter)
+
+
+def _within(prepared: Prepared, budget_bytes: int, variant: str, solving: Solving, meter: Meter) -> PlanResult:
     prepared = _for_variant(prepared, variant)
     choices = state_choices(prepared.lowered) if variant in MOVING else [StateMoves()]
-    solving = solving or Solving()
     if len(choices) == 1:
         fit = Fit(prepared.lowered, budget_bytes, variant, solving)
         return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))

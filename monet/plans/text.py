@@ -32,8 +32,8 @@ def described(plan: Plan) -> Iterator[str]:
     yield _line("  of which", f"{format_bytes(plan.fixed_bytes)} fixed, {format_bytes(plan.arena_bytes)} arena")
     step_s, eager_s, bound_s = (solver_number(plan, name) for name in ("objective_s", "baseline_s", "bound_s"))
     if step_s is not None:
-        overhead = "" if not eager_s else f", overhead {step_s / eager_s - 1:+.1%} of eager's"
-        yield _line("predicted", f"{_seconds(step_s)} a step{overhead}")
+        beside = f", {compared(step_s / eager_s - 1)}" if eager_s else ""
+        yield _line("predicted", f"{_seconds(step_s)} a step{beside}")
     if bound_s:
         yield _line("bound", f"{_seconds(bound_s)}, which holds for {held_for(plan.solver.get('bound_scope'))}")
     again = sum(step.kind == "recompute" for step in plan.steps)
@@ -42,6 +42,18 @@ def described(plan: Plan) -> Iterator[str]:
     moved = [sizes[number] for step in plan.steps if step.kind == WRITE for number in step.reads.values()]
     text = f"{_counted(len(moved), 'tensor')}, {format_bytes(sum(moved))}" if moved else "nothing"
     yield _line("moved", text)
+
+
+def compared(overhead: float, other: str = "eager's") -> str:
+    """An overhead in words, since a step may also be the shorter one: ``4.0% longer than eager's``."""
+    length = compared_length(overhead)
+    return f"{length} {'as' if length.startswith('as') else 'than'} {other}"
+
+
+def compared_length(overhead: float) -> str:
+    """``4.0% longer``, ``19.7% shorter`` or ``as long``."""
+    share = f"{abs(overhead):.1%}"
+    return "as long" if share == "0.0%" else f"{share} {'longer' if overhead > 0 else 'shorter'}"
 
 
 def held_for(scope: object) -> str:

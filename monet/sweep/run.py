@@ -146,8 +146,9 @@ class SweepRun:
             for cell, outcome in workers.plan({cell: self._plan_path(cell) for cell in missing}):
                 self.finished[cell] = outcome
                 if outcome.status == "error":
-                    # Not kept: the next run tries again.
-                    tqdm.write(f"monet: {cell}: {outcome.message}", file=sys.stderr)
+                    # Not kept: the next run tries again. It is said at the end, too.
+                    if self.progress:
+                        tqdm.write(f"monet: {cell}: {outcome.message}", file=sys.stderr)
                 else:
                     key = cell_key(self._key, self.options, cell)
                     save_record(self._cell_path(cell), key, outcome_content(outcome))

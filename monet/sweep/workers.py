@@ -27,6 +27,7 @@ from typing import Any
 from monet import errors
 from monet.errors import ConfigError, MonetError
 from monet.planner.cores import usable_cores
+from monet.silence import silence
 from monet.sweep.cells import Cell, Outcome, Step
 from monet.sweep.source import Options, Source
 
@@ -192,6 +193,11 @@ def _serve(end: connection.Connection, source: Source, options: Options, cores: 
     # What a solve logs would run into the parent's progress line.
     logging.getLogger("monet").addHandler(logging.NullHandler())
     logging.getLogger("monet").propagate = False
+    with silence(not progress):
+        _answer(end, source, options, cores, progress)
+
+
+def _answer(end: connection.Connection, source: Source, options: Options, cores: int, progress: bool) -> None:
     from monet.sweep.cell_planners import open_planner, plan_cell
 
     try:

@@ -206,14 +206,14 @@ def test_the_answer_as_text_and_data() -> None:
     points = (Point(5_000_000, 0.5, 4_990_000), Point(6_000_000, 0.25, 5_900_000), Point(7_000_000, None, None, "no"))
     answer = Answer("Model", 6_000_000, 10_000_000, 1.0, smallest, points)
     assert render_answer(answer, "MB").splitlines() == [
-        "Model fits into 6.000 MB with a plan, whose step takes 25.0% longer than eager's.",
+        "Model fits into 6.000 MB with a plan, whose step is 25.0% longer than eager's.",
         "",
         "eager's peak         10.000 MB",
         "smallest budget      5.000 MB  no plan needs less than 4.000 MB",
         "",
-        "budget               longer than eager",
-        "5.000 MB             +50.0%",
-        "6.000 MB             +25.0%  the memory",
+        "budget               step, beside eager's",
+        "5.000 MB             50.0% longer",
+        "6.000 MB             25.0% longer  the memory",
         "7.000 MB             no plan was found in time",
     ]
     assert answer.as_json()["fits"] == PLANNED and answer.as_json()["overhead"] == 0.25

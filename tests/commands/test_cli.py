@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from repository import ROOT
 
+import monet
 from monet.amounts import ByteCount
 from monet.cli import plan_main, program
 from monet.commands.plan import plan as plan_command
@@ -142,7 +144,7 @@ def test_a_plan_is_saved_and_summarised(api: FakeApi) -> None:
         "6.000 GB",
         "15.000 GB",
         "294.000 MB",
-        "+4.0% of eager's",
+        "predicted, 4.0% longer than eager's",
         "gap 1.0%",
         "window 16",
         "onednn_channels_last 40, onednn 13",
@@ -370,6 +372,15 @@ def test_help_explains_every_name_that_it_takes(command: str) -> None:
     ):
         assert word in text
     assert "--layout" not in text and "--order" not in text
+
+
+@pytest.mark.parametrize("place", ["plan --help", "sweep --help", "command-line.md", "sweep.md", "monet.plan"])
+def test_a_percentage_is_of_the_same_everywhere(place: str) -> None:
+    if place.endswith(".md"):
+        text = (ROOT / "docs" / place).read_text()
+    else:
+        text = str(monet.plan.__doc__) if place == "monet.plan" else CliRunner().invoke(program, place.split()).stdout
+    assert "of eager's peak, or of what keeping everything needs in a plan, if that is more" in " ".join(text.split())
 
 
 def test_sweeps_help_says_what_the_names_of_several_stand_for() -> None:

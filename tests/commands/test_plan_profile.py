@@ -121,6 +121,8 @@ def test_an_infeasible_budget(profile: Path) -> None:
         named = refused.partition("known to work is ")[2].partition(". Try")[0]
         exact = named.rpartition("(")[2].rstrip(")")
         assert run("--profile", str(profile), "--budget", exact, "--variant", "pytorch").exit_code == 0
+    refused = run("--profile", str(profile), "--budget", "40%", "--variant", "pytorch").stderr
+    assert "bytes), 100.0% of eager's peak. Try" in refused
 
 
 @pytest.mark.parametrize("variant", ["none", "conv", "in-place", "monet", "checkmate-d", "checkmate-o"])

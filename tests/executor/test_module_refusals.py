@@ -11,7 +11,7 @@ from small_models import Residual
 from torch import nn
 
 import monet
-from monet.errors import CaptureError, ExecutionError, PlanMismatch
+from monet.errors import CaptureError, ConfigError, ExecutionError, PlanMismatch
 from monet.pipeline.planning import PlanResult
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
@@ -24,6 +24,23 @@ def test_second_forward_before_backward(planned: monet.MonetModule) -> None:
         first.backward(torch.ones_like(first))
     assert all(p.grad is None for p in planned.parameters())
     second.backward(torch.ones_like(second))
+
+
+@pytest.mark.parametrize("entry", ["plan", "plan_many", "optimize", "apply", "fit", "MonetModule"])
+def test_a_planned_module_is_not_planned_again(entry: str, planned: monet.MonetModule) -> None:
+    x, loss = residual_images(), nn.CrossEntropyLoss()
+    asked: dict[str, Callable[[], object]] = {
+        "plan": lambda: monet.plan(planned, x, budget="10MB"),
+        "plan_many": lambda: monet.plan_many(planned, [x], "10MB"),
+        "optimize": lambda: monet.optimize(
+            planned, x, loss_fn=loss, optimizer=torch.optim.SGD(planned.parameters(), 0.1), budget="10MB"
+        ),
+        "apply": lambda: monet.apply(planned, budget="10MB"),
+        "fit": lambda: monet.fit(planned, x, memory="10MB"),
+        "MonetModule": lambda: monet.MonetModule(planned, planned.plan),
+    }
+    with pytest.raises(ConfigError, match=r"this is a MonetModule, .*; pass the model that it was made of"):
+        asked[entry]()
 
 
 def test_backward_twice(planned: monet.MonetModule) -> None:

@@ -15,6 +15,7 @@ from small_models import Residual
 from torch import Tensor, nn
 
 import monet
+from monet.amounts import format_exactly
 from monet.errors import ConfigError, PlanMismatch
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
@@ -38,6 +39,31 @@ def test_a_loop_with_a_last_smaller_batch(caplog: pytest.LogCaptureFixture) -> N
     assert counts(planned) == (4, 2, 1)
     (sentence,) = told(caplog)
     assert "input 0 has shape (3, 3, 16, 16)" in sentence and "outside of the budget" in sentence
+
+
+def test_what_stands_prints_itself() -> None:
+    planned, _ = pair()
+    monet.apply(planned, budget="97%", exact=True, **HASTE)
+    found = monet.applied(planned)
+    assert repr(found) == "<Applied to Residual: 0 plans, 0 calls by plans and 0 without>"
+    assert str(found).splitlines()[1:] == [
+        "budget       97% of eager's peak",
+        "plans        none yet: the first is made at the first training call",
+        "calls        0 by a plan, 0 without one",
+    ]
+    train(planned, batches(8, 8, 3))
+    (plan,) = found.plans
+    assert repr(found) == (
+        "<Applied to Residual: 1 plan, 2 calls by plans and 1 without, "
+        f"peak {plan.peak_bytes:,} of {plan.budget_bytes:,} bytes>"
+    )
+    head, budget, peak, plans, calls, reason = str(found).splitlines()
+    assert head == "Residual, its training calls by plans"
+    assert budget.endswith(f"eager's peak in the first planned step, {format_exactly(plan.budget_bytes, 'TB')}")
+    assert peak == f"peak         {format_exactly(plan.peak_bytes, 'TB')} promised"
+    assert plans == "plans        1, on_mismatch='eager', max_plans=8"
+    assert calls == "calls        2 by a plan, 1 without one"
+    assert reason.startswith("without one  input 0 has shape (3, 3, 16, 16)")
 
 
 def test_planning_changes_nothing_but_what_the_call_changes() -> None:

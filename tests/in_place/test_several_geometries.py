@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,11 @@ def test_what_is_asked_wrongly() -> None:
     needed = refused.value.smallest_bytes
     assert needed is not None
     plans = monet.plan_many(model, batches(2, 8), needed, **HASTE)
+    with pytest.raises(monet.InfeasibleBudget, match=r"[\d.]+% of eager's peak") as refused:
+        monet.plan_many(model, batches(2, 8), "30%", **HASTE)
+    share = re.search(r"([\d.]+%) of eager's peak", str(refused.value))
+    assert share is not None
+    assert monet.plan_many(model, batches(2, 8), share[1], **HASTE)[1].budget_bytes >= needed
     other = monet.plan(model, batches(4)[0], budget="10MB", exact=True, **HASTE)
     with pytest.raises(ConfigError, match="same options"):
         monet.apply(model, [*plans, other])

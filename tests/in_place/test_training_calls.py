@@ -36,7 +36,7 @@ def test_every_shape_is_planned(caplog: pytest.LogCaptureFixture) -> None:
     assert equal(train(planned, data), train(eager, data))
     assert counts(planned) == (6, 2, 3)
     (sentence,) = told(caplog)
-    assert "max_plans=3" in sentence
+    assert "max_plans=3 plans already, give a larger number" in sentence and "replan" not in sentence
 
 
 @pytest.mark.skipif(not allocator.available(), reason="there is no C++ compiler")
@@ -131,7 +131,7 @@ def test_what_is_not_as_planned(other: str, rule: Any, caplog: pytest.LogCapture
     if rule == "eager":
         assert counts(planned) == (1, 1, 1)
         (said,) = told(caplog)
-        assert sentence in said
+        assert sentence in said and said.endswith('; on_mismatch="replan" would plan for such calls, too (told once)')
     else:
         assert counts(planned)[:2] == (2, 0) and not told(caplog)
 
@@ -157,6 +157,7 @@ def test_numbers_are_part_of_a_plan_and_objects_are_of_none(caplog: pytest.LogCa
     model(x, factor=1.0, extra=object()).sum().backward()
     assert counts(model) == (2, 3, 1)
     assert ["an object" in sentence for sentence in told(caplog)] == [False, True]
+    assert ["on_mismatch" in sentence for sentence in told(caplog)] == [True, False]
 
 
 def test_a_second_forward_before_the_backward(caplog: pytest.LogCaptureFixture) -> None:
@@ -206,13 +207,25 @@ def test_micro_batches_add_up(caplog: pytest.LogCaptureFixture) -> None:
     assert counts(planned) == (3, 0, 1) and not told(caplog)
 
 
+def test_a_share_is_of_the_first_planned_step() -> None:
+    """Every later plan is for those bytes, and so is the second start, which finds all of them."""
+    for _ in range(2):
+        model, _ = pair()
+        monet.apply(model, budget="97%", on_mismatch="replan", exact=True, **HASTE)
+        train(model, batches(8, 4, 3))
+        plans = monet.applied(model).plans
+        solver = plans[0].solver
+        full = max(solver["eager_peak_bytes"], solver["baseline_peak_bytes"])
+        assert [plan.budget_bytes for plan in plans] == [full * 97 // 100] * 3
+
+
 def test_a_larger_batch_that_does_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     planned, _ = pair()
     monet.apply(planned, budget="1MB", on_mismatch="replan", **HASTE)
     train(planned, batches(4, 64, 64, 4))
     assert counts(planned) == (2, 2, 1)
     (said,) = [sentence for sentence in told(caplog) if "no plan can be made" in sentence]
-    assert "The smallest budget known to work" in said
+    assert "on_mismatch" not in said and "The smallest budget known to work" in said
 
 
 def test_the_second_start_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from random_plans import random_plan
 
 from monet.plans.plan import Buffer, Plan, PlanStep
+from monet.plans.text import compared
 
 SOLVER = {
     "objective_s": 1.5, "baseline_s": 1.2, "bound_s": 0.75, "bound_scope": "full", "eager_peak_bytes": 10_000_000
@@ -35,7 +36,7 @@ def test_every_line() -> None:
         "budget      5.000 MB",
         "peak        4.000 MB (4,000,000 bytes), 40.0% of eager's",
         "  of which  1.000 MB fixed, 3.000 MB arena",
-        "predicted   1.500 s a step, overhead +25.0% of eager's",
+        "predicted   1.500 s a step, 25.0% longer than eager's",
         "bound       750.000 ms, which holds for every plan",
         "run again   2 runs",
         "moved       1 tensor, 3.000 MB",
@@ -65,3 +66,16 @@ def test_it_stays_short(seed: int) -> None:
     plan = random_plan(seed, steps=200)
     assert len(str(plan)) < 600 and len(str(plan).splitlines()) < 10 and len(repr(plan)) < 200
     assert f"{plan.peak_bytes:,}" in repr(plan)
+
+
+@pytest.mark.parametrize(
+    ("overhead", "said"),
+    [
+        (0.25, "25.0% longer than eager's"),
+        (-0.197, "19.7% shorter than eager's"),
+        (0.0, "as long as eager's"),
+        (-0.0004, "as long as eager's"),
+    ],
+)
+def test_a_step_beside_eagers(overhead: float, said: str) -> None:
+    assert compared(overhead) == said

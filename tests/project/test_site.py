@@ -123,6 +123,18 @@ def test_will_it_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.smallest is not None and answer.smallest.budget_bytes < answer.eager_peak_bytes
 
 
+def test_coming_from_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("transformers")
+    space = with_torchvision_schemas(lambda: run_all("coming-from.md"))
+    assert monet.applied(space["model"]).planned_calls == 2 and "the plan takes its place" in caplog.text
+    assert monet.applied(space["llama"]).planned_calls == monet.applied(space["compiled"]).planned_calls == 1
+
+
+def test_when_something_goes_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = run_all("when-something-goes-wrong.md")["plan"]
+    assert "of eager's peak" in capsys.readouterr().out and plan.peak_bytes <= plan.budget_bytes
+
+
 def test_two_memories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space = run_all("two-memories.md")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from monet.amounts import refusals_in
+from monet.amounts import refusals_in, refusals_of
 from monet.commands.exit_status import INTERRUPTED
 from monet.commands.options import check_target
 from monet.commands.planning.request import PlanRequest
@@ -64,7 +64,8 @@ def _within_budget(problem: Problem, eager: Solution, request: PlanRequest) -> S
     budget_bytes = request.budget.resolve(eager.peak_bytes)
     solving = request.planning.solving(prove=request.prove)
     variant = variant_with(request.planning.offload, request.variant)
-    with ProgressLine(not request.quiet, request.planning.time_limit) as bar:
+    bar = ProgressLine(not request.quiet, request.planning.time_limit)
+    with bar, refusals_of(request.budget, eager.peak_bytes):
         solution = plan_variant(variant, problem, budget_bytes, solving, progress=bar)
     return _summary(as_planned(problem, variant), eager, solution, budget_bytes, variant)
 

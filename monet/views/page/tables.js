@@ -5,14 +5,17 @@ const MOST_ROWS = 400;
 function showFigures(plan, box) {
   const of = plan.overview, share = (part, whole) => `${((100 * part) / whole).toFixed(1)}\u00a0%`;
   const eager = of.eager_peak_bytes, count = (kind) => of.steps[kind] ?? 0;
-  const signed = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(100 * value).toFixed(1)}\u00a0%`;
+  const beside = (overhead) => {
+    const percent = Math.abs(100 * overhead).toFixed(1);
+    return percent === "0.0" ? "as long as eager's" : `${percent}\u00a0% ${overhead > 0 ? "longer" : "shorter"} than eager's`;
+  };
   const above = plan.arena_bytes - plan.arena_bound_bytes;
   const figures = [
     ["Peak", showBytes(plan.peak_bytes), `${share(plan.peak_bytes, plan.budget_bytes)} of the budget of ${showBytes(plan.budget_bytes)}`],
     eager ? ["Eager's peak", showBytes(eager), `the plan needs ${share(plan.peak_bytes, eager)} of it`] : null,
     ["Arena", showBytes(plan.arena_bytes), above ? `${share(above, plan.arena_bound_bytes)} above the least for these buffers` : "no placement of these buffers needs less"],
     ["Fixed", showBytes(plan.fixed_bytes), "parameters, inputs, outputs and the like"],
-    of.predicted_s === null ? null : ["Predicted step", showSeconds(of.predicted_s), of.overhead === null ? "" : `${signed(of.overhead)} of eager's${of.bound_s ? `; no plan is under ${showSeconds(of.bound_s)} (${of.bound_scope ?? "its problem"})` : ""}`],
+    of.predicted_s === null ? null : ["Predicted step", showSeconds(of.predicted_s), of.overhead === null ? "" : `${beside(of.overhead)}${of.bound_s ? `; no plan is under ${showSeconds(of.bound_s)} (${of.bound_scope ?? "its problem"})` : ""}`],
     count("recompute") ? ["Run again", `${showCount(count("recompute"))} runs`, `${showCount(Object.keys(of.recomputed).length)} operators, ${showBytes(of.recomputed_bytes)}`] : ["Run again", "nothing", "every operator runs once"],
     plan.second_bytes ? ["Moved", showBytes(plan.second_bytes), `${showCount(Object.keys(of.moved).length)} values in a second memory`] : null,
     ["Steps", showCount(plan.stepCount), `${showCount(plan.count)} buffers in ${showCount(plan.ticks)} ticks`],
