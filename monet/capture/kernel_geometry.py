@@ -6,6 +6,9 @@ are, running statistics in float32 although they are bfloat16, gradients in the 
 kernel takes the input's, or in the parameters' dtype. Gradients of activations have the strides of what the kernel
 reads first, gradient or saved tensor, and in a decomposition of another one. Kernels of losses, softmax, GLU and
 others make contiguous results of any input, decompositions results in its format. A plan needs the kernels' own.
+
+Views of tensors with a dimension of one element get another step there, on every device, which moves no element; but
+oneDNN takes (49, 1, 7, 1) of a (2, 1, 7, 7) for channels-last and (49, 49, 7, 1) not, and asks for other memory.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch._decomp import decomposition_table, meta_table
+from torch._dispatch.python import no_python_dispatcher
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -233,6 +238,23 @@ _RULES: dict[Any, tuple[Callable[..., Any], int]] = {
 }
 
 
+# Described without the CPU's kernels in mind, wherever the tensor is.
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+_TORCHS_OWN = {target: op_implementations_dict[target] for target in _VIEWS if target in op_implementations_dict}
+
+
+def _viewed(mode: Any, target: Any, x: Any, *args: Any, **named: Any) -> Any:
+    """With the strides that the kernel gives, which runs on a tensor without memory."""
+    sizes = (*x.shape, *x.stride(), *pytree.tree_leaves(args)) if x.layout is torch.strided else (None,)
+    if not all(isinstance(size, int) for size in sizes):
+        own = _TORCHS_OWN.get(target)
+        return NotImplemented if own is None else own(mode, target, x, *args, **named)
+    with no_python_dispatcher():  # it would ask the decomposition
+        of_kernel = target(torch.empty_strided(x.shape, x.stride(), device="meta"), *args, **named)
+    with mode:
+        return torch.as_strided(x, of_kernel.shape, of_kernel.stride())
+
+
 def _described(mode: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     rule, position = _RULES[target]
     with mode:
@@ -247,15 +269,18 @@ def kernels_own_geometry() -> Iterator[None]:
     """A context in which fake tensors of the CPU look as these kernels make them."""
     FakeTensorMode.cache_clear()  # answers that torch keeps across modes, given before and in here
     # Being in the one table keeps torch from decomposing the operator, so that it asks the other.
-    before = [(table, {t: table[t] for t in _RULES if t in table}) for table in (op_implementations_dict, meta_table)]
+    told = (*_RULES, *_VIEWS)
+    before = [(table, {t: table[t] for t in told if t in table}) for table in (op_implementations_dict, meta_table)]
     for target in _RULES:
         op_implementations_dict[target] = _described
         meta_table[target] = _described
+    for target in _VIEWS:
+        op_implementations_dict[target] = _viewed
     try:
         yield
     finally:
         for table, old in before:
-            for target in _RULES:
+            for target in told:
                 table.pop(target, None)
             table.update(old)
         FakeTensorMode.cache_clear()

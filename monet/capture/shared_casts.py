@@ -8,11 +8,10 @@ up in float32, which is another result. Here the cast becomes an operator of its
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -90,8 +89,9 @@ class _Pass:
                 uses += [use.below(node) for use in self._uses_inside(*inner, node, weights)]
             elif node.op == "call_function" and mode.enabled and mode.cache:
                 for weight in node.all_input_nodes:
-                    if weight in weights and _casts(node, weight, mode):
-                        uses.append(_Use(weights[weight], mode.dtype, node, weight, ()))
+                    times = _casts(node, weight, mode) if weight in weights else 0
+                    if times:
+                        uses.append(_Use(weights[weight], mode.dtype, node, weight, (), times))
         return uses
 
     def _uses_inside(
@@ -111,7 +111,7 @@ class _Pass:
         for use in uses:
             grouped.setdefault((use.weight, use.dtype), []).append(use)
         for (weight, dtype), shared in grouped.items():
-            if sum(use.count for use in shared) < 2:
+            if sum(use.times for use in shared) < 2:
                 continue  # the operator casts it itself, at the same place
             first = shared[0].calls[0] if shared[0].calls else shared[0].node
             with self.root.graph.inserting_before(first):
@@ -128,21 +128,18 @@ class _Pass:
 @dataclass(frozen=True)
 class _Use:
     """``node`` casts the root's ``weight``, which is ``local`` in the graph of ``node``. ``calls``: the calls of the
-    graphs that ``node`` lies in, the outermost first."""
+    graphs that ``node`` lies in, the outermost first. ``times``: how often it casts it, as a recurrent layer does at
+    each element of a sequence."""
 
     weight: torch.fx.Node
     dtype: torch.dtype
     node: torch.fx.Node
     local: torch.fx.Node
     calls: tuple[torch.fx.Node, ...]
-
-    @property
-    def count(self) -> int:
-        """How often the operator takes the weight: a square takes it twice."""
-        return sum(leaf is self.local for leaf in pytree.tree_leaves((self.node.args, self.node.kwargs)))
+    times: int
 
     def below(self, call: torch.fx.Node) -> _Use:
-        return _Use(self.weight, self.dtype, self.node, self.local, (call, *self.calls))
+        return replace(self, calls=(call, *self.calls))
 
     def replace(self, cast: torch.fx.Node) -> None:
         """Read the shared copy, which is passed on as one more argument of each graph on the way."""
@@ -195,17 +192,18 @@ class _Casts(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _casts(node: torch.fx.Node, weight: torch.fx.Node, mode: _Mode) -> bool:
-    """Whether this operator under autocast casts this argument: tried on the traced, fake tensors."""
+def _casts(node: torch.fx.Node, weight: torch.fx.Node, mode: _Mode) -> int:
+    """How often this operator under autocast casts this argument: tried on the traced, fake tensors. A square casts it
+    twice."""
     arguments: dict[torch.fx.Node, Any] = {n: n.meta.get("val") for n in node.all_input_nodes}
     probe = arguments[weight]
     if not isinstance(probe, torch._subclasses.FakeTensor):
-        return False
+        return 0
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: arguments[n])
     autocast = torch.autocast(mode.device, dtype=mode.dtype, cache_enabled=False)
     with probe.fake_mode, torch.no_grad(), autocast, _Casts(mode.dtype) as casts:
         try:
             node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # tracing itself will say what is wrong with it
-            return False
-    return any(tensor is probe for tensor in casts.cast)
+            return 0
+    return sum(tensor is probe for tensor in casts.cast)

@@ -48,7 +48,11 @@ void release(void* pointer) {
   if (pointer == nullptr) return;
   if (!worker.blocks.empty()) worker.release(pointer);
   if (Range* range = range_of(pointer)) {
+    const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) - range->begin.load());
     if (range->guided) vacate(*range, pointer);
+    take_back(*range, offset);
+    if (session.program != nullptr && session.program->home->range == range)
+      session.freed(*session.program, offset);
     if (range->blocks.fetch_sub(1) == 1) unmap_orphan(*range);
     return;
   }
@@ -83,10 +87,7 @@ class PlannedAllocator final : public c10::Allocator {
         Home& home = *program.home;
         home.range->blocks.fetch_add(1);
         char* at = home.base + offset;
-        if (program.leaves[request] != 0) {
-          Leaving* block = lend(*home.range, offset, static_cast<int64_t>(n));
-          return {at, block, &release_leaving, c10::Device(c10::DeviceType::CPU)};
-        }
+        if (program.leaves[request] != 0) lend(*home.range, offset, static_cast<int64_t>(n));
         return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
       }
     }

@@ -30,15 +30,6 @@ void raise(std::atomic<int64_t>& most, int64_t value) {
 
 void count(int64_t delta) { raise(peak_bytes, live_bytes.fetch_add(delta) + delta); }
 
-struct Range;
-
-// A block that outlives its step, as a gradient, until its last holder lets go of it.
-struct Leaving {
-  Range* range;
-  int64_t offset;
-  int64_t bytes;
-};
-
 // What lies in a guided arena (guided.h): where it ends, and as which request of which step it came.
 struct Place {
   int64_t end;
@@ -55,7 +46,10 @@ struct Range {
   std::atomic<bool> orphaned{false};  // its owner is gone
   int64_t arena_bytes = 0;            // that count as live
   std::mutex leaving_mutex;
-  std::vector<Leaving*> leaving;      // that somebody holds
+  // Blocks that somebody holds and that outlive their step, as gradients do until their last holder lets go of them:
+  // bytes by offset. How many there are is read without the mutex, by whoever frees a block.
+  std::multimap<int64_t, int64_t> leaving;
+  std::atomic<int64_t> leaving_count{0};
   std::vector<size_t> cuts;           // offsets at which the mapping may be in pieces
   bool guided = false;                // its places are looked up, and never moved away from
   std::map<int64_t, Place> places;    // of a guided arena, by offset

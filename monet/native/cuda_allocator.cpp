@@ -56,26 +56,38 @@ void release_recorded(void* pointer) {
   previous->raw_delete(pointer);
 }
 
-struct Served {
-  char* at = nullptr;
-  Block* block = nullptr;
-};
+// Frees what is served at this address, if anything is. The caller holds the mutex.
+bool release_served(const void* pointer) {
+  const auto found = blocks.find(pointer);
+  if (found == blocks.end()) return false;
+  const Block& block = *found->second;
+  if (session.program != nullptr && session.program->home->range == block.range)
+    session.freed(*session.program, block.offset);
+  take_back(found);
+  return true;
+}
+
+// The deleter of planned tensors.
+void release_block(void* pointer) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  release_served(pointer);
+}
 
 // The place of this request, of n bytes on a stream, where the plan has one.
-Served serve(size_t n, cudaStream_t stream) {
+char* serve(size_t n, cudaStream_t stream) {
   Program& program = *session.program;
   Range* range = program.home->range;
   if (c10::cuda::current_device() != program.device || stream != session.stream) {
     count_miss(program, session, n, -1);
-    return {};
+    return nullptr;
   }
   const int64_t request = next_request(program, session, n);
-  if (request < 0 || program.offsets[request] < 0) return {};
+  if (request < 0 || program.offsets[request] < 0) return nullptr;
   TORCH_CHECK(range != nullptr, "a planned step runs without its arena");
   std::lock_guard<std::recursive_mutex> lock(mutex);
   settle(*range);
   ++program.served;
-  return {range->base + program.offsets[request], lend(*range, program.leaves[request] != 0)};
+  return lend(*range, program.offsets[request], program.leaves[request] != 0);
 }
 
 cudaStream_t current_stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
@@ -85,9 +97,8 @@ class PlannedAllocator final : public Forwarding {
   DataPtr allocate(size_t n) override {
     if (n == 0) return previous->allocate(n);
     if (session.program != nullptr) {
-      const Served served = serve(n, current_stream());
-      if (served.at != nullptr)
-        return {served.at, served.block, &release_block, device_of(*served.block->range)};
+      if (char* at = serve(n, current_stream()))
+        return {at, at, &release_block, c10::Device(c10::DeviceType::CUDA, session.program->device)};
     }
     DataPtr made = previous->allocate(n);
     // Its own deleter stays, which PyTorch's allocator knows its blocks by; but a recording has to hear of the release.
@@ -111,16 +122,10 @@ class PlannedAllocator final : public Forwarding {
   void raw_delete(void* pointer) override {
     {
       std::lock_guard<std::recursive_mutex> lock(mutex);
-      const auto found = raw_blocks.find(pointer);
-      if (found != raw_blocks.end()) {
-        Block* block = found->second;
-        raw_blocks.erase(found);
-        take_back(block);
-        return;
-      }
+      if (release_served(pointer)) return;
       const Range* range = range_of(pointer);
-      TORCH_CHECK(range == nullptr, "an address of a plan's arena is freed, ", pointer, ", where nothing is allocated "
-                  "by address: it was freed already, or belongs to a tensor");
+      TORCH_CHECK(range == nullptr, "an address of a plan's arena is freed, ", pointer, ", where nothing is allocated: "
+                  "it was freed already");
     }
     note_release(pointer);
     previous->raw_delete(pointer);
@@ -130,7 +135,7 @@ class PlannedAllocator final : public Forwarding {
   void recordStream(const DataPtr& pointer, CUDAStream stream) override {
     if (pointer.get_deleter() == &release_block) {
       std::lock_guard<std::recursive_mutex> lock(mutex);
-      auto* block = static_cast<Block*>(pointer.get_context());
+      Block* block = blocks.find(pointer.get_context())->second;
       Range& range = *block->range;
       TORCH_CHECK(stream.device_index() == range.device, "record_stream: a tensor of a plan's arena on cuda:",
                   static_cast<int>(range.device), " is used on a stream of cuda:",
@@ -199,11 +204,7 @@ class PlannedAllocator final : public Forwarding {
   }
   static void* raw_serve(size_t n, const cudaStream_t* stream) {
     if (n == 0 || session.program == nullptr) return nullptr;
-    const Served served = serve(n, stream == nullptr ? current_stream() : *stream);
-    if (served.at == nullptr) return nullptr;
-    std::lock_guard<std::recursive_mutex> lock(mutex);
-    raw_blocks.emplace(served.at, served.block);
-    return served.at;
+    return serve(n, stream == nullptr ? current_stream() : *stream);
   }
   static void* raw_noted(void* at, size_t n) {
     if (recorder != nullptr && at != nullptr) note_request(at, n);

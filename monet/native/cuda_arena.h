@@ -61,11 +61,13 @@ Ranges& ranges = *new Ranges;
 // A planned request that somebody holds.
 struct Block {
   Range* range;
+  int64_t offset;
   bool leaves;
   std::vector<CUDAStream> streams;  // others that use it
 };
-using RawBlocks = std::unordered_multimap<const void*, Block*>;  // those that are freed by address
-RawBlocks& raw_blocks = *new RawBlocks;
+// By address: raw_allocate demands that a tensor's pointer and its deleter's context be the same.
+using Blocks = std::unordered_multimap<const void*, Block*>;
+Blocks& blocks = *new Blocks;
 
 // Where an arena is now. Programs that share it share this.
 struct Home {
@@ -219,25 +221,23 @@ void orphan(Range& range) {
   end_if_unused(range);
 }
 
-Block* lend(Range& range, bool leaves) {
+char* lend(Range& range, int64_t offset, bool leaves) {
   ++range.blocks;
   range.leaving += leaves;
-  return new Block{&range, leaves, {}};
+  char* at = range.base + offset;
+  blocks.emplace(at, new Block{&range, offset, leaves, {}});
+  return at;
 }
 
-void take_back(Block* block) {
+void take_back(Blocks::iterator found) {
+  Block* block = found->second;
+  blocks.erase(found);
   Range& range = *block->range;
   for (const CUDAStream stream : block->streams) add(range.owed, stream);
   range.leaving -= block->leaves;
   --range.blocks;
   delete block;
   end_if_unused(range);
-}
-
-// The deleter of planned tensors; its context is a Block.
-void release_block(void* context) {
-  std::lock_guard<std::recursive_mutex> lock(mutex);
-  take_back(static_cast<Block*>(context));
 }
 
 }  // namespace

@@ -21,23 +21,21 @@ namespace {
 
 using Run = std::pair<size_t, size_t>;  // [begin, end) in bytes, whole pages
 
-void release_leaving(void* context) {
-  auto* block = static_cast<Leaving*>(context);
-  Range& range = *block->range;
-  {
-    std::lock_guard<std::mutex> lock(range.leaving_mutex);
-    auto& held = range.leaving;
-    held.erase(std::find(held.begin(), held.end(), block));
-  }
-  delete block;
-  if (range.blocks.fetch_sub(1) == 1) unmap_orphan(range);
+// By offset and not by a context of the block's own: raw_allocate demands that pointer and context be the same.
+void lend(Range& range, int64_t offset, int64_t bytes) {
+  std::lock_guard<std::mutex> lock(range.leaving_mutex);
+  range.leaving.emplace(offset, bytes);
+  range.leaving_count.fetch_add(1);
 }
 
-Leaving* lend(Range& range, int64_t offset, int64_t bytes) {
-  auto* block = new Leaving{&range, offset, bytes};
+// A block at this offset is freed; it may be one that outlived its step.
+void take_back(Range& range, int64_t offset) {
+  if (range.leaving_count.load() == 0) return;
   std::lock_guard<std::mutex> lock(range.leaving_mutex);
-  range.leaving.push_back(block);
-  return block;
+  const auto found = range.leaving.find(offset);
+  if (found == range.leaving.end()) return;
+  range.leaving.erase(found);
+  range.leaving_count.fetch_sub(1);
 }
 
 // The pages of held blocks, in order and without overlap.
@@ -45,8 +43,8 @@ std::vector<Run> held_pages(Range& range, size_t page) {
   std::vector<Run> runs;
   {
     std::lock_guard<std::mutex> lock(range.leaving_mutex);
-    for (const Leaving* block : range.leaving) {
-      const auto begin = static_cast<size_t>(block->offset), end = begin + static_cast<size_t>(block->bytes);
+    for (const auto& [offset, bytes] : range.leaving) {
+      const auto begin = static_cast<size_t>(offset), end = begin + static_cast<size_t>(bytes);
       runs.emplace_back(begin / page * page, (end + page - 1) / page * page);
     }
   }

@@ -2,6 +2,7 @@
 // is in, and which of them the next request is.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -25,16 +26,29 @@ struct Requests {
         leaves(leaving, leaving + begin[steps]) {}
 };
 
-// The step that a thread is in: its next request is number `cursor` of the plan's.
+// The step that a thread is in: as far as it runs as planned, its next request is number `cursor` of the plan's.
 struct Cursor {
   int64_t step = 0;
   int64_t cursor = 0;
   int64_t end = 0;
+  std::vector<int64_t> ahead;  // numbers after the cursor whose requests have come already
+  std::vector<int64_t> held;   // numbers of this step's requests whose places somebody holds
 
   void enter(const Requests& requests, int64_t number) {
     step = number;
     cursor = requests.step_begin[number];
     end = requests.step_begin[number + 1];
+    ahead.clear();
+    held.clear();
+  }
+
+  // What was served at this place has been freed.
+  void freed(const Requests& requests, int64_t offset) {
+    for (auto at = held.end(); at != held.begin();)
+      if (requests.offsets[*--at] == offset) {
+        held.erase(at);
+        return;
+      }
   }
 };
 
@@ -46,12 +60,34 @@ void count_miss(Requests& requests, const Cursor& at, size_t n, int64_t planned)
   requests.first_miss[3] = planned;
 }
 
+bool contains(const std::vector<int64_t>& numbers, int64_t number) {
+  return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
+}
+
+// Whether nothing that the step was served lies in the place of this request. As planned that is always so.
+bool is_vacant(const Requests& requests, const Cursor& at, int64_t number) {
+  const int64_t begin = requests.offsets[number], end = begin + requests.sizes[number];
+  return begin < 0 || std::none_of(at.held.begin(), at.held.end(), [&](int64_t other) {
+    const int64_t offset = requests.offsets[other];
+    return offset < end && begin < offset + requests.sizes[other];
+  });
+}
+
 // The number of the planned request that this one, for n bytes, is; -1 where it is none, which is counted.
+//
+// It is the first of its size that has not come yet: a request too many uses up no planned one of another size, and
+// one that does not come keeps none behind it from its place. Where such a request would lie in a place that another
+// one still holds, since the step frees in another order than planned, it is none.
 int64_t next_request(Requests& requests, Cursor& at, size_t n) {
-  if (at.cursor < at.end && requests.sizes[at.cursor] == static_cast<int64_t>(n)) return at.cursor++;
+  for (int64_t number = at.cursor; number < at.end; ++number) {
+    if (requests.sizes[number] != static_cast<int64_t>(n) || contains(at.ahead, number)) continue;
+    if (!is_vacant(requests, at, number)) continue;
+    if (number != at.cursor) at.ahead.push_back(number);
+    while (at.cursor < at.end && (at.cursor == number || contains(at.ahead, at.cursor))) ++at.cursor;
+    if (requests.offsets[number] >= 0) at.held.push_back(number);
+    return number;
+  }
   count_miss(requests, at, n, at.cursor < at.end ? requests.sizes[at.cursor] : -1);
-  // Stay in step with the plan where only the size differs.
-  if (at.cursor < at.end) ++at.cursor;
   return -1;
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
 
-from monet.graph import Graph, references
+from monet.graph import Graph, Operator, operator_inputs, references
 from monet.measurement import Request
+from monet.ops.kinds import MATMUL, kind
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, calls
 from monet.pipeline.unrolling import unroll
@@ -27,14 +30,30 @@ def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
     loop keeps.
 
     Where a plan's kernels differ, eager's count: on the CPU a dropout mask is as wide as its input, and a sum of
-    gradients that begins with a view gets memory of its own.
+    gradients that begins with a view gets memory of its own. The gradients that one node of autograd's graph makes are
+    several operators here: what the node has saved, as a weight that autocast has cast, and the gradient that it was
+    given are there until its last one. A convolution's makes the input's first.
     """
     graph = lowered.catalogue.graph
     gradients = {graph.storage(n) for n in graph.gradients.values()}
-    schedule = calls(eager.runs, lowered)
+    operators = {op.name: op for op in graph.backward}
+    schedule = _inputs_first(calls(eager.runs, lowered), operators)
     unrolled = unroll(schedule, lowered)
     masks = _masks(graph)
-    alive = [(buffer.begin, buffer.end, masks.get(buffer.value, buffer.bytes)) for buffer in unrolled.buffers]
+    widened = {f"{op.name}.temporary" for op in (*graph.forward, *graph.backward) if _uses_mask(op, graph, masks)}
+    until = {
+        first: unrolled.steps[first + 1].begin + schedule[first + 1].measured.ticks
+        for first in _of_one_node(schedule, operators, graph)
+    }
+    alive = [
+        (
+            buffer.begin,
+            max(buffer.end, until.get(buffer.last, 0)) if buffer.first < buffer.last else buffer.end,
+            masks.get(buffer.value, buffer.bytes),
+        )
+        for buffer in unrolled.buffers
+        if buffer.value not in widened
+    ]
     end = max(step.begin for step in unrolled.steps) + max(call.measured.ticks for call in schedule)
     for call, step in zip(schedule, unrolled.steps, strict=True):
         for request, id in zip(call.measured.requests, step.requests, strict=True):
@@ -46,6 +65,48 @@ def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
     held = lowered.problem.fixed_bytes - sum(lowered.fixed[k] for k in ("outputs", "output_gradients"))
     _, load = load_over_time(*np.array(alive, np.int64).T)
     return held + int(load.max())
+
+
+def _inputs_first(schedule: Sequence[Call], operators: Mapping[str, Operator]) -> list[Call]:
+    """The same with a convolution's gradient of its input before those of its parameters, where a plan has these apart
+    and PyTorch makes them in one call."""
+    found = list(schedule)
+    for at in range(len(found) - 1):
+        first, second = (operators.get(call.node) for call in found[at : at + 2])
+        if _is_split_convolution(first, second) and second is not None and second.args[-1][0]:
+            found[at : at + 2] = found[at + 1], found[at]
+    return found
+
+
+def _is_split_convolution(first: Operator | None, second: Operator | None) -> bool:
+    """Whether these are the gradients of one convolution."""
+    return (
+        first is not None
+        and second is not None
+        and first.target is second.target is aten.convolution_backward.default
+        and first.args[:-1] == second.args[:-1]
+    )
+
+
+def _of_one_node(schedule: Sequence[Call], operators: Mapping[str, Operator], graph: Graph) -> list[int]:
+    """The calls that make, with the one after each, the gradients of one convolution or product: two products in a row
+    that read one gradient."""
+    made = {graph.storage(name) for op in graph.backward for name in op.outputs if name is not None}
+    made |= {graph.storage(name) for name in graph.tangents if name is not None}
+    found: list[int] = []
+    for at in range(len(schedule) - 1):
+        if found and found[-1] == at - 1:
+            continue
+        first, second = (operators.get(call.node) for call in schedule[at : at + 2])
+        if first is None or second is None:
+            continue
+        if _is_split_convolution(first, second):
+            found.append(at)
+        elif kind(first) == kind(second) == MATMUL:
+            read = [{graph.storage(name) for name in operator_inputs(op)} & made for op in (first, second)]
+            if read[0] & read[1]:
+                found.append(at)
+    return found
 
 
 def _storage(graph: Graph, call: Call, request: Request) -> str | None:
@@ -63,6 +124,15 @@ def _masks(graph: Graph) -> dict[str, int]:
             mask, (given,) = graph.values[op.outputs[1]], references(op.args[0])
             found[mask.storage] = aligned(mask.numel * graph.values[given].dtype.itemsize)
     return found
+
+
+def _uses_mask(op: Operator, graph: Graph, masks: Mapping[str, int]) -> bool:
+    """Whether a plan makes the wide mask for as long as this operator takes."""
+    if op.target is aten.native_dropout.default:
+        return op.outputs[1] is not None and graph.storage(op.outputs[1]) in masks
+    if op.target is not aten.native_dropout_backward.default:
+        return False
+    return any(graph.storage(name) in masks for name in references(op.args[1]))
 
 
 def _copied_bytes(graph: Graph, call: Call) -> int:

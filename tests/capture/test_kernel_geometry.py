@@ -144,6 +144,44 @@ def test_other_results_look_as_the_kernels_make_them(of_input: tuple[int, ...], 
     _compare(aten.native_layer_norm_backward.default, g, x, [3], mean, rstd, None, None, [True, False, False])
 
 
+VIEWED = [
+    ((2, 1, 49), (49, 1, 1), (2, 1, 7, 7)),  # one channel that lies between others' pixels, as after a transpose
+    ((2, 1, 49), (49, 49, 1), (2, 1, 7, 7)),
+    ((1, 6, 4), (24, 4, 1), (6, 1, 2, 2)),
+    ((1, 4, 1, 6), (24, 1, 7, 4), (4, 1, 1, 2, 3)),
+    ((3, 1, 1), (1, 5, 9), (3, 1)),
+    ((2, 3, 1), (0, 1, 3), (2, 1, 3)),
+    ((0, 1, 3), (3, 3, 1), (0, 3)),
+]
+
+
+@pytest.mark.parametrize(("shape", "stride", "wanted"), VIEWED)
+def test_views_have_the_kernels_strides_in_dimensions_of_one_element(
+    shape: tuple[int, ...], stride: tuple[int, ...], wanted: tuple[int, ...]
+) -> None:
+    x = torch.zeros(128).as_strided(shape, stride, 3)
+    for target in (aten.view.default, aten._unsafe_view.default):
+        _compare(target, x, list(wanted))
+        _compare(target, x, [-1, *shape[1:]] if 0 not in shape else [0, 1, 3])
+    for leading in ((), (1,), (1, 1), (2, 1)):
+        _compare(aten.expand.default, x, [*leading, *shape])
+    _compare(aten.expand.default, x[:1], [-1, *shape[1:]])
+
+
+def test_a_view_keeps_its_memory_and_its_place() -> None:
+    with kernels_own_geometry(), FakeTensorMode():
+        x = torch.empty(2, 60)[:, 11:].unsqueeze(2).transpose(1, 2)
+        made = x.view(2, 1, 7, 7)
+    assert made.stride() == (60, 49, 7, 1)
+    assert made.storage_offset() == 11 and made._is_view()
+    assert made.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def test_a_view_that_cannot_be_is_refused_in_the_kernels_words() -> None:
+    with kernels_own_geometry(), FakeTensorMode(), pytest.raises(RuntimeError, match="view size is not compatible"):
+        torch.empty(4, 6).t().view(24)
+
+
 def test_torch_is_left_as_it_was() -> None:
     from torch._decomp import meta_table
     from torch._subclasses.fake_impls import op_implementations_dict

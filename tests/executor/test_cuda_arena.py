@@ -33,7 +33,8 @@ def test_every_request_of_a_plan_has_its_place(machine: Machine, plan: Plan) -> 
 
 
 def one_step(machine: Machine, plan: Plan, arena: monet.native.cuda_allocator.CudaArena) -> None:
-    """Every request of every operator; what a step makes is freed after the last step that uses it."""
+    """Every request of every operator; a temporary is freed before what the plan has after it, and what a step makes
+    after the last step that uses it."""
     buffers = {buffer.id: buffer for buffer in plan.buffers}
     held: dict[int, MadeUp] = {}
     base = int(machine.lib.monet_arena_base(arena.handle))
@@ -42,6 +43,8 @@ def one_step(machine: Machine, plan: Plan, arena: monet.native.cuda_allocator.Cu
         for size, buffer in zip(step.request_bytes, step.requests, strict=True):
             if buffer is None:
                 continue  # an output, which the fixed bytes count
+            for over in [b for b in held if buffers[b].end <= buffers[buffer].begin]:
+                held.pop(over).free()
             tensor = held[buffer] = machine.allocate(size)
             assert tensor.address == base + buffers[buffer].offset
         for buffer in [b for b in held if buffers[b].last == number]:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from cuda_machine import Machine
+from cuda_machine import Machine, raise_error
 from repository import ROOT
 
 from monet.errors import ExecutionError
@@ -69,6 +69,52 @@ def test_a_miss_is_counted_and_passed_on(machine: Machine) -> None:
     assert (statistics.served, statistics.misses, statistics.first_miss) == (1, 2, (1, 0, 1001, 1000))
     for tensor in tensors:
         tensor.free()
+    arena.close()
+
+
+def test_a_request_too_many_uses_up_no_planned_one(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (2000, 1024), (3000, 4096)]], 8192)
+    arena.map()
+    arena.enter(0)
+    tensors = [machine.allocate(count) for count in (1000, 6272, 2000, 2000, 3000)]
+    arena.leave()
+    assert [tensor.is_plain for tensor in tensors] == [False, True, False, True, False]
+    assert [tensors[n].address - tensors[0].address for n in (2, 4)] == [1024, 4096]
+    statistics = arena.statistics()
+    assert (statistics.served, statistics.misses, statistics.first_miss) == (3, 2, (0, 1, 6272, 2000))
+    for tensor in tensors:
+        tensor.free()
+    arena.close()
+
+
+def test_a_place_that_is_still_held_is_given_to_nobody(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (2000, 0)]], 2048)
+    arena.map()
+    arena.enter(0)
+    first = machine.allocate(1000)
+    early = machine.allocate(2000)
+    first.free()
+    later = machine.allocate(2000)
+    arena.leave()
+    assert early.is_plain and later.address == first.address
+    assert arena.statistics().misses == 1
+    early.free()
+    later.free()
+    arena.close()
+
+
+def test_raw_allocate_gets_what_leaves_the_step(machine: Machine) -> None:
+    arena = machine.arena([[(1000, 0), (2000, 1024)]], 4096, leaves=[{0, 1}])
+    arena.map()
+    arena.enter(0)
+    first, second = int(machine.lib.mock_raw_allocate(1000)), machine.allocate(2000)
+    raise_error(machine.lib)
+    arena.leave()
+    assert second.address - first == 1024
+    machine.raw_delete(first)
+    assert arena.ready() == 4096, "the other one is held"
+    second.free()
+    assert arena.ready() == 0
     arena.close()
 
 

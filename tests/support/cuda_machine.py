@@ -42,6 +42,7 @@ def built() -> ctypes.PyDLL:
             "mock_record_stream": (ctypes.c_int, [pointer, int64]),
             "mock_is_plain": (ctypes.c_int, [pointer]),
             "mock_raw_alloc": (int64, [int64, int64]),
+            "mock_raw_allocate": (int64, [int64]),
             "mock_raw_delete": (ctypes.c_int, [int64]),
             "mock_forget": (nothing, []),
             "mock_stream": (nothing, [int64]),

@@ -245,6 +245,9 @@ int64_t mock_raw_alloc(int64_t n, int64_t stream) {
     return reinterpret_cast<int64_t>(at);
   });
 }
+int64_t mock_raw_allocate(int64_t n) {
+  return guarded(int64_t{-1}, [&] { return reinterpret_cast<int64_t>(now().raw_allocate(static_cast<size_t>(n))); });
+}
 int mock_raw_delete(int64_t pointer) {
   return guarded(1, [&] { return now().raw_delete(reinterpret_cast<void*>(pointer)), 0; });
 }
