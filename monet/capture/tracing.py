@@ -35,6 +35,7 @@ from monet.capture.plain_tensors import require_plain
 from monet.capture.rewriting.canonical_form import canonical
 from monet.capture.rewriting.gradient_layout import with_own_layout
 from monet.capture.rewriting.gradient_sums import sum_gradients_in_place
+from monet.capture.value_checks import keeping_value_checks
 from monet.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ _CHECKS = {aten._assert_tensor_metadata.default, aten._assert_async.default, ate
 
 
 @kernels_own_geometry()
+@keeping_value_checks()
 @torch.enable_grad()  # whatever the caller is in: it is a training step
 @unset_fake_temporarily()  # a mode around this call would meet the fake tensors of torch.export's own
 def capture(
