@@ -37,6 +37,7 @@ from monet.capture.rewriting.gradient_layout import with_own_layout
 from monet.capture.rewriting.gradient_sums import sum_gradients_in_place
 from monet.capture.value_checks import keeping_value_checks
 from monet.errors import CaptureError
+from monet.torch_versions import say_if_untested
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ def capture(
     captured without memory for it. Raises ``CaptureError`` with torch's reason and the line of the model where torch
     knows it.
     """
+    say_if_untested()
     given: Inputs = (tuple(args), dict(kwargs or {}))
     _check(model, given)
     inputs = _with_own_memory(model, given)
