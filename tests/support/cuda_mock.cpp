@@ -216,7 +216,7 @@ DeviceIndex ExchangeDevice(DeviceIndex device) {
   machine.device = device;
   return static_cast<DeviceIndex>(before);
 }
-#if MONET_SINCE(2, 15)
+#if MONET_SINCE(2, 14)
 CUDAErrorLogCapture::CUDAErrorLogCapture() noexcept = default;
 std::string CUDAErrorLogCapture::get_error_log_suffix() noexcept { return ""; }
 void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool,
