@@ -7,7 +7,12 @@ PYTEST = $(BIN)/python -m pytest -q --durations=20 --durations-min=0.5
 WORKERS ?= 2
 AT_A_TIME = -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test lint types layers docs tests slow gpu bench coverage format clean .venv
+# The ends of what pyproject.toml allows; monet/torch_versions.py names them, too. They are CUDA builds where that is
+# what the package index has, and run on the CPU.
+NEWEST = torch==2.15.0 torchvision==0.29.2
+OLDEST = torch==2.11.0 torchvision==0.26.0
+
+.PHONY: help demo test lint types layers docs tests slow gpu newest oldest cuda-builds bench coverage format clean .venv
 .DEFAULT_GOAL := help
 
 help:
@@ -16,10 +21,13 @@ help:
 	@echo "make docs      the pages of docs/ as a site in build/docs"
 	@echo "make slow      tests that take minutes or gigabytes"
 	@echo "make gpu       tests that need a CUDA device"
+	@echo "make newest    the tests with the newest PyTorch that monet allows, in .venv-newest (6 GB)"
+	@echo "make oldest    the same with the oldest, in .venv-oldest"
+	@echo "make cuda-builds  the CUDA allocator built against the CUDA builds of both, and loaded; needs no GPU"
 	@echo "make bench     benchmarks; results as JSON under benchmarks/results"
 	@echo "make coverage  which lines the tests run"
 	@echo "make format    what lint would ask for, done"
-	@echo "make clean     remove .venv and everything that was built"
+	@echo "make clean     remove the environments and everything that was built"
 
 .venv: .venv/.installed
 
@@ -29,6 +37,16 @@ help:
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --no-compile -c constraints.txt -e '.[dev,docs,models,plots]'
 	.venv/bin/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
+	touch $@
+
+# As .venv, with another PyTorch than constraints.txt names.
+.venv-newest/.installed: TORCH = $(NEWEST)
+.venv-oldest/.installed: TORCH = $(OLDEST)
+.venv-newest/.installed .venv-oldest/.installed: Makefile pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -v '^torch' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/pip install --quiet --no-compile -c $(@D)/constraints.txt -e '.[dev,docs,models,plots]' $(TORCH)
+	$(@D)/bin/python -m compileall -qq -j 0 -x '/tests?/' $(@D)/lib || true
 	touch $@
 
 demo: $(INSTALLED)
@@ -60,6 +78,14 @@ slow: $(INSTALLED)
 gpu: $(INSTALLED)
 	$(PYTEST) -m gpu
 
+newest oldest: %: .venv-%/.installed
+	$(MAKE) tests BIN=.venv-$@/bin INSTALLED=
+
+# Every symbol is looked up when a library is loaded: one that this PyTorch lacks is named.
+cuda-builds: .venv-oldest/.installed .venv-newest/.installed
+	LD_BIND_NOW=1 .venv-oldest/bin/python tests/support/cuda_build.py
+	LD_BIND_NOW=1 .venv-newest/bin/python tests/support/cuda_build.py
+
 bench: $(INSTALLED)
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark" || exit 1; done
 
@@ -72,5 +98,5 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

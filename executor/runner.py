@@ -23,6 +23,7 @@ from monet.native import allocator, devices
 from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.scales import smallest_scale
 from monet.plans.plan import WRITE, Plan
+from monet.torch_versions import say_if_untested
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Runner:
     (no compiler, or a device without a native arena): the peak is then not the plan's."""
 
     def __init__(self, plan: Plan, catalogue: Catalogue) -> None:
+        say_if_untested()
         self.plan = plan
         self.graph = catalogue.graph
         self.arena: allocator.Arena | None = None

@@ -37,7 +37,7 @@ def refusing_custom_functions(*, but_of_dynamo: bool = False) -> Iterator[None]:
         traced = any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
         if not harmless and (traced or issubclass(cls, CheckpointFunction)):
             raise CustomFunctionFound(_reason(cls))
-        return real.__func__(cls, *args, **kwargs)
+        return real.__get__(None, cls)(*args, **kwargs)  # a descriptor of Python, or since torch 2.15 of C
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
     try:

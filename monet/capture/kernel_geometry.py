@@ -185,11 +185,19 @@ def _roll(x: Any, shifts: Any, dims: Any = ()) -> Any:
     return torch.cat([x.narrow(dims[0], start, size - start), x.narrow(dims[0], 0, start)], dims[0])
 
 
-def _pad3d(x: Any, padding: Any) -> Any:
-    """Channels-last where the input is; in a volume without batch, four dimensions are taken for a batch of images."""
-    more = [padding[i] + padding[i + 1] for i in (4, 2, 0)]
-    sizes = [*x.shape[:-3], *(n + m for n, m in zip(x.shape[-3:], more, strict=True))]
-    return x.new_empty(sizes).contiguous(memory_format=suggest_memory_format(x))
+def _padded(rank: int, *, reflects: bool) -> Callable[[Any, Any], Any]:
+    """Channels-last where the input is, of which torch 2.11 knows nothing in images, and no version in volumes: one
+    without batch has four dimensions, which are taken for a batch of images."""
+
+    def padded(x: Any, padding: Any) -> Any:
+        pairs = [(padding[i], padding[i + 1]) for i in range(2 * rank - 2, -1, -2)]  # the last dimension's are first
+        sides = list(zip(x.shape[-rank:], pairs, strict=True))
+        if reflects and any(max(pair) >= n for n, pair in sides):
+            raise RuntimeError(f"reflection padding of {list(padding)} is more than an input of {list(x.shape)} has")
+        sizes = [*x.shape[:-rank], *(n + sum(pair) for n, pair in sides)]
+        return x.new_empty(sizes).contiguous(memory_format=suggest_memory_format(x))
+
+    return padded
 
 
 def _unpool(x: Any, indices: Any, size: Any) -> Any:
@@ -233,8 +241,10 @@ _RULES: dict[Any, tuple[Callable[..., Any], int]] = {
     aten.native_dropout_backward.default: (_dropout_backward, 0),
     aten.roll.default: (_roll, 0),
     aten.max_unpool2d.default: (_unpool, 0),
-    aten.reflection_pad3d.default: (_pad3d, 0),
-    aten.replication_pad3d.default: (_pad3d, 0),
+    aten.reflection_pad2d.default: (_padded(2, reflects=True), 0),
+    aten.reflection_pad3d.default: (_padded(3, reflects=True), 0),
+    aten.replication_pad2d.default: (_padded(2, reflects=False), 0),
+    aten.replication_pad3d.default: (_padded(3, reflects=False), 0),
 }
 
 

@@ -37,7 +37,9 @@ from monet.capture.plain_tensors import require_plain
 from monet.capture.rewriting.canonical_form import canonical
 from monet.capture.rewriting.gradient_layout import with_own_layout
 from monet.capture.rewriting.gradient_sums import sum_gradients_in_place
+from monet.capture.value_checks import keeping_value_checks
 from monet.errors import CaptureError
+from monet.torch_versions import say_if_untested
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ _CHECKS = {aten._assert_tensor_metadata.default, aten._assert_async.default, ate
 
 
 @kernels_own_geometry()
+@keeping_value_checks()
 @torch.enable_grad()  # whatever the caller is in: it is a training step
 @unset_fake_temporarily()  # a mode around this call would meet the fake tensors of torch.export's own
 def capture(
@@ -67,6 +70,7 @@ def capture(
     fake (made under one ``FakeTensorMode``): then the largest model is captured without memory for it. Raises
     ``CaptureError`` with torch's reason and the line of the model where torch knows it.
     """
+    say_if_untested()
     given: Inputs = (tuple(args), dict(kwargs or {}))
     _check(model, given)
     inputs = _with_own_memory(model, given)

@@ -23,6 +23,7 @@ from monet.guided.report import GuidedReport
 from monet.guided.requests import Requests
 from monet.native.allocator import live_bytes, uncounted_bytes
 from monet.native.guided import MOST_REQUESTS, GuidedArena, Places, StepCounts
+from monet.torch_versions import say_if_untested
 
 _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -70,6 +71,7 @@ class ProfileGuidedArena:
     """
 
     def __init__(self, limit_bytes: int, max_plans: int, layout_s: float) -> None:
+        say_if_untested()
         self._uncounted_bytes = uncounted_bytes()
         self._limit_bytes = limit_bytes
         if 0 < limit_bytes <= self._uncounted_bytes + live_bytes():

@@ -98,6 +98,12 @@ class Forwarding : public CUDAAllocator {
   void markCaptureEnd(DeviceIndex device) override { previous->markCaptureEnd(device); }
   DataPtr allocateWithAddress(size_t size, void* at) override { return previous->allocateWithAddress(size, at); }
 #endif
+#if MONET_SINCE(2, 14)
+  bool supportsUserMetadata() override { return previous->supportsUserMetadata(); }
+  void annotateMemory(const void* pointer, const std::string& text) override {
+    previous->annotateMemory(pointer, text);
+  }
+#endif
 };
 
 }  // namespace

@@ -25,5 +25,6 @@ def _identity(matrix: torch.Tensor, _: Sequence[Any], __: Mapping[str, Any]) -> 
 CONTENTS: Operators = {
     aten.lu_unpack.default: Contents(1, _no_exchange),
     aten.linalg_lu_solve.default: Contents(1, _no_exchange),
-    aten.cholesky.default: Contents(0, _identity),
 }
+if hasattr(aten, "cholesky"):  # until torch 2.14; later ones have linalg_cholesky_ex alone
+    CONTENTS = {**CONTENTS, aten.cholesky.default: Contents(0, _identity)}

@@ -210,6 +210,16 @@ def test_operators_that_raise_by_values_are_refused_with_another_form() -> None:
     assert capture(InvertsUnchecked(3, 3), (torch.randn(3, 3),)).graph.gradients
 
 
+def test_reflection_of_more_than_there_is_is_refused() -> None:
+    class Reflects(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.pad(super().forward(x), (0, 0, 3, 3), mode="reflect")
+
+    with pytest.raises(CaptureError, match="padding"):
+        capture(Reflects(3, 5), (torch.randn(1, 1, 3, 3),))
+    assert capture(Reflects(3, 3), (torch.randn(1, 1, 4, 3),)).graph.gradients
+
+
 def _branches(x: torch.Tensor) -> torch.Tensor:
     return x if x.sum() > 0 else -x
 

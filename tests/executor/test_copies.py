@@ -203,8 +203,8 @@ def test_a_forked_process_is_told(moved: monet.MonetModule) -> None:
         for forward in (True, False):
             try:
                 moved(case_inputs("layers", 1)) if forward else out.sum().backward()
-            except ExecutionError as error:
-                said.append("forked" in str(error))
+            except (ExecutionError, RuntimeError) as error:  # torch itself refuses a backward pass, as 2.15 does
+                said.append(("forked" if forward else "fork") in str(error))
         os._exit(0 if said == [True, True] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     out.sum().backward()

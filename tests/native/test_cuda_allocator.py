@@ -257,7 +257,7 @@ def test_everything_else_is_passed_on(machine: Machine) -> None:
     assert not machine.lib.mock_is_installed()
     assert machine.lib.mock_forwards() == before
     machine.lib.monet_install()
-    assert before.count(b"\n") > 20
+    assert before.count(b"\n") >= 20  # those that torch 2.11 has; later ones have more
 
 
 def test_uninstalling(machine: Machine) -> None:

@@ -175,6 +175,12 @@ class MockAllocator final : public CUDAAllocator {
   void markCaptureEnd(DeviceIndex) override { journal << "markCaptureEnd\n"; }
   DataPtr allocateWithAddress(size_t n, void*) override { return allocate(n); }
 #endif
+#if MONET_SINCE(2, 14)
+  bool supportsUserMetadata() override { return true; }
+  void annotateMemory(const void* pointer, const std::string& text) override {
+    journal << "annotateMemory " << memory.count(static_cast<char*>(const_cast<void*>(pointer))) << " " << text << "\n";
+  }
+#endif
 };
 
 MockAllocator& mock() {
@@ -210,7 +216,14 @@ DeviceIndex ExchangeDevice(DeviceIndex device) {
   machine.device = device;
   return static_cast<DeviceIndex>(before);
 }
+#if MONET_SINCE(2, 14)
+CUDAErrorLogCapture::CUDAErrorLogCapture() noexcept = default;
+std::string CUDAErrorLogCapture::get_error_log_suffix() noexcept { return ""; }
+void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool,
+                                   CUDAErrorLogCapture*) {
+#else
 void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool) {
+#endif
   TORCH_CHECK(error == 0, "CUDA error ", error);
 }
 }  // namespace c10::cuda
@@ -336,6 +349,10 @@ const char* mock_forwards() {
   one.markCaptureBegin(0);
   one.markCaptureEnd(0);
   out << (one.allocateWithAddress(8, nullptr).get() != nullptr) << "\n";
+#endif
+#if MONET_SINCE(2, 14)
+  one.annotateMemory(nullptr, "text");
+  out << one.supportsUserMetadata() << "\n";
 #endif
   text = journal.str();
   return text.c_str();

@@ -7,8 +7,13 @@
 
 struct CUstream_st;
 struct CUevent_st;
+struct CUgraph_st;
+struct CUuserObject_st;
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
+using cudaGraph_t = CUgraph_st*;
+using cudaUserObject_t = CUuserObject_st*;
+using cudaHostFn_t = void (*)(void* data);
 
 enum cudaError : unsigned {
   cudaSuccess = 0,
@@ -35,6 +40,8 @@ enum cudaStreamCaptureMode : unsigned {
   cudaStreamCaptureModeThreadLocal = 1,
   cudaStreamCaptureModeRelaxed = 2
 };
+enum cudaUserObjectFlags : unsigned { cudaUserObjectNoDestructorSync = 1 };
+enum cudaUserObjectRetainFlags : unsigned { cudaGraphUserObjectMove = 1 };
 constexpr unsigned cudaEventDisableTiming = 2;
 
 extern "C" {
@@ -54,5 +61,16 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 }
 
-// Named by an inline function of c10's that nothing of ours calls; its C signature is not the same in all versions.
+// From here on, what only inline functions of c10's name that nothing of ours calls. Since torch 2.14 they ask for a
+// capture's graph, since 2.15 they give a graph objects to keep. The two that end in C++ linkage have another C signature
+// in each version of CUDA; c10 calls `_v2` where no CUDA_VERSION is defined, as here.
+extern "C" {
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy, unsigned references,
+                                 unsigned flags);
+cudaError_t cudaUserObjectRelease(cudaUserObject_t object, unsigned count = 1);
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned count = 1,
+                                      unsigned flags = 0);
+}
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* number);
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                        unsigned long long* number, cudaGraph_t* graph, void*, size_t*);
