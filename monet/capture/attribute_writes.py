@@ -95,6 +95,8 @@ class Observed(torch.nn.Module):
         super().__init__()
         for members in ("_parameters", "_buffers", "_modules"):  # the same dictionaries: tracing puts its own in them
             self.__dict__[members] = getattr(model, members)
+        # Tracing names a constant by the attribute that holds it.
+        self.__dict__.update({key: value for key, value in vars(model).items() if _is(value)})
         self.__dict__["_model"] = model
         self.__dict__["_names"] = {module: name for name, module in model.named_modules()}
         self._detached = detached
@@ -106,7 +108,7 @@ class Observed(torch.nn.Module):
         model: torch.nn.Module = self.__dict__["_model"]
         set_random_state(self._random)
         changes: list[_Change] = []
-        with _put_back(model, changes), self._refusing_reads():
+        with put_back(model, changes), self._refusing_reads():
             outputs = model(*args, **kwargs)
         self._require_no_draws()
         self.found.out_spec = pytree.tree_structure(outputs)
@@ -352,7 +354,7 @@ def _holds_modules(value: Any) -> bool:
 
 
 @contextmanager
-def _put_back(model: torch.nn.Module, changes: list[_Change]) -> Iterator[None]:
+def put_back(model: torch.nn.Module, changes: list[_Change]) -> Iterator[None]:
     """A context after which the modules hold what they held before it, but for parameters and buffers, whose
     dictionaries are tracing's; ``changes`` says what was put back."""
     before = [(module, dict(vars(module))) for module in model.modules()]

@@ -69,6 +69,8 @@ def direct_trace(
     modules = list(model.named_modules(remove_duplicate=False))
     if len({module for _, module in modules}) < len(modules):
         return None  # tracing puts a tensor into a module for each of its names
+    if any(isinstance(module, torch.nn.RNNBase) for _, module in modules):
+        return None  # it holds its weights in a list, too, which it fills anew when one is put in place
     randomness = random_state()
     try:
         with ExitStack() as stack:

@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from monet.capture.attribute_writes import Observed, Write
+from monet.capture.attribute_writes import Observed, Write, put_back
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
@@ -103,6 +103,7 @@ def _export(model: torch.nn.Module, inputs: Inputs, observed: Observed | None) -
         with ExitStack() as stack:
             for context in (_autocast_as_written(), keeping_no_grad(), without_decompositions()):
                 stack.enter_context(context)
+            stack.enter_context(put_back(model, []))  # torch.export puts copies in place of lists and dictionaries
             stack.enter_context(refusing_custom_functions())
             stack.enter_context(without_reports())
             program = torch.export.export(traced, args, kwargs, strict=False)

@@ -118,6 +118,7 @@ class CodeReads:
         self.classes: dict[type, None] = {}
         self._begins: tuple[str, ...] = ()
         self._met: set[int] = set()
+        self._held: set[int] = set()
         self.functions: list[types.FunctionType] = []
         self._queue: list[types.FunctionType] = []
 
@@ -133,7 +134,8 @@ class CodeReads:
     def add(self, thing: Any) -> bool:
         """Read a function, a method, or what calls one; False where it is nothing of that kind."""
         while isinstance(thing, functools.partial):
-            self._hold("functools.partial", [*thing.args, *thing.keywords.values()])
+            self._hold("functools.partial", thing.args)
+            self._hold("functools.partial", thing.keywords)
             thing = thing.func
         if isinstance(thing, types.MethodType):
             thing = thing.__func__
@@ -213,7 +215,8 @@ class CodeReads:
         if isinstance(value, type):
             if _is_read(value):
                 self.add_class(value)
-        elif not self.add(value):
+        elif not self.add(value) and id(value) not in self._held:
+            self._held.add(id(value))
             self.held.append((name, value))
 
 
