@@ -200,6 +200,16 @@ def _padded(rank: int, *, reflects: bool) -> Callable[[Any, Any], Any]:
     return padded
 
 
+def _attention(
+    query: Any, key: Any, value: Any, dropout: float = 0.0, causal: bool = False, *, attn_mask: Any = None,
+    scale: Any = None,
+) -> Results:  # fmt: skip
+    """The logarithms of sums as wide as they are added up in, where torch 2.11 says float32."""
+    batch, heads, rows, _ = query.shape
+    dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    return torch.empty_like(query), query.new_empty((batch, rows, heads), dtype=dtype).transpose(1, 2)
+
+
 def _unpool(x: Any, indices: Any, size: Any) -> Any:
     return x.new_empty([*x.shape[:-2], *size]).contiguous(memory_format=suggest_memory_format(x))
 
@@ -241,6 +251,7 @@ _RULES: dict[Any, tuple[Callable[..., Any], int]] = {
     aten.native_dropout_backward.default: (_dropout_backward, 0),
     aten.roll.default: (_roll, 0),
     aten.max_unpool2d.default: (_unpool, 0),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (_attention, 0),
     aten.reflection_pad2d.default: (_padded(2, reflects=True), 0),
     aten.reflection_pad3d.default: (_padded(3, reflects=True), 0),
     aten.replication_pad2d.default: (_padded(2, reflects=False), 0),

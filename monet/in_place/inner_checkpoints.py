@@ -8,8 +8,9 @@ from typing import Any
 
 import torch.utils.checkpoint
 
-_BEGIN = "_checkpoint_without_reentrant_generator"
-"""What each ``checkpoint(..., use_reentrant=False)`` runs."""
+_NAMES = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+_BEGIN = next((name for name in _NAMES if hasattr(torch.utils.checkpoint, name)), _NAMES[-1])
+"""What each ``checkpoint(..., use_reentrant=False)`` runs: since torch 2.15 the first."""
 
 
 @contextmanager

@@ -70,8 +70,45 @@ def _copies(count: int) -> Callable[[Implementation, Values], list[int]]:
     return copies
 
 
+def _scores(run: Implementation, values: Values) -> list[int]:
+    """Of fused attention on the CPU: for each thread the scores of a block of rows, their maxima and sums, and the rows
+    of the result, all as wide as they are added up in; in halves, the scores once more as such."""
+    query, key = [v for v in _tensors(run, values) if v.dtype.is_floating_point][:2]  # a state may be before them
+    block, columns = _block(query, key)
+    return _of_threads(query.dtype, block * (columns + 2 + query.shape[3]), block * columns)
+
+
+def _scores_backward(run: Implementation, values: Values) -> list[int]:
+    """The gradient with the heads of a row beside each other, where it is not; for each thread the scores of a block
+    and their gradients, in halves once more as such, and a sum for each row. What oneDNN's products of halves ask for
+    is left out."""
+    gradient, query, key = _tensors(run, values)[:3]
+    shape, stride = ([numbers[i] for i in (0, 2, 1, 3)] for numbers in (gradient.shape, gradient.stride))
+    copy = [] if same(shape, stride, contiguous(shape)) else [_bytes(gradient)]
+    block, columns = _block(query, key)
+    return [
+        *copy,
+        *_of_threads(query.dtype, 2 * block * columns, 2 * block * columns),
+        *_of_threads(query.dtype, block, 0),
+    ]
+
+
+def _block(query: Value, key: Value) -> tuple[int, int]:
+    """Rows and columns that a thread of fused attention on the CPU works on at a time."""
+    rows = query.shape[2]
+    return min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32), min(key.shape[2], 512)
+
+
+def _of_threads(dtype: torch.dtype, numbers: int, halves: int) -> list[int]:
+    """Bytes of so many numbers for each thread, as wide as they are added up in; and of halves, where the dtype is."""
+    width = dtype.itemsize
+    return [size * torch.get_num_threads() for size in (numbers * max(4, width), halves * width if width < 4 else 0)]
+
+
 def _drawn(run: Implementation, values: Values) -> list[int]:
     """Of a dropout: its mask as wide as the input, and what is made although nobody reads it."""
+    if run.args[0] is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return _scores(run, values)
     if run.args[0] is not dropout.dropout:
         return []
     given = next(v for v in _tensors(run, values) if v.dtype.is_floating_point)
@@ -95,7 +132,7 @@ _RULES: dict[Callable[..., Any], Callable[[Implementation, Values], list[int]]] 
     batch_norm_from_output: _of_gradient,
     aten.native_layer_norm.default: _copies(1),
     aten.native_layer_norm_backward.default: _copies(2),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _copies(1),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _scores_backward,
     dropout.masked: _of_gradient,
     dropout.masked_: _of_gradient,
     draw: _drawn,

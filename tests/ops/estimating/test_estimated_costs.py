@@ -16,10 +16,12 @@ from monet.ops.estimating.profiling import estimated_profile
 from monet.ops.estimating.rates import parse_rates
 from monet.ops.measuring import bench
 from monet.ops.measuring.profiling import implementations
+from monet.ops.offers.generic import draw
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, Preparing, prepare
 from monet.planner.search import Solving
 
+BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 RATES = parse_rates("300GFLOPS,20GB/s")
 
 
@@ -86,6 +88,32 @@ def test_requests_of_every_implementation(case: str, monkeypatch: pytest.MonkeyP
         results = [{r.output: r.bytes for r in m.requests if r.output is not None} for m in (guess, seen)]
         assert results[0] == results[1], run
         assert abs(guess.workspace_bytes() - seen.workspace_bytes()) <= largest / 16, run
+
+
+class Attending(nn.Module):
+    """Fused attention, each of whose gradients is read."""
+
+    def __init__(self, query: torch.Tensor) -> None:
+        super().__init__()
+        self.query, self.scale = nn.Parameter(query), nn.Parameter(torch.ones_like(query[0, 0, 0]))
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(self.query, keys * self.scale, keys + self.scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("rows", "columns", "width"), [(64, 40, 16), (200, 300, 8), (800, 600, 16)])
+def test_blocks_of_attention_to_the_byte(dtype: torch.dtype, rows: int, columns: int, width: int) -> None:
+    query, keys = torch.randn(2, 2, rows, width, dtype=dtype), torch.randn(2, 2, columns, width, dtype=dtype)
+    model = Attending(query)
+    estimated = prepare(model, (keys,), {}, Preparing(costs=RATES)).lowered
+    recorded = prepare(model, (keys,), {}, Preparing(cache=False)).lowered
+    forward = [run for run in implementations(recorded.catalogue) if run.call is draw]
+    backward = [run for run in implementations(recorded.catalogue) if run.call is BACKWARD]
+    assert forward and backward
+    for run in [*forward, *(backward if dtype.itemsize >= 4 else [])]:  # oneDNN's products of halves are not known
+        guess, seen = (lowered.profile.of(run, lowered.catalogue) for lowered in (estimated, recorded))
+        assert guess.workspace_bytes() == seen.workspace_bytes() > 0, run
 
 
 def test_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
