@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 import sys
 import types
 from collections.abc import Callable

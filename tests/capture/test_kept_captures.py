@@ -263,7 +263,7 @@ from monet.capture import kept_captures, capture_once, tracing
 count = []
 for name in ("direct_trace", "forward_graph"):
     real = getattr(tracing, name)
-    setattr(tracing, name, lambda *a, real=real: count.append(1) or real(*a))
+    setattr(tracing, name, lambda *a, real=real, **k: count.append(1) or real(*a, **k))
 from model import Model, Out
 import torch.utils._pytree as pytree
 captured = capture_once(Model(), (Out(None, torch.randn(2, 4)),))
