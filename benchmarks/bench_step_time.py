@@ -1,4 +1,5 @@
-"""Planned against eager step time with an unlimited budget: medians of interleaved pairs in one process.
+"""Planned against eager step time with an unlimited budget: medians of interleaved pairs in one process; and what it
+takes to compare a model of 200 modules with what was planned, which each planned step does first.
 
 python benchmarks/bench_step_time.py [--pairs 15]
 """
@@ -15,6 +16,7 @@ import record
 import torch
 
 import monet
+from monet.capture.guards.model_guard import ModelGuard
 from monet.configuration.config import InputSpec, load_config
 from monet.configuration.model_loading import build_model
 from monet.configuration.sample_inputs import make_inputs
@@ -30,11 +32,33 @@ def _step(module: torch.nn.Module, args: Any, kwargs: Any) -> float:
     return time.perf_counter() - start
 
 
+def _check_us(modules: int) -> dict[str, float]:
+    """What comparing the model before a step takes, in microseconds: of a network of so many modules, right after the
+    last time, and after 64 MiB of other memory were read, as between two steps."""
+    blocks = [
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.ReLU()) for _ in range(modules // 4)
+    ]
+    guard = ModelGuard(torch.nn.Sequential(*blocks))
+    other = torch.zeros(2**24)
+    times: dict[str, list[float]] = {"again_us": [], "between_steps_us": []}
+    for name, seen in times.items():
+        for _ in range(201):
+            if name == "between_steps_us":
+                other.add_(1)
+            start = time.perf_counter()
+            assert guard.difference() is None
+            seen.append(1e6 * (time.perf_counter() - start))
+    return {
+        "modules": 1 + 4 * (modules // 4),
+        **{name: round(statistics.median(seen), 1) for name, seen in times.items()},
+    }
+
+
 @click.command()
 @click.option("--pairs", default=15, show_default=True, help="Interleaved pairs a model.")
 @click.option("--model", "models", multiple=True, type=click.Choice(list(CASES)), help="Only these; writes no file.")
 def main(pairs: int, models: tuple[str, ...]) -> None:
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, shape in CASES.items():
         if models and name not in models:
             continue
@@ -61,6 +85,8 @@ def main(pairs: int, models: tuple[str, ...]) -> None:
             "ratio": ratio,
         }
         click.echo(f"{name}: planned / eager {ratio:.3f}  {results[name]}")
+    results["check before a step"] = _check_us(200)
+    click.echo(f"check before a step: {results['check before a step']}")
     if not models:
         click.echo(f"wrote {record.write('step_time', results)}")
 
