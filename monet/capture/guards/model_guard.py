@@ -216,6 +216,8 @@ class ModelGuard:
                 f"{_quoted(label)} is in {now} mode, and the plan was made with it in {then} mode; set the mode as it "
                 "was when planning, or plan again"
             )
+        if key == "forward":
+            return f"forward of {label} was replaced after planning"
         whose = f"{label}.{key}" if label != "the model" else f"the model's {key}"
         return _of_value(whose, was, value)
 
@@ -390,7 +392,9 @@ def _ties(model: torch.nn.Module) -> dict[str, str]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+    """Of what has no memory of its own (a lazy parameter, a sparse tensor) the object stands for it."""
+    has_none = torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided
+    return id(tensor) if has_none else tensor.untyped_storage()._cdata
 
 
 def _several_objects(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
