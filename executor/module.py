@@ -69,7 +69,11 @@ class MonetModule(torch.nn.Module):
         plan = Plan.of(plan)
         with planned_modes(model, plan):
             if guard is None and (hooked := said_of(part_hooks(model))):
-                logger.warning("%s: %s", type(model).__name__, hooked)
+                logger.warning(
+                    "%s: no hook of a part is called while a plan runs; what they change of values is in the plan: %s",
+                    type(model).__name__,
+                    hooked,
+                )
             guard = guard or ModelGuard(model)
             captured = captured or capture_as_planned(model, plan)
         self._captured, self._guard = captured, guard

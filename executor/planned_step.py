@@ -9,7 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.capture import Captured, autocast
-from monet.capture.attribute_writes import assign, release
+from monet.capture.guards.attribute_writes import assign, release
 from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import PlanMismatch
 from monet.executor.input_check import InputCheck

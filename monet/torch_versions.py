@@ -13,15 +13,12 @@ OLDEST, NEWEST = (2, 11), (2, 15)
 
 
 def untested(version: str) -> str | None:
-    """A sentence where this version of PyTorch is not among those that monet is tested with."""
+    """Which versions monet is tested with and which one this is, where it is not among them."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is not None and OLDEST <= (int(found[1]), int(found[2])) <= NEWEST:
         return None
     oldest, newest = (".".join(map(str, one)) for one in (OLDEST, NEWEST))
-    return (
-        f"monet is tested with torch {oldest} to {newest}, and this is torch {version}: what torch traces or runs may "
-        "be other than planned"
-    )
+    return f"{oldest} to {newest}, and this is torch {version}"
 
 
 @cache
@@ -31,4 +28,4 @@ def say_if_untested() -> None:
 
     sentence = untested(torch.__version__)
     if sentence is not None:
-        logger.warning("%s", sentence)
+        logger.warning("monet is tested with torch %s: what torch traces or runs may be other than planned", sentence)

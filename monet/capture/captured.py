@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from monet.capture.attribute_writes import Write
+from monet.capture.guards.attribute_writes import Write
 from monet.graph import Graph
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from monet.capture.attribute_writes import Write
 from monet.capture.captured import Captured
+from monet.capture.guards.attribute_writes import Write
 from monet.capture.structure_text import UnwrittenStructure, structure_data, structure_of
 from monet.graph import Graph, Operator, Ref, Source, Value
 

@@ -32,11 +32,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import uninteresting_files
 from torch.overrides import TorchFunctionMode
 
-from monet.capture.attribute_writes import Observed, random_state, set_random_state
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
 from monet.capture.export_errors import without_reports
+from monet.capture.guards.attribute_writes import Observed, has_memory_of_its_own, inner, random_state, set_random_state
 
 logger = logging.getLogger(__name__)
 
@@ -254,19 +254,7 @@ def _tied_again(tied: Sequence[Sequence[_Place]]) -> Iterator[None]:
 
 def _check_outputs(outputs: Any, held: Sequence[Any]) -> None:
     """Raises ``_LongWay`` for an output that shares memory with ``held`` or another, or is a part of a larger one."""
-    taken = {_inner(tensor).untyped_storage()._cdata for tensor in held if isinstance(tensor, torch.Tensor)}
+    taken = {inner(tensor).untyped_storage()._cdata for tensor in held if isinstance(tensor, torch.Tensor)}
     for output in pytree.tree_leaves(outputs):
-        if isinstance(output, torch.Tensor) and not has_memory_of_its_own(_inner(output), taken):
+        if isinstance(output, torch.Tensor) and not has_memory_of_its_own(inner(output), taken):
             raise _LongWay("an output shares memory with another tensor")
-
-
-def _inner(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.from_functional() if isinstance(tensor, FunctionalTensor) else tensor
-
-
-def has_memory_of_its_own(tensor: torch.Tensor, taken: set[int]) -> bool:
-    """Whether it is all that its memory holds, and that is not among ``taken``, to which it is added."""
-    storage = tensor.untyped_storage()
-    alone = storage._cdata not in taken and storage.nbytes() == tensor.numel() * tensor.dtype.itemsize
-    taken.add(storage._cdata)
-    return alone

@@ -23,12 +23,12 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-from monet.capture.attribute_writes import Write
 from monet.capture.captured import Captured
 from monet.capture.decompositions import without_decompositions
-from monet.capture.direct_trace import direct_trace, has_memory_of_its_own
+from monet.capture.direct_trace import direct_trace
 from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
+from monet.capture.guards.attribute_writes import Write, has_memory_of_its_own
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry

@@ -106,7 +106,11 @@ class Applied:
             self.calls.family.note("checkpoints", REPLACED)
         hooked = said_of([hook for hook in part_hooks(self.model) if hook.label != "the model"])
         if hooked:
-            logger.warning("%s: %s", type(self.model).__name__, hooked)
+            logger.warning(
+                "%s: no hook of a part is called while a plan runs; what they change of values is in the plan: %s",
+                type(self.model).__name__,
+                hooked,
+            )
 
     def _with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``nn.Module`` calls hooks around ``self.forward``, which stands for the plan just until it is called."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import monet
 from monet.capture import capture
+from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import CaptureError, StatefulForward
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
@@ -224,3 +225,13 @@ def test_what_was_assigned_before_is_gone_while_a_step_runs() -> None:
     runner.forward = forward  # type: ignore[method-assign]
     model(batch).sum().backward()
     assert seen == [None] and model.second.aux is not None
+
+
+def test_leaving_an_attribute_out_accepts_no_other_change() -> None:
+    """As a second arena does, when a step is under way in the first."""
+    model = Assigns("loss")
+    guard = ModelGuard(model)
+    model.second.of = "view"
+    guard.leave_out([("second", "aux")])
+    difference = guard.difference()
+    assert difference is not None and "second.of is 'view', and was 'loss'" in difference.sentence

@@ -48,6 +48,7 @@ def test_a_step_says_it_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         with caplog.at_level(logging.WARNING, "monet.torch_versions"):
             for _ in range(2):
                 capture(nn.Linear(3, 3), (torch.randn(2, 3),))
-        assert [record.getMessage() for record in caplog.records] == [untested("2.16.0")]
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert str(untested("2.16.0")) in said
     finally:
         say_if_untested.cache_clear()

@@ -17,19 +17,17 @@ from typing import Any
 
 import torch
 
-from monet.capture.contents import PLAIN
 from monet.capture.guards.code_reads import ENTRIES
-from monet.capture.guards.model_reads import MOST_DEPTH, OF_EVERY_MODULE, OPAQUE, model_reads
+from monet.capture.guards.contents import PLAIN, is_equal, same_content
+from monet.capture.guards.model_reads import MOST_DEPTH, OF_EVERY_MODULE, OPAQUE, is_kept_by_torch, model_reads
 from monet.capture.guards.module_hooks import HOOKS, hook_name, only_looks
-from monet.native.watch import DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
+from monet.capture.guards.watch import DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
 
 Key = tuple[str, str]
 """A module's dotted name, "" for the model, and an attribute's name."""
 
 _GLOBAL_HOOKS = {f"_global{name}": kind for name, kind in HOOKS.items()}
 _MEMBERS = {"training", "_parameters", "_buffers", "_modules"}
-_OF_RNN = {"_flat_weights", "_flat_weight_refs"}
-"""Lists that a recurrent layer makes anew of its parameters, which are compared themselves."""
 
 
 def _switches() -> dict[str, Any]:
@@ -103,10 +101,10 @@ class ModelGuard:
         """Compare these attributes no more, nor what they held: the forward pass assigns them anew."""
         self._written |= frozenset(written)
         for index, entry in enumerate(self._entries):
-            if entry.within in self._written:
-                self._entries[index] = _Entry(LIST, [], lambda _: None, list)
-            self._recorded[index] = tuple(self._entries[index].now())
-            self._watch.record(index, self._entries[index].kind, self._entries[index].container, self._recorded[index])
+            if entry.within in self._written:  # no other entry is recorded anew: what has changed there stays changed
+                self._entries[index] = nothing = _Entry(LIST, [], lambda _: None, list)
+                self._recorded[index] = ()
+                self._watch.record(index, nothing.kind, nothing.container, ())
 
     def difference(self) -> Difference | None:
         """What of the model is not as it was; None where nothing is."""
@@ -149,7 +147,7 @@ class ModelGuard:
             before = dict(zip(recorded[::2], recorded[1::2], strict=True))
             for key in (*before, *(key for key in members if key not in before)):
                 was, value = before.get(key, OTHER), members.get(key, OTHER)
-                if matters(key) and was is not value and not _is_equal(was, value):
+                if matters(key) and was is not value and not is_equal(was, value):
                     sentence = told(key, was, value)
                     if sentence is not None:
                         return Difference(str(key), sentence)
@@ -167,7 +165,7 @@ class ModelGuard:
         def matters(key: str) -> bool:
             if key in OF_EVERY_MODULE:
                 return key in _MEMBERS or (key in HOOKS and (self._own_hooks or not is_root))
-            if isinstance(module, torch.nn.RNNBase) and key in _OF_RNN:
+            if is_kept_by_torch(module, key):
                 return False
             return (key == "forward" or self._reads.is_read(key)) and (name, key) not in self._written
 
@@ -310,17 +308,6 @@ _HEAP_TYPE = 1 << 9
 """Of a class that is written in Python (``Py_TPFLAGS_HEAPTYPE``): another one cannot be changed."""
 
 
-def _is_equal(was: Any, value: Any) -> bool:
-    """Of two objects: whether no code could tell them apart."""
-    if type(was) is not type(value):
-        return False
-    if isinstance(was, tuple):
-        return len(was) == len(value) and all(a is b or _is_equal(a, b) for a, b in zip(was, value, strict=True))
-    if isinstance(was, types.MethodType):
-        return was.__func__ is value.__func__ and was.__self__ is value.__self__
-    return isinstance(was, PLAIN) and bool(was == value)
-
-
 def _of_value(whose: str, was: Any, value: Any) -> str:
     if value is OTHER:
         return f"{whose} was removed after planning; it was {_short(was)}"
@@ -338,10 +325,7 @@ def _at(place: str, sentence: str | None) -> Difference | None:
 
 
 def _of_items(whose: str, value: list[Any] | set[Any], was: tuple[Any, ...]) -> Difference | None:
-    if isinstance(value, set):
-        same = set(was) == value
-    else:
-        same = len(was) == len(value) and all(a is b or _is_equal(a, b) for a, b in zip(was, value, strict=True))
+    same = set(was) == value if isinstance(value, set) else same_content(value, list(was))
     return None if same else Difference("items", f"{whose} holds other things than when this was planned")
 
 
@@ -352,7 +336,7 @@ def _of_member(of: str, key: str, was: Any, value: Any) -> str:
 
 
 def _of_global(whose: str, was: Any, value: Any) -> str | None:
-    if was is value or _is_equal(was, value):
+    if was is value or is_equal(was, value):
         return None
     return f"{whose} was replaced after planning" if callable(was) else _of_value(whose, was, value)
 

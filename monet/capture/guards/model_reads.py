@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from monet.capture.contents import PLAIN
 from monet.capture.guards.code_reads import CodeReads
+from monet.capture.guards.contents import PLAIN
 from monet.capture.guards.module_hooks import FORWARD, only_looks
 
 OPAQUE = (torch.Tensor, torch.nn.Module, types.ModuleType, type, torch.Generator)
@@ -59,3 +59,8 @@ def _parts(value: Any, reads: CodeReads) -> Iterator[Any]:
         yield from list(value)
     else:
         yield from [part for name, part in list(getattr(value, "__dict__", {}).items()) if reads.is_read(name)]
+
+
+def is_kept_by_torch(module: torch.nn.Module, key: str) -> bool:
+    """Of the lists that a recurrent layer makes anew of its parameters, which are looked at themselves."""
+    return isinstance(module, torch.nn.RNNBase) and key in ("_flat_weights", "_flat_weight_refs")

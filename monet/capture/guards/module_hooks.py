@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from monet.capture.contents import content, restore
 from monet.capture.guards.code_reads import CodeReads
+from monet.capture.guards.contents import content, restore
 from monet.errors import CaptureError
 
 FORWARD = {"_forward_hooks": "hook", "_forward_pre_hooks": "forward pre-hook"}
@@ -68,12 +68,10 @@ def part_hooks(model: torch.nn.Module) -> list[PartHook]:
 
 
 def said_of(hooks: list[PartHook]) -> str:
-    """What is said of hooks of a planned model's parts; "" where there are none."""
-    if not hooks:
-        return ""
+    """The hooks of a planned model's parts, for a message; "" where there are none."""
     named = "; ".join(str(hook) for hook in hooks[:_NAMED])
     more = f"; and {len(hooks) - _NAMED} more" if len(hooks) > _NAMED else ""
-    return f"no hook of a part is called while a plan runs; what they change of values is in the plan: {named}{more}"
+    return f"{named}{more}"
 
 
 @contextmanager

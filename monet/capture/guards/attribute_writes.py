@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses.functional_tensor import FunctionalTensor
 
-from monet.capture.contents import PLAIN, content, is_equal, members_of, restore, same_content
 from monet.capture.guards.code_reads import CodeReads, is_counting
-from monet.capture.guards.model_reads import OF_EVERY_MODULE, model_reads
+from monet.capture.guards.contents import PLAIN, content, is_equal, members_of, restore, same_content
+from monet.capture.guards.model_reads import OF_EVERY_MODULE, is_kept_by_torch, model_reads
 from monet.errors import CaptureError, StatefulForward
 
 _RUN_ONCE = "if that is so in the first call only, run the model once before it is planned"
@@ -40,11 +41,6 @@ class Write:
     structure: pytree.TreeSpec
     leaves: tuple[tuple[str, Any], ...]
     in_place: bool = False
-
-    @property
-    def place(self) -> str:
-        """For messages."""
-        return f"{self.module}.{self.key}" if self.module else self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +128,8 @@ class Observed(torch.nn.Module):
         flat = pytree.tree_leaves(outputs)
         members = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         known = [(OUTPUT, flat), (INPUT, list(inputs))]
-        taken = {_memory(tensor) for tensor in (*flat, *inputs, *model.parameters(), *model.buffers()) if _is(tensor)}
+        held = filter(_is, (*flat, *inputs, *model.parameters(), *model.buffers()))
+        taken = {inner(tensor).untyped_storage()._cdata for tensor in held}
         extra: list[torch.Tensor] = []
 
         def leaf(value: Any, change: _Change) -> tuple[str, Any]:
@@ -151,9 +148,7 @@ class Observed(torch.nn.Module):
                     return OUTPUT, len(flat) + position
             assigned.append(value)
             own = value.detach() if self._detached else value
-            alone = _memory(value) not in taken and _covers_its_memory(value)
-            taken.add(_memory(value))
-            extra.append(own if alone else own.clone())
+            extra.append(own if has_memory_of_its_own(inner(value), taken) else own.clone())
             return OUTPUT, len(flat) + len(extra) - 1
 
         assigned: list[torch.Tensor] = []
@@ -328,18 +323,17 @@ def _is(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _inner(tensor: torch.Tensor) -> torch.Tensor:
-    functional = torch._subclasses.functional_tensor.FunctionalTensor
-    return tensor.from_functional() if isinstance(tensor, functional) else tensor
+def inner(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor in a trace: what it stands around."""
+    return tensor.from_functional() if isinstance(tensor, FunctionalTensor) else tensor
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return int(_inner(tensor).untyped_storage()._cdata)
-
-
-def _covers_its_memory(tensor: torch.Tensor) -> bool:
-    inner = _inner(tensor)
-    return inner.untyped_storage().nbytes() == inner.numel() * inner.dtype.itemsize
+def has_memory_of_its_own(tensor: torch.Tensor, taken: set[int]) -> bool:
+    """Whether it is all that its memory holds, and that is not among ``taken``, to which it is added."""
+    storage = tensor.untyped_storage()
+    alone = storage._cdata not in taken and storage.nbytes() == tensor.numel() * tensor.dtype.itemsize
+    taken.add(storage._cdata)
+    return alone
 
 
 def _holds_modules(value: Any) -> bool:
@@ -377,26 +371,14 @@ def put_back(model: torch.nn.Module, changes: list[_Change]) -> Iterator[None]:
                 if was is not value and not touched and is_equal(was, value):
                     now[key] = was
                     continue
-                after = value
-                if was is value:
-                    after = _copy(members_of(value))
-                if has_ended and not _is_kept_by_torch(module, key):
+                after = members_of(value).copy() if was is value else value
+                if has_ended and not is_kept_by_torch(module, key):
                     changes.append(_Change(module, key, held_then if was is value else was, after, was is value))
                 if was is _NOTHING:
                     del now[key]
                 else:
                     now[key] = was
                     restore(was, held_then)
-
-
-def _copy(members: Any) -> Any:
-    """Of a container, or, as a mapping, of an object's attributes."""
-    return members.copy()
-
-
-def _is_kept_by_torch(module: torch.nn.Module, key: str) -> bool:
-    """Lists of a recurrent layer's weights."""
-    return isinstance(module, torch.nn.RNNBase) and key in ("_flat_weights", "_flat_weight_refs")
 
 
 # Random numbers of Python and NumPy.

@@ -14,11 +14,13 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 
 
 def is_equal(was: Any, value: Any) -> bool:
-    """Of plain values, and tuples of these: which object it is tells nothing."""
+    """Of plain values, tuples of these and bound methods: whether no code could tell the two objects apart."""
     if type(was) is not type(value):
         return False
     if isinstance(was, tuple):
         return len(was) == len(value) and all(a is b or is_equal(a, b) for a, b in zip(was, value, strict=True))
+    if isinstance(was, types.MethodType):
+        return was.__func__ is value.__func__ and was.__self__ is value.__self__
     return isinstance(was, PLAIN) and bool(was == value)
 
 
