@@ -125,8 +125,10 @@ class Graph:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first value; a step is planned for one device."""
-        return next(iter(self.values.values())).device
+        """Where the step runs: the device that is not the CPU, where there is one, which may hold a GPU's scalars and
+        the states of its generator."""
+        devices = (value.device for value in self.values.values())
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
     def storage(self, value: str) -> str:
         return self.values[value].storage

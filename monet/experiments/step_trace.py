@@ -112,7 +112,7 @@ def _step(config: Config, model: torch.nn.Module, module: torch.nn.Module, seed:
 
 def _predicted(plan: Plan, catalogue: Catalogue) -> list[float]:
     """Seconds of each step's implementation alone: as the planner has measured it, or measured now."""
-    bench, store = Bench(between_bytes(catalogue.graph)), ProfileCache()
+    bench, store = Bench(between_bytes(catalogue.graph), catalogue.graph.device), ProfileCache()
     kept_at = kept_under(catalogue.graph)
     known: dict[str, float] = {}
     found = []

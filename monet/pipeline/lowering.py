@@ -6,7 +6,7 @@ whole step (parameters, buffers, inputs, outputs, gradients) is ``fixed`` and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Operator, operator_inputs
@@ -35,7 +35,8 @@ PINNED_SHARE = 1 / (1 << 14)
 class Lowered:
     """``recompute_name[operator][name]``: the catalogue's recompute implementation that the
     problem's implementation ``name`` stands for. ``fixed``: bytes by kind. ``leaving``: storages of gradients that have
-    a place in the arena from when they are made, and outlive the step. ``eager``: as in ``lower``."""
+    a place in the arena from when they are made, and outlive the step. ``elsewhere``: storages that the step makes on
+    another device than its own, of which the planner knows nothing. ``eager``: as in ``lower``."""
 
     problem: Problem
     catalogue: Catalogue
@@ -43,6 +44,7 @@ class Lowered:
     recompute_name: Mapping[str, Mapping[str, str]]
     fixed: Mapping[str, int]
     leaving: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
     eager: bool = False
 
     @property
@@ -73,7 +75,8 @@ class _Storages:
         self.outside = {graph.storage(source.value) for source in graph.sources} | {
             n for n in graph.tangents if n is not None
         }
-        self.outside |= self.outputs | self.gradients
+        self.elsewhere = _elsewhere(catalogue, self.asked)
+        self.outside |= self.outputs | self.gradients | self.elsewhere
         self.backward = {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
 
     def of(self, names: Sequence[str | None]) -> tuple[str, ...]:
@@ -98,23 +101,39 @@ def asked_bytes(catalogue: Catalogue, profile: Profile) -> dict[str, int]:
     return found
 
 
+def _elsewhere(catalogue: Catalogue, asked: Container[str]) -> frozenset[str]:
+    """Storages that operators make and never ask the step's device for (``asked``, as ``asked_bytes`` has it): a GPU's
+    operators return the state of its generator, and the seeds of an attention's dropout, in memory of the CPU."""
+    made = {
+        catalogue.storage(name)
+        for run in implementations(catalogue)
+        for position, name in enumerate(run.outputs)
+        if name is not None and not (run.overwrites is not None and position == 0)
+    }
+    return frozenset(name for name in made if name not in asked and catalogue.values[name].storage_bytes > 0)
+
+
 def fixed_bytes(
     graph: Graph,
     beside: Mapping[str, int] | None = None,
     asked: Mapping[str, int] | None = None,
     leaving: frozenset[str] = frozenset(),
+    elsewhere: frozenset[str] = frozenset(),
 ) -> dict[str, int]:
     """Bytes, by kind, that the step holds from its beginning or leaves behind at its end.
 
     ``output_gradients``: what arrives from the loss. Exact sizes: these are not in the arena. ``asked``: bytes that
     operators ask for, where they are known. ``leaving``: gradients that are in the arena, and not among these.
+    ``elsewhere``: as in ``Lowered``; what the caller holds on another device counts neither (a GPU's step may read
+    scalars of the CPU, as Adam's number of steps).
     ``beside``: by kind, what is no part of the graph; None: nothing is reserved.
     """
-    asked = asked or {}
+    asked, kind_of_device = asked or {}, graph.device.type
 
     def total(names: Sequence[str | None]) -> int:
         storages = {graph.storage(n) for n in names if n is not None}
-        return sum(max(graph.values[s].storage_bytes, asked.get(s, 0)) for s in storages)
+        here = [s for s in storages if s not in elsewhere and graph.values[s].device.type == kind_of_device]
+        return sum(max(graph.values[s].storage_bytes, asked.get(s, 0)) for s in here)
 
     of_kind = {
         kind: total([s.value for s in graph.sources if s.kind == kind])
@@ -152,7 +171,7 @@ def lower(
     graph = catalogue.graph
     leaving = _leaving(graph) if gradients == FREED else frozenset[str]()
     storages = _Storages(catalogue, profile, leaving)
-    fixed = fixed_bytes(graph, beside, storages.asked, leaving)
+    fixed = fixed_bytes(graph, beside, storages.asked, leaving, storages.elsewhere)
     recompute_name: dict[str, Mapping[str, str]] = {}
     forward: list[ForwardOperator] = []
     intermediates: list[Intermediate] = []
@@ -191,7 +210,7 @@ def lower(
         backward=_backward(catalogue, profile, storages, eager),
         fixed_bytes=sum(fixed.values()),
     )
-    return Lowered(problem, catalogue, profile, recompute_name, fixed, leaving, eager)
+    return Lowered(problem, catalogue, profile, recompute_name, fixed, leaving, storages.elsewhere, eager)
 
 
 def _workspace_bytes(run: Implementation, measured: Measurement, storages: _Storages) -> int:

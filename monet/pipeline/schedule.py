@@ -80,13 +80,13 @@ def with_copies(runs: Runs, lowered: Lowered) -> tuple[Call | Copy, ...]:
 
 def placed_storages(lowered: Lowered) -> frozenset[str]:
     """Storages that live in the arena: the step makes them, they neither enter nor leave it, but for gradients that are
-    freed before the next step and state that a second memory holds between steps, and they have bytes (what batch norm
-    saves for its gradient in evaluation mode has none)."""
+    freed before the next step and state that a second memory holds between steps, they are on the step's device, and
+    they have bytes (what batch norm saves for its gradient in evaluation mode has none)."""
     problem, graph = lowered.problem, lowered.catalogue.graph
     placed = {t.id for t in problem.tensors} | lowered.carried | {i.id for i in problem.intermediates}
     outside = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values(), *graph.tangents) if n is not None}
     outside |= {graph.storage(source.value) for source in graph.sources}
-    outside -= lowered.leaving | lowered.carried
+    outside = (outside - lowered.leaving - lowered.carried) | lowered.elsewhere
     placed |= {graph.storage(n) for op in graph.backward for n in op.outputs if n is not None}
     values = lowered.catalogue.values
     return frozenset(storage for storage in placed - outside if values[storage].storage_bytes > 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -15,8 +14,9 @@ from monet.measurement import Measurement, Request
 from monet.native import allocator, devices
 from monet.ops.compressed import sparse
 from monet.ops.measuring import factorizations, lengths
-from monet.ops.measuring.requests import compact_offsets, own_requests, worker_requests
+from monet.ops.measuring.requests import compact_offsets, in_memory_of, own_requests, worker_requests
 from monet.ops.measuring.signature import signature
+from monet.ops.measuring.timer import host_timer, timer
 from monet.ops.offers.contents import Contents, Operators
 from monet.ops.offers.implementation import Implementation
 from monet.ops.strides import has_strides
@@ -38,19 +38,24 @@ SHARED_BYTES = 1 << 24
 # Inputs are kept for the next measurement of equal shapes until they are this many bytes.
 MOST_INPUT_BYTES = 3 << 30
 _NOISE = 1 << 20
+_CPU = torch.device("cpu")
 CONTENTS: Operators = {**sparse.CONTENTS, **factorizations.CONTENTS, **lengths.CONTENTS}
 
 
 class Bench:
     """Runs implementations one after another, reusing inputs and one resident stretch of memory.
 
-    ``between_bytes``: so many other bytes are touched before each timed run, in the main memory of the CPU. What an
+    ``between_bytes``: so many other bytes are touched before each timed run, in the device's main memory. What an
     operator reads and writes in a step is not in the nearest cache, where repeating it would leave it: all other
     operators ran since it was made.
+    ``device``: the step's, whose memory is measured. What an operator asks for on the CPU in a GPU's step has no part
+    in its arena or its peak.
     """
 
-    def __init__(self, between_bytes: int = 0) -> None:
-        self._between = torch.zeros(between_bytes, dtype=torch.uint8)
+    def __init__(self, between_bytes: int = 0, device: torch.device = _CPU) -> None:
+        self._device = device
+        self._between = torch.zeros(between_bytes, dtype=torch.uint8, device=device)
+        self._timer = timer(device)
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
         self._homes: dict[tuple[Any, ...], allocator.Arena] = {}
         self._spoilt: set[tuple[Any, ...]] = set()
@@ -116,19 +121,22 @@ class Bench:
         values: Mapping[str, Value],
         device: torch.device,
     ) -> Measurement:
-        if devices.library(device) is None:
+        if device.type != self._device.type or devices.library(device) is None:
             return self._time_only(implementation, args, kwargs, values, device)
         if device.type == "cuda":
             # Libraries keep what they ask for at their first call (cuBLAS its workspace): it is no request of a step.
             _named(implementation, implementation.call(*args, **kwargs))
             devices.synchronize(device)
-        start = time.perf_counter()
-        with devices.recording(device) as recording:
-            results = _named(implementation, implementation.call(*args, **kwargs))
-        devices.synchronize(device)
-        first = time.perf_counter() - start
+
+        def recorded() -> tuple[allocator.Recording, list[torch.Tensor | None]]:
+            with devices.recording(device) as recording:
+                results = _named(implementation, implementation.call(*args, **kwargs))
+            devices.synchronize(device)
+            return recording, results
+
+        (recording, results), first_s = host_timer(recorded)
         _compare(results, implementation, values)
-        requests, ticks = own_requests(recording.events, results, implementation)
+        requests, ticks = own_requests(recording.events, results, implementation, device)
         requests += worker_requests(recording, ticks, implementation)
         del results
         arena = self._serve(requests, device)
@@ -137,16 +145,15 @@ class Bench:
             self._between.add_(1)
             arena.enter(0)
             try:
-                start = time.perf_counter()
-                results = _named(implementation, implementation.call(*args, **kwargs))
-                devices.synchronize(device)
-                took_s = time.perf_counter() - start
+                results, took_s = self._timer(
+                    lambda: _named(implementation, implementation.call(*args, **kwargs))
+                )
             finally:
                 arena.leave()
             del results
             return took_s
 
-        time_s = _median_s(run, 1 if first > SLOW_S else MOST_RUNS)
+        time_s = _median_s(run, 1 if first_s > SLOW_S else MOST_RUNS)
         misses = arena.statistics().misses
         arena.close()
         if misses:
@@ -161,21 +168,19 @@ class Bench:
         values: Mapping[str, Value],
         device: torch.device,
     ) -> Measurement:
-        """With no recorder: outputs are all that is known of its memory."""
+        """With no recorder, or on another device than the step's: outputs are all that is known of its memory."""
         results = _named(implementation, implementation.call(*args, **kwargs))
         _compare(results, implementation, values)
         requests = tuple(
             Request(r.untyped_storage().nbytes(), 0, None, i)
             for i, r in enumerate(results)
-            if r is not None and r.untyped_storage().nbytes() and not (implementation.overwrites and i == 0)
+            if r is not None and in_memory_of(self._device, r) and not (implementation.overwrites and i == 0)
         )
+        timed = self._timer if device.type == self._device.type else host_timer
 
         def run() -> float:
             devices.synchronize(device)
-            start = time.perf_counter()
-            implementation.call(*args, **kwargs)
-            devices.synchronize(device)
-            return time.perf_counter() - start
+            return timed(lambda: implementation.call(*args, **kwargs))[1]
 
         return Measurement(_median_s(run, MOST_RUNS), requests, 1)
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
 
 from monet.errors import ProfileError
+from monet.graph import Value
 from monet.measurement import Measurement
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.busy_machine import PERIOD_S, WINDOW_S, OtherPrograms
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.signature import between_bytes, environment, kept_under, signature
+from monet.ops.offers.generic import draw
 from monet.ops.offers.implementation import Implementation
 
 logger = logging.getLogger(__name__)
@@ -92,9 +94,13 @@ def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress
             known |= marked
             _warn(others, len(marked), len(wanted), cache)
     missing = {key: i for key, i in wanted.items() if key not in known}
-    bench = Bench(between_bytes(catalogue.graph))
-    # Biggest tensors first: memory is made resident once, and the estimate of what is left is safe.
-    order = sorted(missing, key=lambda k: (-_bytes(missing[k], catalogue), k))
+    bench = Bench(between_bytes(catalogue.graph), catalogue.graph.device)
+    values = dict(catalogue.values)
+    for key, found in known.items():
+        _note_elsewhere(wanted[key], found, values)
+    # What draws comes first: it shows which results are on the CPU, for the operators that read them. Then the biggest
+    # tensors: memory is made resident once, and the estimate of what is left is safe.
+    order = sorted(missing, key=lambda k: (missing[k].call is not draw, -_bytes(missing[k], catalogue), k))
     weights = {key: _bytes(missing[key], catalogue) + (1 << 16) for key in order}
     store = _Store(kept_at, cache, others)
     with tqdm(
@@ -104,7 +110,8 @@ def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress
         try:
             for key in order:
                 with torch.no_grad():
-                    known[key] = bench.measure(missing[key], catalogue.values)
+                    known[key] = bench.measure(missing[key], values)
+                _note_elsewhere(missing[key], known[key], values)
                 store.add(key, known[key])
                 bar.update(weights[key])
         finally:
@@ -112,6 +119,18 @@ def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress
     if store.marked:
         _warn(others, store.marked, len(wanted), cache)
     return Profile(where, known, len(missing))
+
+
+def _note_elsewhere(run: Implementation, measured: Measurement, values: dict[str, Value]) -> None:
+    """Of results that are in no memory of the step's device, ``values`` gets the device that they are on: the CPU.
+
+    Tracing puts all results of an operator on the device of its inputs. The seeds of a GPU's attention are not there.
+    """
+    asked = {request.output for request in measured.requests}
+    for position, name in enumerate(run.outputs):
+        overwritten = run.overwrites is not None and position == 0
+        if name is not None and position not in asked and not overwritten and values[name].storage_bytes:
+            values[name] = replace(values[name], device=torch.device("cpu"))
 
 
 class _Store:

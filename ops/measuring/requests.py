@@ -14,10 +14,14 @@ from monet.plans.plan import ALIGNMENT
 
 
 def own_requests(
-    events: Sequence[allocator.Event], results: Sequence[torch.Tensor | None], implementation: Implementation
+    events: Sequence[allocator.Event],
+    results: Sequence[torch.Tensor | None],
+    implementation: Implementation,
+    device: torch.device,
 ) -> tuple[tuple[Request, ...], int]:
     """What the operator asked for on its own thread, and how many ticks that is spread over: one tick a request. What
-    is freed is free from the next one on. ``results``: of the call, in order, None for one that nobody reads.
+    is freed is free from the next one on. ``results``: of the call, in order, None for one that nobody reads; those on
+    another device than ``device``, which ``events`` are of, have no request.
 
     Raises ``ProfileError`` where a result is not in memory that was asked for, where two share memory, where an
     implementation that is to overwrite an input does not, and where memory is kept that is no result.
@@ -35,7 +39,7 @@ def own_requests(
             tick += 1
     output: dict[int, int] = {}
     for position, result in enumerate(results):
-        if result is None or result.untyped_storage().nbytes() == 0:
+        if result is None or not in_memory_of(device, result):
             continue
         index = where.get(result.untyped_storage().data_ptr())
         if index is None or index in end:
@@ -53,6 +57,12 @@ def own_requests(
         # Something keeps memory (a cache inside a library): it must not be given a place in an arena.
         raise ProfileError(f"{implementation.call_name} keeps {sum(r.bytes for r in leaked)} bytes after it returned")
     return requests, max(1, tick)
+
+
+def in_memory_of(device: torch.device, result: torch.Tensor) -> bool:
+    """Whether a result takes bytes of that device: a GPU's operators also return CPU tensors, a generator's state or
+    the seed of an attention's dropout."""
+    return result.device.type == device.type and result.untyped_storage().nbytes() > 0
 
 
 def worker_requests(recording: allocator.Recording, ticks: int, implementation: Implementation) -> tuple[Request, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from monet.ops.measuring import bench, profiling
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.profiling import implementations
-from monet.ops.measuring.signature import MOST_BETWEEN_BYTES, between_bytes
+from monet.ops.measuring.signature import GPU_BETWEEN_BYTES, MOST_BETWEEN_BYTES, between_bytes
 
 
 def offers(rows: int) -> Catalogue:
@@ -29,7 +30,13 @@ def test_half_of_what_a_larger_step_holds() -> None:
     graph = offers(1 << 17).graph  # of 4 MiB a tensor
     held = sum(v.storage_bytes for name, v in graph.values.items() if graph.storage(name) == name)
     assert held / 4 < between_bytes(graph) <= held / 2
-    assert between_bytes(offers(1 << 21).graph) == MOST_BETWEEN_BYTES
+    assert between_bytes(offers(1 << 21).graph) == MOST_BETWEEN_BYTES["cpu"]
+
+
+def test_a_gpu_has_work_while_the_next_operator_is_launched() -> None:
+    graph = offers(4).graph
+    values = {name: replace(value, device=torch.device("cuda", 0)) for name, value in graph.values.items()}
+    assert between_bytes(replace(graph, values=values)) == GPU_BETWEEN_BYTES
 
 
 def test_it_is_touched_before_every_timed_run() -> None:
