@@ -130,7 +130,8 @@ class PlannedStep:
 
     def sources(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that the step is run on. Raises ``PlanMismatch`` where the call is not as planned."""
-        if torch.get_num_threads() != self.plan.environment["threads"]:
+        # A GPU's kernels ask for the same memory under any number of them.
+        if self._device == "cpu" and torch.get_num_threads() != self.plan.environment["threads"]:
             raise PlanMismatch(
                 f"the plan was made for {self.plan.environment['threads']} threads and torch now has "
                 f"{torch.get_num_threads()}; memory requests depend on it. Set torch.set_num_threads, or plan again"

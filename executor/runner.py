@@ -19,7 +19,7 @@ from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated, generate
 from monet.executor.copies import copies_of
 from monet.graph import tangents_behind
-from monet.native import allocator, devices
+from monet.native import allocator, devices, gpu_libraries
 from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.scales import smallest_scale
 from monet.plans.plan import WRITE, Plan
@@ -47,6 +47,7 @@ class Runner:
 
     def __init__(self, plan: Plan, catalogue: Catalogue) -> None:
         say_if_untested()
+        devices.require_plannable(catalogue.graph.device)
         self.plan = plan
         self.graph = catalogue.graph
         self.arena: allocator.Arena | None = None
@@ -118,6 +119,7 @@ class Runner:
         with self._alone():
             self._give_up_parts()
             self._settle_copies()
+            gpu_libraries.make_ready(self.graph.device)
             if self.arena is not None:
                 self.held_bytes = self.arena.ready()
             self._gather_crew()

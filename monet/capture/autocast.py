@@ -14,8 +14,8 @@ State = Mapping[str, Any]
 
 
 def state(device: str) -> State | None:
-    """Autocast as it is now, for this kind of device."""
-    if not torch.is_autocast_enabled(device):
+    """Autocast as it is now, for this kind of device; None also where there is no such thing (``meta``)."""
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return None
     return {
         "dtype": str(torch.get_autocast_dtype(device)).removeprefix("torch."),

@@ -25,6 +25,7 @@ from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.export_errors import where
 from monet.capture.structure_text import UnwrittenStructure, structure_data
+from monet.torch_switches import tracing_switches
 
 FORMAT = 2
 """Of a key and of what is kept under it."""
@@ -80,11 +81,7 @@ def _settings(device: str) -> tuple[Any, ...]:
     return (
         device,
         autocast.state(device),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
+        *tracing_switches().values(),
     )
 
 

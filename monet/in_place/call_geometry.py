@@ -22,8 +22,8 @@ _LITERALS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, tor
 class CallGeometry:
     """A training call. Strides are left out: an input with others than planned is copied.
 
-    ``threads``: of torch. ``autocast``: its state. ``modes``: of every submodule, training or not. ``parameters``:
-    which of them require a gradient. ``forward``: the identity of a ``forward`` that was put into the object, as
+    ``threads``: of torch, 0 on a GPU. ``autocast``: its state. ``modes``: of every submodule, training or not.
+    ``parameters``: which of them require a gradient. ``forward``: the identity of a ``forward`` that was put into the object, as
     accelerate does for mixed precision. ``structure``: of the arguments. ``shapes``: of each tensor among them the
     shape, dtype, device and whether it requires a gradient; of anything else its type and value.
     """
@@ -85,9 +85,10 @@ def quick_key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | No
 def call_geometry(model: torch.nn.Module, inputs: InputGeometry, walk: ModelWalk) -> CallGeometry:
     """The geometry of a call with such arguments. ``walk``: of ``model``."""
     modes, parameters = walk.modes_and_parameters()
-    cast = autocast.state(_device_type(model, inputs))
+    device = _device_type(model, inputs)
+    cast = autocast.state(device)
     return CallGeometry(
-        threads=torch.get_num_threads(),
+        threads=torch.get_num_threads() if device == "cpu" else 0,
         autocast=_plain(cast),
         modes=modes,
         parameters=parameters,
@@ -110,7 +111,7 @@ def planned_geometry(model: torch.nn.Module, plan: Plan) -> CallGeometry:
     geometry = call_geometry(model, inputs, ModelWalk(model))
     return replace(
         geometry,
-        threads=plan.environment["threads"],
+        threads=plan.environment["threads"] if geometry.threads else 0,
         autocast=_plain(plan.model.get("autocast")),
         modes=tuple(plan.model["training"]),
     )

@@ -32,7 +32,7 @@ auto& recorded = *new std::unordered_map<const void*, Recorded>;
 std::atomic<int64_t> recorded_count{0};
 
 void note_request(const void* pointer, size_t n) {
-  std::lock_guard<std::recursive_mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(mutex);
   const int64_t index = recorder->requests++;
   recorded[pointer] = {recorder->number, index};
   recorded_count.store(static_cast<int64_t>(recorded.size()));
@@ -41,7 +41,7 @@ void note_request(const void* pointer, size_t n) {
 
 void note_release(const void* pointer) {
   if (recorded_count.load() == 0) return;
-  std::lock_guard<std::recursive_mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(mutex);
   const auto found = recorded.find(pointer);
   if (found == recorded.end()) return;
   if (recorder != nullptr && found->second.recording == recorder->number)
@@ -57,20 +57,24 @@ void release_recorded(void* pointer) {
 }
 
 // Frees what is served at this address, if anything is. The caller holds the mutex.
-bool release_served(const void* pointer) {
+bool release_served(const void* pointer, Later& later) {
   const auto found = blocks.find(pointer);
   if (found == blocks.end()) return false;
   const Block& block = *found->second;
   if (session.program != nullptr && session.program->home->range == block.range)
     session.freed(*session.program, block.offset);
-  take_back(found);
+  take_back(found, later);
   return true;
 }
 
 // The deleter of planned tensors.
 void release_block(void* pointer) {
-  std::lock_guard<std::recursive_mutex> lock(mutex);
-  release_served(pointer);
+  Later later;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    release_served(pointer, later);
+  }
+  later.run();
 }
 
 // The place of this request, of n bytes on a stream, where the plan has one.
@@ -84,7 +88,7 @@ char* serve(size_t n, cudaStream_t stream) {
   const int64_t request = next_request(program, session, n);
   if (request < 0 || program.offsets[request] < 0) return nullptr;
   TORCH_CHECK(range != nullptr, "a planned step runs without its arena");
-  std::lock_guard<std::recursive_mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(mutex);
   settle(*range);
   ++program.served;
   return lend(*range, program.offsets[request], program.leaves[request] != 0);
@@ -120,13 +124,16 @@ class PlannedAllocator final : public Forwarding {
     return raw_noted(previous->raw_alloc_with_stream(n, stream), n);
   }
   void raw_delete(void* pointer) override {
+    Later later;
+    bool is_ours = false;
     {
-      std::lock_guard<std::recursive_mutex> lock(mutex);
-      if (release_served(pointer)) return;
-      const Range* range = range_of(pointer);
-      TORCH_CHECK(range == nullptr, "an address of a plan's arena is freed, ", pointer, ", where nothing is allocated: "
-                  "it was freed already");
+      std::lock_guard<std::mutex> lock(mutex);
+      is_ours = release_served(pointer, later);
+      TORCH_CHECK(is_ours || range_of(pointer) == nullptr, "an address of a plan's arena is freed, ", pointer,
+                  ", where nothing is allocated: it was freed already");
     }
+    later.run();
+    if (is_ours) return;
     note_release(pointer);
     previous->raw_delete(pointer);
   }
@@ -134,15 +141,19 @@ class PlannedAllocator final : public Forwarding {
   using Forwarding::recordStream;
   void recordStream(const DataPtr& pointer, CUDAStream stream) override {
     if (pointer.get_deleter() == &release_block) {
-      std::lock_guard<std::recursive_mutex> lock(mutex);
-      Block* block = blocks.find(pointer.get_context())->second;
-      Range& range = *block->range;
-      TORCH_CHECK(stream.device_index() == range.device, "record_stream: a tensor of a plan's arena on cuda:",
-                  static_cast<int>(range.device), " is used on a stream of cuda:",
-                  static_cast<int>(stream.device_index()), "; give that device a copy (tensor.to(device))");
-      if (stream == range.stream) return;
-      make_known(range, stream);
-      add(block->streams, stream);
+      Later later;
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        Block* block = blocks.find(pointer.get_context())->second;
+        Range& range = *block->range;
+        TORCH_CHECK(stream.device_index() == range.device, "record_stream: a tensor of a plan's arena on cuda:",
+                    static_cast<int>(range.device), " is used on a stream of cuda:",
+                    static_cast<int>(stream.device_index()), "; give that device a copy (tensor.to(device))");
+        if (stream == range.stream) return;
+        make_known(range, stream, later);
+        add(block->streams, stream);
+      }
+      later.run();
     } else if (pointer.get_deleter() == &release_recorded) {
       record_plainly(pointer.get(), pointer.device(), stream);
     } else {
@@ -169,12 +180,12 @@ class PlannedAllocator final : public Forwarding {
 
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
     previous->beginAllocateToPool(device, pool, filter);
-    std::lock_guard<std::recursive_mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(mutex);
     captures.push_back({device, pool, std::move(filter)});
   }
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
     {
-      std::lock_guard<std::recursive_mutex> lock(mutex);
+      std::lock_guard<std::mutex> lock(mutex);
       const auto ended = std::find_if(captures.begin(), captures.end(), [&](const Capture& capture) {
         return capture.device == device && capture.pool == pool;
       });
@@ -184,21 +195,29 @@ class PlannedAllocator final : public Forwarding {
   }
   void releasePool(DeviceIndex device, MempoolId_t pool) override {
     previous->releasePool(device, pool);
-    std::lock_guard<std::recursive_mutex> lock(mutex);
     // Graphs that share a pool release it one by one; only with the last one is nothing replayed any more.
-    bool of_arena = false;
-    for (const auto& [base, range] : ranges) of_arena |= range->device == device && range->graphs.count(pool) != 0;
-    if (!of_arena || previous->getPoolUseCount(device, pool) > 0) return;
-    for (auto at = ranges.begin(); at != ranges.end();) {
-      Range& range = *(at++)->second;  // which may end here
-      if (range.device == device && range.graphs.erase(pool) != 0) end_if_unused(range);
+    if (!is_of_arena(device, pool) || previous->getPoolUseCount(device, pool) > 0) return;
+    Later later;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      for (auto at = ranges.begin(); at != ranges.end();) {
+        Range& range = *(at++)->second;  // which may end here
+        if (range.device == device && range.graphs.erase(pool) != 0) end_if_unused(range, later);
+      }
     }
+    later.run();
   }
 
  private:
+  static bool is_of_arena(DeviceIndex device, MempoolId_t pool) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return std::any_of(ranges.begin(), ranges.end(), [&](const auto& entry) {
+      return entry.second->device == device && entry.second->graphs.count(pool) != 0;
+    });
+  }
   // The arena's first address for one inside, else the address.
   static void* start_of(void* pointer) {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(mutex);
     const Range* range = range_of(pointer);
     return range == nullptr ? pointer : range->base;
   }
@@ -215,6 +234,12 @@ class PlannedAllocator final : public Forwarding {
 PlannedAllocator& planned_allocator() {
   static auto* one = new PlannedAllocator;  // never destroyed: storages know it until the process ends
   return *one;
+}
+
+// Behind PyTorch's operators, and behind c10::GetAllocator, which older storages and torch.accelerator ask.
+void put_in_place(CUDAAllocator* from, CUDAAllocator* to) {
+  native::allocator.store(to);
+  if (c10::GetAllocator(c10::kCUDA) == from) c10::SetAllocator(c10::kCUDA, to);
 }
 
 thread_local std::string last_error;
@@ -248,13 +273,13 @@ int monet_error_is_memory() { return out_of_memory; }
 
 int monet_install() {
   return guarded(1, [] {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(mutex);
     CUDAAllocator* now = native::allocator.load();
     if (now == &planned_allocator()) return 0;
     TORCH_CHECK(now != nullptr, "PyTorch has no CUDA allocator");
     TORCH_CHECK(ranges.empty(), "arenas are served for another allocator");
     previous = now;
-    native::allocator.store(&planned_allocator());
+    put_in_place(previous, &planned_allocator());
     return 0;
   });
 }
@@ -262,13 +287,13 @@ int monet_install() {
 // PyTorch's own allocator is the one again. Refused while an arena has memory: what lies there is freed by ours.
 int monet_uninstall() {
   return guarded(1, [] {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
+    std::lock_guard<std::mutex> lock(mutex);
     TORCH_CHECK(ranges.empty(), ranges.size(), " arenas still have memory; let go of the planned modules, of their "
                 "results and of graphs that replay them");
     if (previous == nullptr) return 0;
     CUDAAllocator* ours = &planned_allocator();
     TORCH_CHECK(native::allocator.load() == ours, "something has put another CUDA allocator in front of monet's");
-    native::allocator.store(previous);
+    put_in_place(ours, previous);
     return 0;
   });
 }
@@ -283,12 +308,14 @@ Program* monet_program_create(int64_t steps, const int64_t* step_begin, const in
 
 void monet_program_device(Program* program, int device) { program->device = static_cast<DeviceIndex>(device); }
 
+// Programs that share an arena are mapped and entered by one thread at a time.
 int monet_arena_map(Program* program) {
   return guarded(1, [&] {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
     if (program->home->range != nullptr || program->arena_bytes == 0) return 0;
     TORCH_CHECK(native::allocator.load() == &planned_allocator(), "monet's CUDA allocator is not installed any more");
-    program->home->range = reserve(program->device, program->arena_bytes);
+    std::unique_ptr<Range> range = reserve(program->device, program->arena_bytes);
+    std::lock_guard<std::mutex> lock(mutex);
+    program->home->range = enter_range(std::move(range));
     program->owner = true;
     return 0;
   });
@@ -299,24 +326,37 @@ int monet_arena_map(Program* program) {
 int64_t monet_arena_ready(Program* program) {
   if (monet_arena_map(program) != 0) return -1;
   return guarded(int64_t{-1}, [&]() -> int64_t {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
     Range* old = program->home->range;
-    if (old == nullptr || old->leaving == 0) return 0;
-    program->home->range = reserve(program->device, old->bytes);
+    if (old == nullptr) return 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (old->leaving == 0) return 0;
+    }
     const int64_t left = old->bytes;
-    orphan(*old);
+    std::unique_ptr<Range> range = reserve(program->device, left);
+    Later later;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      program->home->range = enter_range(std::move(range));
+      orphan(*old, later);
+    }
+    later.run();
     return left;
   });
 }
 
 void monet_arena_unmap(Program* program) {
   guarded(1, [&] {
-    std::lock_guard<std::recursive_mutex> lock(mutex);
     if (!program->owner) return 0;
-    program->owner = false;
-    Range* range = program->home->range;
-    program->home->range = nullptr;
-    orphan(*range);
+    Later later;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      program->owner = false;
+      Range* range = program->home->range;
+      program->home->range = nullptr;
+      orphan(*range, later);
+    }
+    later.run();
     return 0;
   });
 }
@@ -336,9 +376,13 @@ int monet_enter(Program* program, int64_t step) {
   return guarded(1, [&] {
     const CUDAStream stream = c10::cuda::getCurrentCUDAStream(program->device);
     if (Range* range = program->home->range) {
-      std::lock_guard<std::recursive_mutex> lock(mutex);
-      follow(*range, stream);
-      keep_for_graphs(*range, stream);
+      Later later;
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        follow(*range, stream, later);
+        keep_for_graphs(*range, stream);
+      }
+      later.run();
     }
     session.enter(*program, step);
     session.stream = stream.stream();

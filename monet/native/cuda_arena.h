@@ -38,9 +38,10 @@ CUDAAllocator* previous = nullptr;  // PyTorch's own
 
 // None of these is ever destroyed: tensors may be freed when the process ends, after the library's own ending.
 //
-// Held while arenas or blocks change. PyTorch's allocator is called under it, and may free tensors of ours on this
-// thread when memory is short (its FreeMemoryCallback).
-std::recursive_mutex& mutex = *new std::recursive_mutex;
+// Held while arenas or blocks change. PyTorch's allocator is never called under it: that one has a lock of its own, under
+// which it may free tensors of ours when memory is short (its FreeMemoryCallback), and may ask for Python's lock (memory
+// history), which a thread that waits for this one may have.
+std::mutex& mutex = *new std::mutex;
 
 struct Range {
   DeviceIndex device;
@@ -157,10 +158,31 @@ void record_plainly(void* block, c10::Device device, CUDAStream stream) {
   (void)lent.release_context();
 }
 
+// What PyTorch's allocator is to do once the mutex is given back.
+class Later {
+ public:
+  void delete_memory(char* base) { ended_.push_back(base); }
+  void record_stream(const Range& range, CUDAStream stream) { used_.push_back({range.base, device_of(range), stream}); }
+  // The mutex is free, and the arenas named here are still there: the caller holds a block or a program of them.
+  void run() {
+    for (const Used& one : used_) record_plainly(one.base, one.device, one.stream);
+    for (char* base : ended_) previous->raw_delete(base);
+  }
+
+ private:
+  struct Used {
+    char* base;
+    c10::Device device;
+    CUDAStream stream;
+  };
+  std::vector<char*> ended_;
+  std::vector<Used> used_;
+};
+
 // PyTorch's allocator waits for the stream before it gives the arena's memory to somebody else.
-void make_known(Range& range, CUDAStream stream) {
+void make_known(Range& range, CUDAStream stream, Later& later) {
   if (std::find(range.known.begin(), range.known.end(), stream) != range.known.end()) return;
-  record_plainly(range.base, device_of(range), stream);
+  later.record_stream(range, stream);
   range.known.push_back(stream);
 }
 
@@ -174,10 +196,10 @@ void settle(Range& range) {
 }
 
 // A step begins on this stream: after whatever an earlier one does on another.
-void follow(Range& range, CUDAStream stream) {
+void follow(Range& range, CUDAStream stream, Later& later) {
   if (range.stream == stream) return;
   order(range.device, range.stream, stream);
-  make_known(range, stream);
+  make_known(range, stream, later);
   range.stream = stream;
 }
 
@@ -199,26 +221,35 @@ void keep_for_graphs(Range& range, CUDAStream stream) {
   range.forever = range.forever || !found;
 }
 
-Range* reserve(DeviceIndex device, int64_t bytes) {
+// Memory for an arena, on the stream that is current there. The caller does not hold the mutex.
+std::unique_ptr<Range> reserve(DeviceIndex device, int64_t bytes) {
   OnDevice guard(device);
   const CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
-  TORCH_CHECK(!in_capture(stream), "a planned step needs a new arena while a graph is captured, and a graph's "
-              "memory must not change: run a whole step, and let go of its gradients, before the capture");
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    TORCH_CHECK(!in_capture(stream), "a planned step needs a new arena while a graph is captured, and a graph's "
+                "memory must not change: run a whole step, and let go of its gradients, before the capture");
+  }
   auto* base = static_cast<char*>(previous->raw_alloc(static_cast<size_t>(bytes)));
-  return (ranges[base] = std::unique_ptr<Range>(new Range{device, base, bytes, stream, {stream}})).get();
+  return std::unique_ptr<Range>(new Range{device, base, bytes, stream, {stream}});
 }
 
-// Gives the memory back if nothing is left that may use it. The caller holds the mutex.
-void end_if_unused(Range& range) {
+Range* enter_range(std::unique_ptr<Range> range) {
+  char* base = range->base;
+  return (ranges[base] = std::move(range)).get();
+}
+
+// Gives the memory back if nothing is left that may use it.
+void end_if_unused(Range& range, Later& later) {
   if (!range.orphaned || range.blocks != 0 || !range.graphs.empty() || range.forever) return;
   char* base = range.base;
   ranges.erase(base);
-  previous->raw_delete(base);
+  later.delete_memory(base);
 }
 
-void orphan(Range& range) {
+void orphan(Range& range, Later& later) {
   range.orphaned = true;
-  end_if_unused(range);
+  end_if_unused(range, later);
 }
 
 char* lend(Range& range, int64_t offset, bool leaves) {
@@ -229,7 +260,7 @@ char* lend(Range& range, int64_t offset, bool leaves) {
   return at;
 }
 
-void take_back(Blocks::iterator found) {
+void take_back(Blocks::iterator found, Later& later) {
   Block* block = found->second;
   blocks.erase(found);
   Range& range = *block->range;
@@ -237,7 +268,7 @@ void take_back(Blocks::iterator found) {
   range.leaving -= block->leaves;
   --range.blocks;
   delete block;
-  end_if_unused(range);
+  end_if_unused(range, later);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from monet.errors import ConfigError
 from monet.native import allocator, cuda_allocator
 
 
@@ -15,6 +16,23 @@ def library(device: torch.device) -> ctypes.PyDLL | None:
     if device.type == "cpu":
         return allocator.library()
     return cuda_allocator.library() if device.type == "cuda" else None
+
+
+def require_plannable(device: torch.device) -> None:
+    """Raises ``ConfigError`` where a GPU is set up in a way that leaves what a step asks for unknown."""
+    if device.type != "cuda":
+        return
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend != "native":
+        raise ConfigError(
+            f"PyTorch's allocator for CUDA is {backend}, which does not tell what is requested: leave "
+            f"backend:{backend} out of PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
+        )
+    if torch.backends.cudnn.benchmark:
+        raise ConfigError(
+            "torch.backends.cudnn.benchmark is on: cuDNN then tries kernels, each with a workspace of its own, in the "
+            "first step of every thread, which is in no plan; set it to False"
+        )
 
 
 def arena(
@@ -56,5 +74,6 @@ def peak_bytes(device: torch.device) -> int | None:
     On a GPU: PyTorch's ``requested_bytes``, before it rounds each request up. There, an arena is one request.
     """
     if device.type == "cuda":
-        return int(torch.cuda.memory_stats(device)["requested_bytes.all.peak"])
+        peak = torch.cuda.memory_stats(device).get("requested_bytes.all.peak")  # nothing is counted without a GPU
+        return None if peak is None else int(peak)
     return allocator.peak_bytes() if allocator.available() else None

@@ -14,6 +14,7 @@ from monet.capture import Captured, autocast, capture_once
 from monet.capture.input_geometry import describe_inputs
 from monet.errors import CaptureError, ConfigError
 from monet.graph import Graph
+from monet.native import devices, gpu_libraries
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.estimating.profiling import estimated_profile
 from monet.ops.estimating.rates import Rates
@@ -153,6 +154,7 @@ class _Step:
 def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: bool) -> Prepared:
     if step.captured.cast_apart and autocast.is_off_inside(step.graph.device.type):
         raise CaptureError(autocast.why_not_inside(step.captured.cast_apart))
+    devices.require_plannable(step.graph.device)
     offers = catalogue(step.graph, offering, scales=present_scales(step.module, step.captured))
     costs = _costs(offers, preparing, progress)
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
@@ -171,8 +173,10 @@ def prepared_step(
     as_eager: Graph | None = None,
 ) -> Prepared:
     """A step whose costs are known. ``model`` and ``environment`` as in ``Prepared``; ``beside``: bytes by kind that a
-    budget must leave room for, and that no operator asks for; ``as_eager``: what PyTorch itself would run, None for the
-    graph of ``offers``."""
+    budget must leave room for, and that no operator asks for (what a GPU's libraries keep is added, as the environment
+    has it); ``as_eager``: what PyTorch itself would run, None for the graph of ``offers``."""
+    if "library_bytes" in environment:
+        beside = {"libraries": environment["library_bytes"], **beside}
     lowered_as = partial(
         lower, name=model["name"], profile=costs, beside=beside, gradients=model.get("gradients", FREED)
     )
@@ -226,4 +230,5 @@ def _environment(costs: Profile, graph: Graph) -> dict[str, Any]:
         "profile": costs.environment,
         "threads": torch.get_num_threads(),
         "device": str(graph.device),
+        **({"library_bytes": gpu_libraries.kept_bytes(graph.device)} if graph.device.type == "cuda" else {}),
     }

@@ -50,7 +50,9 @@ class CopyStreams:
     ) -> None:
         """Issue a copy that begins after all that the GPU has been given by now, and after an earlier copy ``after``
         of the other direction. Raises ``ExecutionError`` while a graph is captured."""
-        if torch.cuda.is_current_stream_capturing():
+        with torch.cuda.device(self._device):
+            captured = torch.cuda.is_current_stream_capturing()
+        if captured:
             raise ExecutionError(
                 "a step with moves cannot be captured in a graph, since its waits are timed; plan without --offload or "
                 "run the step outside of torch.cuda.graph"

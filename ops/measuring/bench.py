@@ -11,7 +11,7 @@ import torch
 from monet.errors import ProfileError
 from monet.graph import Ref, Value
 from monet.measurement import Measurement, Request
-from monet.native import allocator, devices
+from monet.native import allocator, devices, gpu_libraries
 from monet.ops.compressed import sparse
 from monet.ops.measuring import factorizations, lengths
 from monet.ops.measuring.requests import compact_offsets, in_memory_of, own_requests, worker_requests
@@ -56,6 +56,7 @@ class Bench:
         self._device = device
         self._between = torch.zeros(between_bytes, dtype=torch.uint8, device=device)
         self._timer = timer(device)
+        gpu_libraries.make_ready(device)
         self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
         self._homes: dict[tuple[Any, ...], allocator.Arena] = {}
         self._spoilt: set[tuple[Any, ...]] = set()
@@ -145,9 +146,7 @@ class Bench:
             self._between.add_(1)
             arena.enter(0)
             try:
-                results, took_s = self._timer(
-                    lambda: _named(implementation, implementation.call(*args, **kwargs))
-                )
+                results, took_s = self._timer(lambda: _named(implementation, implementation.call(*args, **kwargs)))
             finally:
                 arena.leave()
             del results

@@ -10,6 +10,7 @@ import torch
 from monet.graph import Graph, Ref, Value
 from monet.ops.kernel_names import call_name
 from monet.ops.offers.implementation import Implementation
+from monet.torch_switches import cost_switches
 
 
 def signature(implementation: Implementation, values: Mapping[str, Value]) -> str:
@@ -64,6 +65,7 @@ def kept_under(graph: Graph) -> str:
 
 
 def environment(device: torch.device) -> str:
-    """The part of a measurement's key that belongs to the machine."""
+    """The part of a measurement's key that belongs to the machine, and to how PyTorch is set."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    return f"torch {torch.__version__}|{device.type} {name}|threads {torch.get_num_threads()}|v2"
+    threads = "" if device.type == "cuda" else f"|threads {torch.get_num_threads()}"
+    return f"torch {torch.__version__}|{device.type} {name}{threads}|v2{cost_switches(device.type)}"

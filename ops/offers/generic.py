@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from monet.errors import ExecutionError
 from monet.graph import Operator, Ref, operator_inputs
 from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context, plain
@@ -184,8 +185,18 @@ def _device(args: tuple[Any, ...]) -> torch.device:
 
 
 def _get_state(args: tuple[Any, ...]) -> torch.Tensor:
+    """Raises ``ExecutionError`` while a graph is captured, whose replays draw by a state of their own."""
     device = _device(args)
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    if device.type != "cuda":
+        return torch.get_rng_state()
+    with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():
+            raise ExecutionError(
+                "a planned step that draws random numbers (dropout) cannot be captured in a graph: the plan keeps the "
+                "generator's state, which a graph's replays leave as it is; run the step outside of torch.cuda.graph, "
+                "or set the model's dropout to 0 and plan again"
+            )
+    return torch.cuda.get_rng_state(device)
 
 
 def _set_state(args: tuple[Any, ...], state: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ from small_models import Awkward, Inverted, Residual, Transformer
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+import monet
 from monet.capture import capture
 from monet.errors import CaptureError
 from monet.graph import BUFFER, INPUT, operator_inputs
@@ -98,6 +99,8 @@ def test_a_model_on_the_meta_device_is_refused() -> None:
         model, x = nn.Linear(3, 3), torch.zeros(2, 3)
     with pytest.raises(CaptureError, match=r"weight is on the meta device.*FakeTensorMode"):
         capture(model, (x,))
+    with pytest.raises(CaptureError, match="weight is on the meta device"):
+        monet.plan(model, (x,), budget="1MB")
 
 
 class Graph(nn.Module):

@@ -253,10 +253,12 @@ def test_recording(machine: Machine) -> None:
 
 def test_everything_else_is_passed_on(machine: Machine) -> None:
     before = machine.lib.mock_forwards()
+    assert machine.lib.mock_is_installed() == 2
     machine.lib.monet_uninstall()
     assert not machine.lib.mock_is_installed()
     assert machine.lib.mock_forwards() == before
     machine.lib.monet_install()
+    assert machine.lib.mock_is_installed() == 2
     assert before.count(b"\n") >= 20  # those that torch 2.11 has; later ones have more
 
 

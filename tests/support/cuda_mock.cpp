@@ -3,8 +3,10 @@
 #include "cuda_allocator.cpp"
 #include "cuda_mock_streams.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 namespace {
 
@@ -22,10 +24,25 @@ size_t capacity = size_t{1} << 40;
 
 void delete_mock(void* pointer);
 
+// PyTorch's allocator has a lock of its own and may wait for Python's: whoever calls it must not hold ours. Another
+// thread can tell; one that has it for a moment is waited for.
+void require_unlocked() {
+  bool is_free = false;
+  std::thread([&] {
+    for (int tries = 0; !is_free && tries < 1000; ++tries) {
+      is_free = mutex.try_lock();
+      if (!is_free) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (is_free) mutex.unlock();
+  }).join();
+  TORCH_CHECK(is_free, "PyTorch's allocator is called under monet's lock");
+}
+
 // PyTorch's allocator as far as ours can see it: blocks of a stream, used again in its order.
 class MockAllocator final : public CUDAAllocator {
  public:
   void* get_memory(size_t n, int64_t stream) {
+    require_unlocked();
     auto found = std::find_if(cached.begin(), cached.end(), [&](const auto& entry) {
       return entry.second.bytes == n && entry.second.stream == stream && entry.second.device == machine.device;
     });
@@ -55,6 +72,7 @@ class MockAllocator final : public CUDAAllocator {
   void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override { return get_memory(n, number_of(stream)); }
   void raw_delete(void* pointer) override {
     if (pointer == nullptr) return;
+    require_unlocked();
     const auto found = memory.find(static_cast<char*>(pointer));
     TORCH_CHECK(found != memory.end(), "invalid device pointer: ", pointer);
     Memory& block = found->second;
@@ -67,6 +85,7 @@ class MockAllocator final : public CUDAAllocator {
     memory.erase(found);
   }
   void recordStream(const DataPtr& pointer, CUDAStream stream) override {
+    require_unlocked();
     if (pointer.get_deleter() != &delete_mock) return;  // as PyTorch's does with what is not its own
     auto found = memory.find(static_cast<char*>(pointer.get()));
     TORCH_CHECK(found != memory.end(), "recordStream of unknown memory");
@@ -116,6 +135,7 @@ class MockAllocator final : public CUDAAllocator {
     journal << "releasePool " << pool.second << "\n";
   }
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
+    require_unlocked();
     journal << "getPoolUseCount " << pool.second << "\n";
     return pools[{device, pool}];
   }
@@ -202,7 +222,7 @@ CUDAAllocator& now() { return *native::allocator.load(); }
 
 namespace c10::cuda {
 namespace CUDACachingAllocator {
-std::atomic<CUDAAllocator*> allocator{&mock()};
+std::atomic<CUDAAllocator*> allocator{(c10::SetAllocator(c10::kCUDA, &mock()), &mock())};
 }
 cudaStream_t CUDAStream::stream() const { return handle_of(stream_.id()); }
 CUDAStream getCurrentCUDAStream(DeviceIndex device) {
@@ -238,7 +258,10 @@ void mock_capturing(int64_t stream, int yes) {
   yes ? (void)machine.capturing.insert(stream) : (void)machine.capturing.erase(stream);
 }
 void mock_capacity(int64_t bytes) { capacity = static_cast<size_t>(bytes); }
-int mock_is_installed() { return native::allocator.load() == &planned_allocator(); }
+// As many of the two ways to PyTorch's allocator as lead to ours.
+int mock_is_installed() {
+  return (native::allocator.load() == &planned_allocator()) + (c10::GetAllocator(c10::kCUDA) == &planned_allocator());
+}
 
 Tensor* mock_allocate(int64_t n) {
   return guarded(static_cast<Tensor*>(nullptr), [&] {

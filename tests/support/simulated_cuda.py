@@ -97,7 +97,7 @@ class _Taken(TorchDispatchMode):
 def simulated_cuda(monkeypatch: pytest.MonkeyPatch, eager: Callable[[], int]) -> SimpleNamespace:
     """Puts streams, events and pinned memory in the place of PyTorch's. ``eager``: how many items of a stream run at
     once after each copy that is issued. Returns counts of ``copies``, and of memory that is ``pinned``; ``capturing``
-    says whether a graph is captured."""
+    says whether a graph is captured on the model's GPU."""
     computing = Stream(at_once=True)
     counts = SimpleNamespace(copies=0, pinned=0, capturing=False)
 
@@ -119,12 +119,21 @@ def simulated_cuda(monkeypatch: pytest.MonkeyPatch, eager: Callable[[], int]) ->
         counts.pinned -= 1
         return 0
 
+    current: list[torch.device] = []  # none: another GPU than the model's, where nothing is captured
+
+    @contextlib.contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
     replaced: dict[str, Any] = {
         "Event": Event,
         "Stream": lambda device: Stream(),
         "current_stream": lambda device: computing,
         "stream": inside,
-        "is_current_stream_capturing": lambda: counts.capturing,
+        "device": on,
+        "is_current_stream_capturing": lambda: counts.capturing and bool(current),
         "get_device_name": lambda device: "simulated",
         "cudart": lambda: SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister),
         "synchronize": lambda device: None,

@@ -22,29 +22,13 @@ from monet.capture.guards.contents import PLAIN, is_equal, same_content
 from monet.capture.guards.model_reads import MOST_DEPTH, OF_EVERY_MODULE, OPAQUE, is_kept_by_torch, model_reads
 from monet.capture.guards.module_hooks import HOOKS, hook_name, only_looks
 from monet.capture.guards.watch import DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
+from monet.torch_switches import switches
 
 Key = tuple[str, str]
 """A module's dotted name, "" for the model, and an attribute's name."""
 
 _GLOBAL_HOOKS = {f"_global{name}": kind for name, kind in HOOKS.items()}
 _MEMBERS = {"training", "_parameters", "_buffers", "_modules"}
-
-
-def _switches() -> dict[str, Any]:
-    """PyTorch's global settings that decide which operators or kernels run."""
-    c = torch._C
-    return {
-        "torch.get_default_dtype()": torch.get_default_dtype(),
-        "torch.are_deterministic_algorithms_enabled()": c._get_deterministic_algorithms(),
-        "torch.backends.mkldnn.enabled": c._get_mkldnn_enabled(),
-        "torch.get_float32_matmul_precision()": c._get_float32_matmul_precision(),
-        "torch.backends.cuda.flash_sdp_enabled()": c._get_flash_sdp_enabled(),
-        "torch.backends.cuda.mem_efficient_sdp_enabled()": c._get_mem_efficient_sdp_enabled(),
-        "torch.backends.cuda.math_sdp_enabled()": c._get_math_sdp_enabled(),
-        "torch.backends.cudnn.enabled": c._get_cudnn_enabled(),
-        "torch.backends.cudnn.benchmark": c._get_cudnn_benchmark(),
-        "torch.backends.cudnn.deterministic": c._get_cudnn_deterministic(),
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +75,7 @@ class ModelGuard:
         if not code_alone:
             self._add_globals()
         self._ties, self._apart = _ties(model), [] if code_alone else _several_objects(model)
-        self._switches = {} if code_alone else _switches()
+        self._switches = {} if code_alone else switches()
         for entry in self._entries:
             self._watch.record(len(self._watch), entry.kind, entry.container, entry.now())
         self._recorded = [tuple(entry.now()) for entry in self._entries]
@@ -120,7 +104,7 @@ class ModelGuard:
         for one, other in self._apart:
             if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
                 return _at("ties", self._of_ties())
-        now = {} if self._code_alone else _switches()
+        now = {} if self._code_alone else switches()
         if now != self._switches:
             name = next(name for name in now if now[name] != self._switches[name])
             return Difference(name, f"{name} is {now[name]}, and was {self._switches[name]} when this was planned")
