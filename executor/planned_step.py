@@ -71,7 +71,7 @@ class PlannedStep:
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan))
         self._guard = guard
-        guard.leave_out([(write.module, write.key) for write in captured.writes if not write.in_place])
+        guard.leave_out([(write.module, write.key) for write in captured.writes if not write.of_object])
         self._inputs = InputCheck(captured)
         self._places = [self._locate(source, state) for source in self.graph.sources]
 

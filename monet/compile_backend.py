@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from types import FrameType
+from types import CellType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch._dynamo.output_graph import OutputGraph
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from monet.api import PLAN_OPTIONS, plan, require_known
+from monet.capture.guards.code_names import names_of
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.lifted_graph import LiftedGraph
 from monet.errors import CaptureError, ConfigError, PlanMismatch
@@ -78,20 +79,28 @@ def monet(
             "torch.compile cuts a model in DistributedDataParallel at its buckets: set "
             "torch._dynamo.config.optimize_ddp = False"
         )
-    planned = _PlannedGraph(graph, given, _family(example_inputs, options, given), _compiled_module())
+    planned = _PlannedGraph(graph, given, _family(example_inputs, options, given), _compiled_modules())
     return torch._dynamo.disable(planned)  # type: ignore[no-any-return]
 
 
-def _compiled_module() -> torch.nn.Module | None:
-    """The module whose call Dynamo has traced, while it calls its backend; None where that is a function."""
+def _compiled_modules() -> list[torch.nn.Module]:
+    """The modules whose calls Dynamo traces, while it calls its backend: that are arguments and variables of what it
+    compiles, attributes of these, and globals."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         traced = frame.f_locals.get("self")
         if isinstance(traced, OutputGraph):
-            of = dict(traced.root_tx.f_locals)
-            return next((value for value in of.values() if isinstance(value, torch.nn.Module)), None)
+            root = traced.root_tx
+            named = {name for name, _ in names_of(root.f_code).globals}
+            values = [*root.f_locals.values(), *(root.f_globals.get(name) for name in named)]
+            values += [part for value in values if isinstance(value, list | tuple) for part in value]
+            objects = [value for value in values if not isinstance(value, torch.nn.Module | type | ModuleType)]
+            values += [part for value in objects for part in getattr(value, "__dict__", {}).values()]
+            values += [getattr(cell, "cell_contents", None) for cell in values if isinstance(cell, CellType)]
+            found = {id(value): value for value in values if isinstance(value, torch.nn.Module)}
+            return list(found.values())
         frame = frame.f_back
-    return None
+    return []
 
 
 class _PlannedGraph:
@@ -102,10 +111,11 @@ class _PlannedGraph:
         graph: torch.fx.GraphModule,
         options: Mapping[str, Any],
         family: PlanFamily,
-        module: torch.nn.Module | None,
+        modules: Sequence[torch.nn.Module],
     ) -> None:
-        """``module``: whose graph it is. Dynamo guards its attributes, and neither hooks nor methods of classes."""
-        self._guard = None if module is None else ModelGuard(module, own_hooks=False, code_alone=True)
+        """``modules``: whose graph it is. Dynamo guards their attributes, and neither hooks nor methods of classes."""
+        self._guards = [ModelGuard(module, own_hooks=False, code_alone=True) for module in modules]
+        self._parameters = {id(parameter) for module in modules for parameter in module.parameters()}
         made = {name: value for name, value in options.items() if name not in _OWN}
         self._graph, self._family = graph, family
         self._processes = options.get("process_group")
@@ -114,8 +124,8 @@ class _PlannedGraph:
         self._calls: TrainingCalls | None = None
 
     def __call__(self, *args: Any) -> Any:
-        difference = None if self._guard is None else self._guard.difference()
-        if difference is not None:
+        difference = next(filter(None, (guard.difference() for guard in self._guards)), None)
+        if difference is not None and self._is_of_these(args):
             raise PlanMismatch(
                 f"{difference.sentence}; torch.compile runs what it compiled before, so undo that, or call "
                 "torch._dynamo.reset() to compile the model as it is"
@@ -130,6 +140,11 @@ class _PlannedGraph:
             if any(isinstance(value, int) for value in args):
                 self._family.note("dynamic", _DYNAMIC)
         return self._calls.call(lambda *_: self._graph.forward(*args), self._lifted.inputs(args), {})
+
+    def _is_of_these(self, args: Sequence[Any]) -> bool:
+        """Whether it is called for the modules that it was traced from: Dynamo runs it for others of their class, too,
+        where these have no hook of the like."""
+        return any(id(value) in self._parameters for value in args)
 
 
 def _family(example_inputs: Sequence[Any], options: Mapping[str, Any] | None, given: Mapping[str, Any]) -> PlanFamily:

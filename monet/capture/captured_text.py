@@ -73,13 +73,12 @@ def captured_of(text: str, constants: Mapping[str, torch.Tensor]) -> Captured:
 
 def _written(write: Write) -> list[Any]:
     leaves = [[kind, _plain(value)] for kind, value in write.leaves]
-    return [write.module, write.key, structure_data(write.structure), leaves, write.in_place]
+    return [write.module, write.key, structure_data(write.structure), leaves, write.in_place, write.of_object]
 
 
-def _write_of(module: str, key: str, structure: Any, leaves: list[list[Any]], in_place: bool) -> Write:
-    return Write(
-        module, key, structure_of(structure), tuple((kind, _value_of(value)) for kind, value in leaves), in_place
-    )
+def _write_of(module: str, key: str, structure: Any, leaves: list[list[Any]], in_place: str, of_object: str) -> Write:
+    found = tuple((kind, _value_of(value)) for kind, value in leaves)
+    return Write(module, key, structure_of(structure), found, in_place, of_object)
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from monet.capture.captured import Captured
 from monet.capture.captured_text import NotStorable, captured_of, captured_text
+from monet.capture.guards.model_reads import held_tensors
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
 from monet.capture.tracing import capture
@@ -77,10 +78,14 @@ def _keep(key: str, text: str) -> None:
 def _text(captured: Captured, model: torch.nn.Module) -> str:
     attributes = {tensor.data_ptr(): place for place, tensor in _attributes(model)}
     constants: dict[str, Any] = {}
+    # What tracing has made itself is known by its values; what is somebody's may have others at the next step.
+    kept = captured.constants and {tensor.data_ptr() for tensor in held_tensors(model) if not tensor.is_meta}
     for target, tensor in captured.constants.items():
         place = attributes.get(tensor.data_ptr())
         if place is not None:
             constants[target] = {"attribute": place}
+        elif tensor.data_ptr() in kept:
+            raise NotStorable(f"{target} is a tensor that is held outside of the modules")
         elif tensor.nbytes <= MOST_CONSTANT_BYTES and tensor.is_contiguous() and not tensor.is_complex():
             constants[target] = {
                 "values": tensor.detach().cpu().double().tolist() if tensor.is_floating_point() else tensor.tolist(),

@@ -24,10 +24,13 @@ import torch.utils._pytree as pytree
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.export_errors import where
+from monet.capture.guards.code_reads import CodeReads
+from monet.capture.guards.contents import PLAIN
+from monet.capture.guards.model_reads import MOST_DEPTH, model_reads, parts
 from monet.capture.structure_text import UnwrittenStructure, structure_data
 from monet.torch_switches import tracing_switches
 
-FORMAT = 2
+FORMAT = 3
 """Of a key and of what is kept under it."""
 MOST_CONSTANT_BYTES = 1 << 16
 """Of a tensor that is neither parameter nor buffer: a larger one makes no key."""
@@ -55,6 +58,7 @@ def model_key(
         look.at((FORMAT, torch.__version__, sys.version_info[:3], _own_version(), gradients_leave))
         look.at(_settings(device_type(model, (args, kwargs))))
         look.at(model)
+        look.read(model)
         look.geometry(model)
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         look.at(structure_data(spec))
@@ -135,6 +139,43 @@ class _Look:
             else:
                 self.at(node.target)
             self.at(torch.fx.node.map_arg((node.args, node.kwargs), lambda of: ("node", of.name)))
+
+    def read(self, model: torch.nn.Module) -> None:
+        """What code of the forward pass reads besides: globals, members of classes, and what functions hold."""
+        reads = model_reads(model)
+        own = set(map(id, model.modules()))
+        found = [(name, where.get(name)) for where, name in reads.lookups.values()] + reads.held
+        for name, value in sorted(found, key=lambda of: of[0]):
+            self._add(name)
+            self._value(value, reads, own, 0)
+        for of in reads.classes:
+            for name, value in vars(of).items():
+                if reads.is_named(name) and isinstance(value, PLAIN):
+                    self._add(of.__qualname__, name, repr(value))
+
+    def _value(self, value: Any, reads: CodeReads, own: set[int], depth: int) -> None:
+        """As far as the guard of a planned step compares it."""
+        if isinstance(value, PLAIN):
+            self._add(type(value).__name__, repr(value))
+        elif isinstance(value, torch.nn.Module):
+            if id(value) not in own:
+                raise _Opaque  # its tensors are constants of the trace
+        elif isinstance(value, torch.Tensor):
+            self.at(value)
+        elif isinstance(value, types.FunctionType):
+            self._add(value.__module__, value.__qualname__)
+            self._bytecode(value.__code__)
+        elif isinstance(value, types.MethodType):
+            self._value(value.__func__, reads, own, depth)
+            self._value(value.__self__, reads, own, depth + 1)
+        elif isinstance(value, type | types.ModuleType) or callable(value) or id(value) in self._seen:
+            self._add(getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__))
+        elif depth <= MOST_DEPTH:
+            self._seen[id(value)] = len(self._seen)
+            self._alive.append(value)
+            self._add(type(value).__qualname__, *(value if isinstance(value, dict) else ()))
+            for part in parts(value, reads):
+                self._value(part, reads, own, depth + 1)
 
     def geometry(self, model: torch.nn.Module) -> None:
         """Of parameters and buffers, and which of them are one memory."""

@@ -23,9 +23,9 @@ class CallGeometry:
     """A training call. Strides are left out: an input with others than planned is copied.
 
     ``threads``: of torch, 0 on a GPU. ``autocast``: its state. ``modes``: of every submodule, training or not.
-    ``parameters``: which of them require a gradient. ``forward``: the identity of a ``forward`` that was put into the object, as
-    accelerate does for mixed precision. ``structure``: of the arguments. ``shapes``: of each tensor among them the
-    shape, dtype, device and whether it requires a gradient; of anything else its type and value.
+    ``parameters``: which of them require a gradient. ``forward``: the identity of a ``forward`` that was put into the
+    object, as accelerate does for mixed precision. ``structure``: of the arguments. ``shapes``: of each tensor among
+    them the shape, dtype, device and whether it requires a gradient; of anything else its type and value.
     """
 
     threads: int

@@ -60,8 +60,8 @@ class Seeded(torch.nn.Module):
         self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = seeded(self.first(x))[0]
-        return seeded(self.second(found))[0]
+        found: Tensor = seeded(self.second(seeded(self.first(x))[0]))[0]
+        return found
 
 
 @pytest.mark.parametrize("budget", ["100%", "90%"])
@@ -77,7 +77,7 @@ def test_a_seed_on_another_device_is_in_no_memory_of_the_step(budget: str) -> No
         module(x).square().sum().backward()
     assert SEEN == ["meta"] * 4
     for name, parameter in eager.named_parameters():
-        assert torch.equal(parameter.grad, dict(planned.named_parameters())[name].grad), name
+        torch.testing.assert_close(dict(planned.named_parameters())[name].grad, parameter.grad, rtol=0, atol=0)
     arena = planned._step.runner.arena
     assert arena is not None and arena.statistics().misses == 0
 

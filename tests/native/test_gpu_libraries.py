@@ -129,5 +129,5 @@ def test_a_draw_is_refused_by_name_while_a_graph_is_captured(monkeypatch: pytest
     monkeypatch.setattr(generic, "_device", lambda args: CUDA)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(ExecutionError, match="draws random numbers .* cannot be captured in a graph"):
+    with pytest.raises(ExecutionError, match=r"draws random numbers .* cannot be captured in a graph"):
         generic.draw(torch.ops.aten.bernoulli.p, torch.ones(3), 0.5)

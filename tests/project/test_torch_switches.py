@@ -19,6 +19,10 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 Setter = Callable[[Any], None]
 
 
+MKLDNN: Any = torch.backends.mkldnn
+CUDNN: Any = torch.backends.cudnn
+
+
 def _attribute(of: Any, name: str) -> Setter:
     return lambda value: setattr(of, name, value)
 
@@ -28,13 +32,13 @@ ON_A_GPU: dict[str, tuple[Setter, Any, Any]] = {
     "cudnn.deterministic": (_attribute(torch.backends.cudnn, "deterministic"), True, False),
     "cudnn.benchmark": (_attribute(torch.backends.cudnn, "benchmark"), True, False),
     "tf32": (_attribute(torch.backends.cuda.matmul, "fp32_precision"), "tf32", "none"),
-    "tf32 of cuDNN": (_attribute(torch.backends.cudnn.conv, "fp32_precision"), "ieee", "tf32"),
+    "tf32 of cuDNN": (_attribute(CUDNN.conv, "fp32_precision"), "ieee", "tf32"),
     "reduced sums": (_attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"), False, True),
 }
 ON_THE_CPU: dict[str, tuple[Setter, Any, Any]] = {
     "deterministic": (torch.use_deterministic_algorithms, True, False),
     "oneDNN": (torch.backends.mkldnn.set_flags, False, True),
-    "bfloat16": (_attribute(torch.backends.mkldnn.matmul, "fp32_precision"), "bf16", "none"),
+    "bfloat16": (_attribute(MKLDNN.matmul, "fp32_precision"), "bf16", "none"),
 }
 TRACED: dict[str, tuple[Setter, Any, Any]] = {
     "deterministic": (torch.use_deterministic_algorithms, True, False),

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from monet.capture.guards.code_reads import CodeReads, is_counting
+from monet.capture.guards.code_names import is_counting
+from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import PLAIN, content, is_equal, members_of, restore, same_content
+from monet.capture.guards.filled_containers import apply, difference, outcome, stand_in
 from monet.capture.guards.model_reads import OF_EVERY_MODULE, is_kept_by_torch, model_reads
 from monet.errors import CaptureError, StatefulForward
 
@@ -33,31 +36,40 @@ class Write:
     ``structure`` and ``leaves``: the assigned value as a pytree. A leaf is ``(OUTPUT, position)`` among the flattened
     outputs, the further ones included, ``(INPUT, position)`` among the flattened inputs, ``(MEMBER, name)`` a
     parameter or buffer, ``(VALUE, value)`` no tensor, or ``(ADDED, amount)`` for a number that is counted up.
-    ``in_place``: the container that the attribute holds is given new contents, instead of being replaced.
+    ``in_place``: what is done to the container that the attribute holds, as ``filled_containers.py`` has it, instead of
+    replacing it.
+    ``of_object``: the name of an attribute of the object that the attribute holds: that is what is assigned.
     """
 
     module: str
     key: str
     structure: pytree.TreeSpec
     leaves: tuple[tuple[str, Any], ...]
-    in_place: bool = False
+    in_place: str = ""
+    of_object: str = ""
+
+    def held(self, model: torch.nn.Module) -> tuple[dict[str, Any], str]:
+        """Where it is assigned: a dictionary of attributes and a key."""
+        members = vars(model.get_submodule(self.module))
+        return (vars(members[self.key]), self.of_object) if self.of_object else (members, self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """``before``, ``after``: what a module held under ``key``, ``_NOTHING`` for nothing; ``in_place``: it holds the
-    same container or object, with other contents, which ``before`` lists."""
+    """``before``, ``after``: what a module held under ``key``, ``_NOTHING`` for nothing. ``in_place``: as in ``Write``;
+    then ``after`` is the contents. ``of_object``: as in ``Write``."""
 
     module: torch.nn.Module
     key: str
     before: Any
     after: Any
-    in_place: bool = False
+    in_place: str = ""
+    of_object: str = ""
 
     @property
-    def of_object(self) -> bool:
-        """Whether attributes of an object have changed that the module holds."""
-        return self.in_place and not isinstance(vars(self.module).get(self.key), dict | list | set)
+    def name(self) -> str:
+        """Of the attribute that code names."""
+        return self.of_object or self.key
 
 
 _NOTHING: Any = object()
@@ -77,6 +89,7 @@ class Found:
         self.is_checked = True
         self.watched: list[_Change] = []
         self.counted: set[tuple[int, str]] = set()
+        self.done: dict[int, tuple[str, Any]] = {}  # by container, as ``outcome`` has it
 
 
 class Observed(torch.nn.Module):
@@ -104,7 +117,10 @@ class Observed(torch.nn.Module):
         model: torch.nn.Module = self.__dict__["_model"]
         set_random_state(self._random)
         changes: list[_Change] = []
-        with put_back(model, changes), self._refusing_reads():
+        if self._reads is None:
+            self._reads = model_reads(model)
+        self.found.done.clear()
+        with _unchanged_around(model, self._reads), put_back(model, changes, self.found.done), self._refusing_reads():
             outputs = model(*args, **kwargs)
         self._require_no_draws()
         self.found.out_spec = pytree.tree_structure(outputs)
@@ -123,8 +139,6 @@ class Observed(torch.nn.Module):
 
     def _with_writes(self, changes: Sequence[_Change], outputs: Any, inputs: Sequence[Any]) -> Any:
         model: torch.nn.Module = self.__dict__["_model"]
-        if self._reads is None:
-            self._reads = model_reads(model)
         flat = pytree.tree_leaves(outputs)
         members = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         known = [(OUTPUT, flat), (INPUT, list(inputs))]
@@ -159,27 +173,29 @@ class Observed(torch.nn.Module):
                 leaves, structure = [counted], pytree.tree_structure(0)
             else:
                 self._require_settled(change)
-                if change.of_object:
-                    continue
                 values, structure = pytree.tree_flatten(change.after, is_leaf=lambda of: isinstance(of, PLAIN))
                 leaves = [leaf(value, change) for value in values]
             name = self.__dict__["_names"][change.module]
-            writes.append(Write(name, change.key, structure, tuple(leaves), change.in_place))
+            writes.append(Write(name, change.key, structure, tuple(leaves), change.in_place, change.of_object))
         self.found.writes = tuple(writes)
         return (outputs, extra) if writes else outputs
 
     def _place(self, change: _Change) -> str:
         name = self.__dict__["_names"][change.module]
-        return f"{name}.{change.key}" if name else f"the model's {change.key}"
+        place = f"{name}.{change.key}" if name else f"the model's {change.key}"
+        return f"{place}.{change.of_object}" if change.of_object else place
 
     def _counted(self, change: _Change) -> tuple[str, Any] | None:
         """Of a number that is counted up."""
         assert self._reads is not None
         before, after = change.before, change.after
-        if not all(type(value) in (int, float) for value in (before, after)) or change.key not in self._reads.counted:
+        if not all(type(value) in (int, float) for value in (before, after)) or change.name not in self._reads.counted:
             return None
-        self.found.counted.add((id(change.module), change.key))
-        self._watch(change)
+        if change.of_object:
+            self._require_unread(change)
+        else:
+            self.found.counted.add((id(change.module), change.key))
+            self._watch(change)
         return ADDED, after - before
 
     def _require_settled(self, change: _Change) -> None:
@@ -193,43 +209,59 @@ class Observed(torch.nn.Module):
             )
         if change.after is _NOTHING:
             raise StatefulForward(f"the forward pass deletes {place}, which a plan would not; {_RUN_ONCE}")
-        if not change.in_place:
+        if change.of_object:
+            if change.name in self._reads.counted:
+                raise self._stateful(change)
+            self._require_unread(change)
+        else:
             self._watch(change)
-        elif change.of_object and (read := _read_of(change, self._reads)) is not None:
-            raise StatefulForward(f"the forward pass changes {place}.{read} and reads it; {_RUN_ONCE}")
+
+    def _require_unread(self, change: _Change) -> None:
+        """Of an attribute of an object: it is not known whether it is read before it is assigned."""
+        assert self._reads is not None
+        if self._reads.is_met(change.of_object, change.after) or self._reads.is_met(change.of_object, change.before):
+            raise StatefulForward(f"the forward pass changes {self._place(change)} and reads it; {_RUN_ONCE}")
 
     def _watch(self, change: _Change) -> None:
+        """Let the next trace tell whether what was there before is read."""
         assert self._reads is not None
-        if self._reads.is_read(change.key) and all(
-            (known.module, known.key) != (change.module, change.key) for known in self.found.watched
-        ):
+        is_read = change.in_place or self._reads.is_named(change.key) or change.key in self._reads.counted
+        if is_read and all((known.module, known.key) != (change.module, change.key) for known in self.found.watched):
             self.found.watched.append(change)
             self.found.is_checked = False
 
     @contextmanager
     def _refusing_reads(self) -> Iterator[None]:
         """A context that raises ``StatefulForward`` where code reads, before it assigns it, an attribute that the trace
-        before this one has assigned. Found absent in the module, an attribute is asked for by ``Module.__getattr__``.
-        """
-        watched = {(id(change.module), change.key): change for change in self.found.watched}
-        if not watched:
+        before this one has assigned, and where it leaves in a container what was there before."""
+        watched = [change for change in self.found.watched if not change.in_place]
+        filled = [change for change in self.found.watched if change.in_place]
+        if not self.found.watched:
             yield
             return
-        for change in self.found.watched:
-            if any(change.key in vars(of) for of in type(change.module).__mro__):
-                raise self._stateful(change)
+        with self._refusing_attributes(watched), self._refusing_contents(filled):
+            yield
+        self.found.is_checked = True
+
+    @contextmanager
+    def _refusing_attributes(self, changes: Sequence[_Change]) -> Iterator[None]:
+        """Found absent in the module, an attribute is asked for by its class, and then by ``Module.__getattr__``."""
+        watched = {(id(change.module), change.key): change for change in changes}
         counts = {key: change.before for key, change in watched.items() if key in self.found.counted}
-        taken = [(vars(of.module), of.key, vars(of.module).pop(of.key, _NOTHING)) for of in self.found.watched]
+        taken = [(vars(of.module), of.key, vars(of.module).pop(of.key, _NOTHING)) for of in changes]
         ask, put = torch.nn.Module.__getattr__, torch.nn.Module.__setattr__
 
-        def asked(module: torch.nn.Module, name: str) -> Any:
+        def found(module: Any, name: str, frame: Any) -> Any:
+            """Of a watched attribute that has not been assigned yet."""
             key = id(module), name
-            if key not in watched:
-                return ask(module, name)
-            frame = sys._getframe(1)
             if key in counts and is_counting(frame.f_code, frame.f_lasti):
                 return counts[key]
             raise self._stateful(watched[key])
+
+        def asked(module: torch.nn.Module, name: str) -> Any:
+            if (id(module), name) not in watched:
+                return ask(module, name)
+            return found(module, name, sys._getframe(1))
 
         def assigned(module: torch.nn.Module, name: str, value: Any) -> None:
             if (id(module), name) in counts:  # it stays absent, so that a later read is seen, too
@@ -237,20 +269,68 @@ class Observed(torch.nn.Module):
             else:
                 put(module, name, value)
 
-        torch.nn.Module.__getattr__ = asked  # type: ignore[method-assign]
-        torch.nn.Module.__setattr__ = assigned  # type: ignore[method-assign, assignment]
+        class InClass:
+            """Stands for what a class has under a watched name."""
+
+            def __init__(self, name: str, value: Any) -> None:
+                self.name, self.value = name, value
+
+            def __get__(self, module: Any, of: Any = None) -> Any:
+                if (id(module), self.name) in watched:
+                    return found(module, self.name, sys._getframe(1))
+                return self.value.__get__(module, of) if hasattr(self.value, "__get__") else self.value
+
+        in_classes = {(base, of.key) for of in changes for base in type(of.module).__mro__ if of.key in vars(base)}
+        replaced = [(base, key, vars(base)[key]) for base, key in in_classes]
         try:
+            for base, key, value in replaced:
+                setattr(base, key, InClass(key, value))
+            torch.nn.Module.__getattr__ = asked  # type: ignore[method-assign]
+            torch.nn.Module.__setattr__ = assigned  # type: ignore[method-assign, assignment]
             yield
         finally:
             torch.nn.Module.__getattr__ = ask  # type: ignore[method-assign]
             torch.nn.Module.__setattr__ = put  # type: ignore[method-assign]
+            for base, key, value in replaced:
+                setattr(base, key, value)
             for members, key, value in taken:
                 if key not in members and value is not _NOTHING:
                     members[key] = value
-            for change in self.found.watched:
+            for change in changes:
                 if (id(change.module), change.key) in counts:
                     vars(change.module)[change.key] = counts[id(change.module), change.key]
-        self.found.is_checked = True
+
+    @contextmanager
+    def _refusing_contents(self, changes: Sequence[_Change]) -> Iterator[None]:
+        """Stand-ins are in the place of the containers; their contents are put into these afterwards, as the forward
+        pass would have done."""
+        replaced = []
+        for change in changes:
+            members = vars(change.module)
+            made = stand_in(members[change.key], partial(self._reading, change))
+            replaced.append((change, members, members[change.key], made))
+            members[change.key] = made
+        try:
+            yield
+        except (
+            TypeError
+        ) as error:  # of a function in C, or of the model's own code, that what was there before is no tensor
+            if replaced:
+                raise self._reading(replaced[0][0]) from error
+            raise
+        finally:
+            for change, members, container, made in replaced:
+                if members.get(change.key) is made:
+                    members[change.key] = container
+                    how, contents = outcome(made)
+                    self.found.done[id(container)] = how, contents
+                    apply(how, container, contents)
+
+    def _reading(self, change: _Change) -> StatefulForward:
+        return StatefulForward(
+            f"the forward pass reads what {self._place(change)} holds before it empties it, so that it depends on the "
+            "calls before; empty it at the beginning of the forward pass, or keep such records outside of the model"
+        )
 
     def _stateful(self, change: _Change) -> StatefulForward:
         return StatefulForward(
@@ -262,17 +342,19 @@ class Observed(torch.nn.Module):
 def assign(model: torch.nn.Module, writes: Sequence[Write], outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
     """Do what a step's forward pass would have done. ``outputs``, ``inputs``: flattened, further outputs included."""
     for write in writes:
-        module = model.get_submodule(write.module)
-        held = vars(module)
+        held, key = write.held(model)
         if write.leaves and write.leaves[0][0] == ADDED:
-            held[write.key] = held.get(write.key, 0) + write.leaves[0][1]
+            before = held.get(key, _NOTHING)  # it may be the class's
+            held[key] = (getattr(model.get_submodule(write.module), key) if before is _NOTHING else before) + (
+                write.leaves[0][1]
+            )
             continue
         leaves = [_found(model, kind, where, outputs, inputs) for kind, where in write.leaves]
         value = pytree.tree_unflatten(leaves, write.structure)
         if write.in_place:
-            _fill(held[write.key], value)
+            apply(write.in_place, held[key], value)
         else:
-            held[write.key] = value
+            held[key] = value
 
 
 def release(model: torch.nn.Module, writes: Sequence[Write]) -> None:
@@ -280,9 +362,9 @@ def release(model: torch.nn.Module, writes: Sequence[Write]) -> None:
     together."""
     for write in writes:
         if not write.in_place and any(kind == OUTPUT for kind, _ in write.leaves):
-            held = vars(model.get_submodule(write.module))
-            if write.key in held:
-                held[write.key] = None
+            held, key = write.held(model)
+            if key in held:
+                held[key] = None
 
 
 def _found(model: torch.nn.Module, kind: str, where: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
@@ -295,21 +377,6 @@ def _found(model: torch.nn.Module, kind: str, where: Any, outputs: Sequence[Any]
         owner = model.get_submodule(path)
         return owner._parameters[name] if name in owner._parameters else owner._buffers[name]
     return where
-
-
-def _read_of(change: _Change, reads: CodeReads) -> str | None:
-    """An attribute of an object that has changed and that code reads."""
-    before = dict(zip(change.before[::2], change.before[1::2], strict=True))
-    now = change.after
-    return next((key for key in now if before.get(key, _NOTHING) is not now[key] and reads.is_read(key)), None)
-
-
-def _fill(container: Any, value: Any) -> None:
-    container.clear()
-    if isinstance(container, list):
-        container.extend(value)
-    else:
-        container.update(value)
 
 
 def _not_again(place: str, what: str) -> str:
@@ -348,11 +415,15 @@ def _holds_modules(value: Any) -> bool:
 
 
 @contextmanager
-def put_back(model: torch.nn.Module, changes: list[_Change]) -> Iterator[None]:
+def put_back(
+    model: torch.nn.Module, changes: list[_Change], done: Mapping[int, tuple[str, Any]] | None = None
+) -> Iterator[None]:
     """A context after which the modules hold what they held before it, but for parameters and buffers, whose
-    dictionaries are tracing's; ``changes`` says what was put back."""
+    dictionaries are tracing's; ``changes`` says what was put back. ``done``: what is known to have been done to
+    containers, by their addresses."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     contents = {id(value): (value, content(value)) for _, held in before for value in held.values()}
+    inside = _Inside([(module, key, value) for module, held in before for key, value in held.items()])
     has_ended = False
     try:
         yield
@@ -371,14 +442,91 @@ def put_back(model: torch.nn.Module, changes: list[_Change]) -> Iterator[None]:
                 if was is not value and not touched and is_equal(was, value):
                     now[key] = was
                     continue
-                after = members_of(value).copy() if was is value else value
                 if has_ended and not is_kept_by_torch(module, key):
-                    changes.append(_Change(module, key, held_then if was is value else was, after, was is value))
+                    known = (done or {}).get(id(value))
+                    changes += (
+                        _changes_inside(module, key, held_then or [], value, known)
+                        if was is value
+                        else [_Change(module, key, was, value)]
+                    )
                 if was is _NOTHING:
                     del now[key]
                 else:
                     now[key] = was
                     restore(was, held_then)
+        inside.put_back()
+    inside.require_unchanged({module: name for name, module in model.named_modules()})
+
+
+def _changes_inside(
+    module: torch.nn.Module, key: str, before: list[Any], value: Any, done: tuple[str, Any] | None
+) -> list[_Change]:
+    """Of a container or an object that has held ``before``. ``done``: what was done to it, where that is known."""
+    if isinstance(value, dict | list | set):
+        how, contents = done or difference(before, value)
+        return [_Change(module, key, None, contents, how)]
+    was, now = dict(zip(before[::2], before[1::2], strict=True)), members_of(value)
+    return [
+        _Change(module, key, was.get(name, _NOTHING), now.get(name, _NOTHING), of_object=name)
+        for name in {**was, **now}
+        if not is_equal(was.get(name, _NOTHING), now.get(name, _NOTHING))
+        and was.get(name, _NOTHING) is not now.get(name, _NOTHING)
+    ]
+
+
+class _Inside:
+    """Containers in containers and in objects: nothing of a plan changes what these hold."""
+
+    def __init__(self, held: Sequence[tuple[torch.nn.Module, str, Any]]) -> None:
+        self._found: list[tuple[torch.nn.Module, str, Any, list[Any] | None]] = []
+        self._changed: list[tuple[torch.nn.Module, str]] = []
+        for module, key, value in held:
+            if key in OF_EVERY_MODULE:
+                continue
+            for inner_value in content(value) or ():
+                if isinstance(inner_value, dict | list | set):
+                    self._found.append((module, key, inner_value, content(inner_value)))
+
+    def put_back(self) -> None:
+        for module, key, value, before in self._found:
+            if not same_content(content(value), before):
+                self._changed.append((module, key))
+                restore(value, before)
+
+    def require_unchanged(self, names: Mapping[torch.nn.Module, str]) -> None:
+        """Raises ``StatefulForward`` where something has changed."""
+        for module, key in self._changed:
+            place = f"{names[module]}.{key}" if names[module] else f"the model's {key}"
+            raise StatefulForward(
+                f"the forward pass changes what is held inside of {place}, which a plan would not; {_RUN_ONCE}, else "
+                "assign it to an attribute of its own"
+            )
+
+
+@contextmanager
+def _unchanged_around(model: torch.nn.Module, reads: CodeReads) -> Iterator[None]:
+    """A context that puts back what the forward pass changes outside of the modules, as far as its code names it, and
+    then raises ``StatefulForward``."""
+    own = {id(value) for module in model.modules() for value in vars(module).values()}
+    globals_ = [(where, name, where[name]) for where, name in reads.lookups.values() if name in where]
+    held = [(name, value, content(value)) for name, value in reads.held if id(value) not in own]
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        for where, name, was in globals_:
+            if where.get(name, _NOTHING) is not was:
+                where[name] = was
+                changed.append(name)
+        for name, value, before in held:
+            if isinstance(value, dict | list | set) and not same_content(content(value), before):
+                restore(value, before)
+                changed.append(name)
+    if changed:
+        raise StatefulForward(
+            f"the forward pass changes {changed[0]}, which is no attribute of the model, and a plan would not; "
+            f"{_RUN_ONCE}"
+        )
 
 
 # Random numbers of Python and NumPy.

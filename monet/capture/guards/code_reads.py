@@ -1,135 +1,92 @@
-"""Which names the code of a forward pass reads, from its bytecode: attributes, globals, what it closes over.
+"""What a set of functions and classes reads in Python, those included that they name.
 
 A method counts as called where its name is read, so the answer is more than what runs, never less, but for names that
-are made at run time: where code calls ``getattr``, every name that begins with one of its texts counts.
+are made at run time: where code calls ``getattr``, every name that begins with one of its texts counts, and every one
+that an attribute holds.
 """
 
 from __future__ import annotations
 
-import dis
+import builtins
 import functools
+import inspect
 import sys
+import sysconfig
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from monet.capture.guards.code_names import Names, names_of
+from monet.capture.guards.contents import PLAIN
 
 ENTRIES = ("forward", "__call__", "__iter__", "__getitem__", "__getattr__", "__getattribute__", "__len__",
            "__contains__", "__next__", "__enter__", "__exit__", "__bool__", "__eq__", "__get__")  # fmt: skip
 """Methods that Python or PyTorch calls without their name in the caller's code."""
 _NOT_READ = {"numpy", "torch", "monet"} | set(sys.stdlib_module_names)
-"""Packages whose functions are not looked into: PyTorch's layers are, see ``_is_read``."""
-_READS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME", "IMPORT_FROM", "LOAD_SUPER_ATTR"}
-_BY_TEXT = {"getattr", "hasattr", "attrgetter", "__dict__", "vars", "get_submodule", "get_parameter", "get_buffer"}
+"""Packages whose functions are not looked into, but for those of ``_READ``."""
+_READ = ("torch.nn.modules", "torch.nn.utils", "monet.models", "monet.training_step.whole_step")
+"""PyTorch's layers and the like; a user's loss is called in monet's own module."""
 _CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules"}
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Names that a piece of code reads; ``globals``: of these the global ones; ``begins``: with which names that are
-    made at run time may begin; ``counted``: attributes that are added to or taken from (``self.count += 1``)."""
-
-    read: frozenset[str]
-    globals: frozenset[str]
-    begins: frozenset[str]
-    counted: frozenset[str]
-
-
-@lru_cache(maxsize=4096)
-def names_of(code: types.CodeType) -> Names:
-    """Of a function's code and of what is defined inside. The target of ``self.count += 1`` is not read by that: its
-    value goes nowhere else."""
-    read: set[str] = set()
-    globals_: set[str] = set()
-    begins: set[str] = set()
-    instructions = list(dis.get_instructions(code))
-    added = _added_to(instructions)
-    counted = {str(instructions[number].argval) for number in added}
-    for number, instruction in enumerate(instructions):
-        if instruction.opname in _READS and number not in added:
-            read.add(str(instruction.argval))
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                globals_.add(str(instruction.argval))
-    if not _BY_TEXT.isdisjoint(code.co_names):
-        begins |= {text for text in _texts(code.co_consts) if text[:1].isidentifier()}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner = names_of(constant)
-            read |= inner.read
-            globals_ |= inner.globals
-            begins |= inner.begins
-            counted |= inner.counted
-    return Names(frozenset(read), frozenset(globals_), frozenset(begins), frozenset(counted))
-
-
-def _added_to(instructions: list[dis.Instruction]) -> set[int]:
-    """Which instructions load an attribute to add to it or to take from it, and to store the result there:
-    ``COPY, LOAD_ATTR n, …, BINARY_OP +=, SWAP, STORE_ATTR n``."""
-    found = set()
-    for number, instruction in enumerate(instructions):
-        before = instructions[number - 1] if number else instruction
-        if instruction.opname != "LOAD_ATTR" or before.opname != "COPY":
-            continue
-        rest = instructions[number + 1 : number + 12]
-        for counts, swap, store in zip(rest, rest[1:], rest[2:], strict=False):
-            if counts.argrepr not in ("+=", "-=") or swap.opname != "SWAP" or store.opname != "STORE_ATTR":
-                continue
-            if store.argval == instruction.argval:
-                found.add(number)
-                break
-    return found
-
-
-@lru_cache(maxsize=4096)
-def _counting(code: types.CodeType) -> frozenset[int]:
-    instructions = list(dis.get_instructions(code))
-    return frozenset(instructions[number].offset for number in _added_to(instructions))
-
-
-def is_counting(code: types.CodeType, offset: int) -> bool:
-    """Whether the instruction at ``offset`` loads an attribute just to add to it or to take from it."""
-    return offset in _counting(code)
-
-
-def _texts(constants: tuple[Any, ...]) -> Iterator[str]:
-    for constant in constants:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, tuple):
-            yield from _texts(constant)
+_TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "_parameters", "_buffers"}
+Place = tuple[dict[str, Any], str]
+"""A dictionary of globals and a name that is read there."""
 
 
 class CodeReads:
-    """All that a set of functions and classes reads, those included that they name.
+    """All that functions and classes read that were added, once ``close`` has followed it.
 
-    ``names``: attributes and globals. ``counted``: as in ``Names``. ``lookups``: dictionaries of modules with the names
-    that are read there. ``held``: values that functions close over or have as defaults, and globals that are containers
-    or objects, with a name for each. ``classes``, ``functions``: all that were met.
+    ``lookups``: where globals are read, by what. ``held``: values that functions close over or have as defaults, that
+    methods are bound to, and globals and members of classes that are containers or objects, with a name for each.
+    ``classes``, ``functions``: all that were met. ``counted``: as in ``Names``.
     """
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.lookups: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+        self.lookups: dict[tuple[int, str], Place] = {}
         self.held: list[tuple[str, Any]] = []
         self.counted: set[str] = set()
         self.classes: dict[type, None] = {}
+        self.functions: list[types.FunctionType] = []
+        self.by_value = False
+        self._attributes: set[str] = set()
+        self._methods: set[str] = set()
         self._begins: tuple[str, ...] = ()
         self._met: set[int] = set()
         self._held: set[int] = set()
-        self.functions: list[types.FunctionType] = []
         self._queue: list[types.FunctionType] = []
 
+    @property
+    def size(self) -> int:
+        """Grows with all that is learnt."""
+        parts = self.lookups, self.held, self.classes, self.functions, self._attributes, self._methods, self._begins
+        return sum(map(len, parts))
+
     def is_read(self, name: str) -> bool:
-        """Whether an attribute of this name may be read."""
-        return name in self.names or (bool(self._begins) and name.startswith(self._begins))
+        """Whether the value of an attribute of this name may be read."""
+        return name in self._attributes or (bool(self._begins) and name.startswith(self._begins))
+
+    def is_named(self, name: str) -> bool:
+        """The same, or whether it may be called."""
+        return name in self._methods or self.is_read(name)
+
+    def is_met(self, name: str, value: Any) -> bool:
+        """Whether this value of an attribute of that name may be read or called."""
+        return self.is_read(name) or (name in self._methods and callable(value))
 
     @property
     def reads_children(self) -> bool:
         """Whether code goes through the submodules of a module that names none of them."""
-        return not _CHILDREN.isdisjoint(self.names)
+        return any(map(self.is_named, _CHILDREN))
+
+    @property
+    def reads_tensors(self) -> bool:
+        """Whether code goes through parameters and buffers that it does not name."""
+        return any(map(self.is_named, _TENSORS))
+
+    def add_name(self, name: str) -> None:
+        """An attribute of this name is read."""
+        self._learn({name}, set())
 
     def add(self, thing: Any) -> bool:
         """Read a function, a method, or what calls one; False where it is nothing of that kind."""
@@ -138,12 +95,13 @@ class CodeReads:
             self._hold("functools.partial", thing.keywords)
             thing = thing.func
         if isinstance(thing, types.MethodType):
+            self._hold(f"what {thing.__func__.__qualname__} is bound to", thing.__self__)
             thing = thing.__func__
         if isinstance(thing, staticmethod | classmethod):
             thing = thing.__func__
         if isinstance(thing, property):
             return any([self.add(part) for part in (thing.fget, thing.fset) if part is not None])
-        inner = getattr(thing, "__wrapped__", None)
+        inner = inspect.getattr_static(thing, "__wrapped__", None) if callable(thing) else None
         if inner is not None and callable(inner):
             self.add(inner)
         if not isinstance(thing, types.FunctionType):
@@ -161,9 +119,9 @@ class CodeReads:
                 continue
             self.classes[base] = None
             if base is not torch.nn.Module:
-                for name, value in vars(base).items():
-                    if name in ENTRIES or self.is_read(name):
-                        self.add(value)
+                for name, value in list(vars(base).items()):
+                    if name in ENTRIES or self.is_named(name):
+                        self._hold(f"{base.__qualname__}.{name}", value)
 
     def close(self) -> None:
         """Read all that follows from what was added."""
@@ -171,9 +129,17 @@ class CodeReads:
             self._read(self._queue.pop())
 
     def _read(self, function: types.FunctionType) -> None:
-        names = names_of(function.__code__)
-        for name in names.globals & function.__globals__.keys():
-            self._look_up(function.__globals__, name, names)
+        names, around = names_of(function.__code__), function.__globals__
+        # Objects that a package has as globals (tables of all its models) are compared by identity alone.
+        objects = not function.__code__.co_filename.startswith(INSTALLED)
+        attributes, methods = set(names.attributes), set(names.methods)
+        for name, attribute in names.globals:
+            if name in around or name not in _BUILTINS:
+                self._look_up(around, name, names, objects=objects)
+            if attribute is not None and not isinstance(around.get(name), types.ModuleType):
+                attributes.add(attribute)
+        for name in names.imports:
+            self._look_into(sys.modules.get(name), names, set(), objects=objects)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:
                 self._hold(name, cell.cell_contents)
@@ -181,46 +147,63 @@ class CodeReads:
                 continue
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._hold(function.__name__, value)
-        self._learn(names)
-
-    def _learn(self, names: Names) -> None:
-        new = names.read - self.names
-        begins = names.begins.difference(self._begins)
-        self.names |= new
         self.counted |= names.counted
-        if begins:
-            self._begins += tuple(begins)
+        self.by_value = self.by_value or names.by_value
+        self._begins += tuple(names.begins.difference(self._begins))
+        self._learn(attributes, methods, names.begins)
+
+    def _learn(self, attributes: set[str], methods: set[str], begins: frozenset[str] = frozenset()) -> None:
+        new = (attributes - self._attributes) | (methods - self._methods)
+        self._attributes |= attributes
+        self._methods |= methods
         if not new and not begins:
             return
+        beginning = tuple(begins)
         for of in list(self.classes):
             if of is torch.nn.Module:
                 continue
             for name, value in list(vars(of).items()):
-                if name in new or (begins and name.startswith(tuple(begins))):
-                    self.add(value)
+                if name in new or (beginning and name.startswith(beginning)):
+                    self._hold(f"{of.__qualname__}.{name}", value)
 
-    def _look_up(self, where: dict[str, Any], name: str, names: Names) -> None:
-        key = id(where), name
-        if key in self.lookups:
+    def _look_up(self, where: dict[str, Any], name: str, names: Names, *, objects: bool) -> None:
+        """Code with these names reads this one. ``objects``: hold what it finds there, be it no code."""
+        value = where.get(name)
+        self._note(where, name, objects=objects)
+        self._look_into(value, names, set(), objects=objects)
+
+    def _look_into(self, module: Any, names: Names, seen: set[int], *, objects: bool) -> None:
+        """What code that has these names may read of a module."""
+        if not isinstance(module, types.ModuleType) or id(module) in seen:
             return
-        self.lookups[key] = where, name
-        value = where[name]
-        if isinstance(value, types.ModuleType):
-            for inner in names.read & vars(value).keys():
-                self._look_up(vars(value), inner, names)
-        else:
+        seen.add(id(module))
+        inside = vars(module)
+        of_globals = {attribute for _, attribute in names.globals if attribute is not None}
+        for name in (names.attributes | names.methods | of_globals) & inside.keys():
+            self._note(inside, name, objects=objects)
+            self._look_into(inside[name], names, seen, objects=objects)
+
+    def _note(self, where: dict[str, Any], name: str, *, objects: bool) -> None:
+        value = where.get(name)
+        self.lookups.setdefault((id(where), name), (where, name))
+        if objects or isinstance(value, type | types.FunctionType):
             self._hold(name, value)
 
     def _hold(self, name: str, value: Any) -> None:
         if isinstance(value, type):
             if _is_read(value):
                 self.add_class(value)
-        elif not self.add(value) and id(value) not in self._held:
+        elif not isinstance(value, (*PLAIN, types.ModuleType)) and not self.add(value) and id(value) not in self._held:
             self._held.add(id(value))
             self.held.append((name, value))
+
+
+_BUILTINS = frozenset(vars(builtins))
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""Where the files of installed packages are."""
 
 
 def _is_read(thing: Callable[..., Any] | type) -> bool:
     """Whether code is looked into: a user's, another package's, and that of PyTorch's layers."""
     module = thing.__module__ or ""
-    return module.partition(".")[0] not in _NOT_READ or module.startswith(("torch.nn.modules", "torch.nn.utils"))
+    return module.partition(".")[0] not in _NOT_READ or module.startswith(_READ)

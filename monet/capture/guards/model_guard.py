@@ -19,9 +19,17 @@ import torch
 
 from monet.capture.guards.code_reads import ENTRIES
 from monet.capture.guards.contents import PLAIN, is_equal, same_content
-from monet.capture.guards.model_reads import MOST_DEPTH, OF_EVERY_MODULE, OPAQUE, is_kept_by_torch, model_reads
+from monet.capture.guards.model_reads import (
+    MOST_DEPTH,
+    OF_EVERY_MODULE,
+    OPAQUE,
+    is_kept_by_torch,
+    model_reads,
+    read_attributes,
+    slots_of,
+)
 from monet.capture.guards.module_hooks import HOOKS, hook_name, only_looks
-from monet.capture.guards.watch import DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
+from monet.capture.guards.watch import ATTRIBUTE, DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
 from monet.torch_switches import switches
 
 Key = tuple[str, str]
@@ -62,6 +70,9 @@ class ModelGuard:
         self._within: Key | None = None
         self._names = {id(module): name for name, module in model.named_modules()}
         self._modules = list(model.modules())
+        # Modules that something else than a module holds, and which memory their tensors have.
+        self._foreign: set[int] = set()
+        self._constants: list[tuple[str, torch.Tensor, int]] = []
         self._reads = model_reads(model, own_hooks=own_hooks)
         self._entries: list[_Entry] = []
         self._watch = Watch()
@@ -104,6 +115,9 @@ class ModelGuard:
         for one, other in self._apart:
             if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
                 return _at("ties", self._of_ties())
+        for place, tensor, memory in self._constants:
+            if _memory(tensor) != memory:
+                return Difference(place, f"{place} has other memory than when this was planned")
         now = {} if self._code_alone else switches()
         if now != self._switches:
             name = next(name for name in now if now[name] != self._switches[name])
@@ -119,54 +133,72 @@ class ModelGuard:
         self._entries.append(_Entry(kind, container, compare, now, self._within))
 
     def _add_dict(
-        self, members: dict[Any, Any], told: Callable[[Any, Any, Any], str | None], matters: Callable[[Any], bool]
+        self,
+        members: dict[Any, Any],
+        told: Callable[[Any, Any, Any], str | None],
+        matters: Callable[[Any, Any], bool],
+        *,
+        ordered: str = "",
     ) -> None:
         """``told``: a sentence on a key whose value was the second and is the third, ``OTHER`` where there is none.
-        ``matters``: whether a key is compared."""
+        ``matters``: whether a key with this value is compared. ``ordered``: what is said to be in another order."""
 
         def now() -> list[Any]:
-            return [part for key, value in members.items() for part in (key, value if matters(key) else OTHER)]
+            # What cannot be called may be replaced by what can, and then be called.
+            noted = ((key, value, matters(key, value) or matters(key, callable)) for key, value in members.items())
+            return [part for key, value, matter in noted for part in (key, value if matter else OTHER)]
 
         def compare(recorded: tuple[Any, ...]) -> Difference | None:
             before = dict(zip(recorded[::2], recorded[1::2], strict=True))
             for key in (*before, *(key for key in members if key not in before)):
                 was, value = before.get(key, OTHER), members.get(key, OTHER)
-                if matters(key) and was is not value and not is_equal(was, value):
+                if was is value or is_equal(was, value):
+                    continue
+                if matters(key, value) or (was is not OTHER and matters(key, was)):
                     sentence = told(key, was, value)
                     if sentence is not None:
                         return Difference(str(key), sentence)
+            kept = [key for key in before if key in members]
+            if ordered and kept != [key for key in members if key in before]:
+                return Difference("order", f"{ordered} are in another order than when this was planned")
             return None
 
         self._add(DICT, members, compare, now)
 
     def _add_module(self, module: torch.nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):  # no plan has one
+            return
         label, own = self._label(module), vars(module)
         of = type(module)
         self._add_type(label, module)
         name = self._names.get(id(module), "")
         is_root = module is self._model
 
-        def matters(key: str) -> bool:
+        def matters(key: str, value: Any) -> bool:
             if key in OF_EVERY_MODULE:
                 return key in _MEMBERS or (key in HOOKS and (self._own_hooks or not is_root))
             if is_kept_by_torch(module, key):
                 return False
-            return (key == "forward" or self._reads.is_read(key)) and (name, key) not in self._written
+            return (key == "forward" or self._reads.is_met(key, value)) and (name, key) not in self._written
 
         self._add_dict(own, partial(self._of_attribute, label), matters)
         is_container = any("__iter__" in vars(base) or "__getitem__" in vars(base) for base in of.__mro__[:-1])
         any_child = is_container or self._reads.reads_children
+        any_child = any_child or self._reads.reads_tensors
         children = module._modules
         known = set(children)
         self._add_dict(
             children,
             partial(self._of_child, label),
-            lambda key: key in known or any_child or self._reads.is_read(key),
+            lambda key, _: key in known or any_child or self._reads.is_named(key),
+            ordered=f"submodules of {label}" if any_child else "",
         )
         for members in (module._parameters, module._buffers):
-            self._add_dict(members, partial(self._of_tensor, name), lambda key: True)
-        for key, value in own.items():
-            if key not in OF_EVERY_MODULE and matters(key):
+            told = partial(self._of_tensor, name, foreign=id(module) in self._foreign)
+            order = f"parameters of {label}" if is_container or self._reads.reads_tensors else ""
+            self._add_dict(members, told, lambda key, _: True, ordered=order)
+        for key, value in list(own.items()):
+            if key not in OF_EVERY_MODULE and matters(key, value):
                 self._within = name, key
                 self._add_value(f"{label}.{key}" if name else f"the model's {key}", value, 0)
         self._within = None
@@ -174,12 +206,17 @@ class ModelGuard:
     def _add_own_hooks(self, module: torch.nn.Module) -> None:
         if self._own_hooks or module is not self._model:
             for hooks, kind in HOOKS.items():
-                self._add_hooks(vars(module)[hooks], self._label(module), kind)
+                self._add_hooks(vars(module).get(hooks, {}), self._label(module), kind)
 
     def _add_hooks(self, hooks: dict[int, Any], label: str, kind: str) -> None:
         """Those that only look are in no plan: they may be gone."""
         left_out = {key for key, hook in hooks.items() if only_looks(hook)}
-        self._add_dict(hooks, partial(_of_hook, label, kind), lambda key: key not in left_out)
+        self._add_dict(
+            hooks,
+            partial(_of_hook, label, kind),
+            lambda key, hook: key not in left_out and not only_looks(hook),
+            ordered=f"the {kind}s of {label}",
+        )
         for key, hook in hooks.items():
             if key not in left_out:
                 self._add_value(f"a {kind} of {label}", hook, 0)
@@ -208,15 +245,18 @@ class ModelGuard:
         what = "was replaced" if OTHER not in (was, value) else "was removed" if value is OTHER else "was added"
         return f"submodule {whose!r} {what} after planning; make a new MonetModule, or plan again"
 
-    def _of_tensor(self, name: str, key: str, was: Any, value: Any) -> str | None:
-        """Another tensor of the same geometry is as good, if it is one memory with the same others."""
+    def _of_tensor(self, name: str, key: str, was: Any, value: Any, *, foreign: bool = False) -> str | None:
+        """Another tensor of the same geometry is as good, if it is one memory with the same others. ``foreign``: of a
+        module that is none of the model's, whose tensors are constants of the plan."""
         whose = f"{name}.{key}" if name else key
         if value is OTHER or was is OTHER:
-            if was is OTHER and not self._reads.is_read(key) and not self._reads.is_read("_parameters"):
+            if was is OTHER and not self._reads.is_named(key) and not self._reads.reads_tensors:
                 return None
             return f"{whose} was {'removed' if value is OTHER else 'added'} after planning"
         if was is None or value is None:
             return f"{whose} is {_short(value)}, and was {_short(was)} when this was planned"
+        if foreign:
+            return f"{whose} is another tensor than when this was planned, of a module that is no part of the model"
         return self._of_ties()
 
     def _of_ties(self) -> str | None:
@@ -235,27 +275,77 @@ class ModelGuard:
         if isinstance(value, (*PLAIN, *OPAQUE)) or id(value) in self._seen or depth > MOST_DEPTH:
             return
         self._seen[id(value)] = value
-        if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
-            return
+        if isinstance(value, torch.nn.Module):
+            self._add_foreign(label, value)
+        elif isinstance(value, types.MethodType):
+            self._add_value(label, value.__self__, depth)
+        elif not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+            self._add_items(label, value, depth)
+            self._add_object(label, value, depth)
+
+    def _add_items(self, label: str, value: Any, depth: int) -> None:
+        """Of a container, also of a class that is derived from one."""
         if isinstance(value, dict):
-            self._add_dict(value, lambda key, was, now: _of_value(f"{label}[{key!r}]", was, now), lambda key: True)
-            for key, item in list(value.items()):
-                self._add_value(f"{label}[{key!r}]", item, depth + 1)
+            self._add_dict(
+                value,
+                lambda key, was, now: _of_value(f"{label}[{key!r}]", was, now),
+                lambda key, _: True,
+                ordered=f"the entries of {label}",
+            )
         elif isinstance(value, list):
             self._add(LIST, value, partial(_of_items, label, value), lambda: list(value))
         elif isinstance(value, set):
             self._add(SET, value, partial(_of_items, label, value), lambda: list(value))
-        elif not isinstance(value, tuple | set | frozenset) and isinstance(getattr(value, "__dict__", None), dict):
-            self._add_dict(
-                vars(value), lambda key, was, now: _of_value(f"{label}.{key}", was, now), self._reads.is_read
-            )
-            for key, item in list(vars(value).items()):
-                if self._reads.is_read(key):
-                    self._add_value(f"{label}.{key}", item, depth + 1)
-            self._add_type(label, value)
-        if isinstance(value, list | tuple):
+        if isinstance(value, dict):
+            for key, item in list(value.items()):
+                self._add_value(f"{label}[{key!r}]", item, depth + 1)
+        elif isinstance(value, list | tuple | frozenset):
             for number, item in enumerate(value):
                 self._add_value(f"{label}[{number}]", item, depth + 1)
+
+    def _add_object(self, label: str, value: Any, depth: int) -> None:
+        """The class and the attributes of an object, those in slots, too."""
+        if type(value).__module__ == "builtins":
+            return
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict):
+            self._add_dict(held, lambda key, was, now: _of_value(f"{label}.{key}", was, now), self._reads.is_met)
+            self._add_type(label, value)
+        for key in slots_of(type(value)):
+            if self._reads.is_named(key):
+                self._add_slot(f"{label}.{key}", value, key)
+        for key, item in read_attributes(value, self._reads):
+            self._add_value(f"{label}.{key}", item, depth + 1)
+
+    def _add_slot(self, label: str, value: Any, key: str) -> None:
+        """An attribute in a slot, or a variable that functions share."""
+
+        def now() -> Any:
+            try:
+                return getattr(value, key, OTHER)
+            except ValueError:  # an empty cell
+                return OTHER
+
+        def compare(was: tuple[Any, ...]) -> Difference | None:
+            return None if is_equal(was[1], now()) else _at(key, _of_value(label, was[1], now()))
+
+        self._add(ATTRIBUTE, value, compare, lambda: [key, now()])
+
+    def _add_foreign(self, label: str, value: torch.nn.Module) -> None:
+        """A module, and all of its, that is no submodule of the model."""
+        added = [(name, module) for name, module in value.named_modules() if id(module) not in self._names]
+        for name, module in added:
+            self._names[id(module)] = f"{label}.{name}" if name else label
+            self._foreign.add(id(module))
+        for _, module in added:
+            self._add_own_hooks(module)
+            self._add_module(module)
+            for members in (module._parameters, module._buffers):
+                self._constants += [
+                    (f"{self._label(module)}.{key}", tensor, _memory(tensor))
+                    for key, tensor in members.items()
+                    if tensor is not None
+                ]
 
     def _add_code(self) -> None:
         module = vars(torch.nn.modules.module)
@@ -267,11 +357,27 @@ class ModelGuard:
             members = gc.get_referents(vars(of))[0]  # the dictionary itself, of which ``vars`` is a view
             functions = {key for key, value in members.items() if callable(value) or hasattr(value, "__get__")}
 
-            def matters(key: str, functions: set[str] = functions) -> bool:
-                is_read = key in ENTRIES or self._reads.is_read(key)
-                return is_read and (not self._code_alone or key in functions)
+            def matters(key: str, _: Any, functions: set[str] = functions) -> bool:
+                is_met = key in ENTRIES or self._reads.is_named(key)
+                return is_met and (not self._code_alone or key in functions)
 
             self._add_dict(members, partial(_of_member, of.__qualname__), matters)
+        for function in self._reads.functions:
+            for part in ("__code__",) if self._code_alone else ("__code__", "__defaults__", "__kwdefaults__"):
+                self._add_part(function, part)
+            if not self._code_alone:
+                for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+                    self._add_slot(name, cell, "cell_contents")
+
+    def _add_part(self, function: types.FunctionType, part: str) -> None:
+        """What is put into a function in the place of its own, as by IPython's autoreload."""
+        name = f"{function.__qualname__}.{part}"
+        self._add(
+            ATTRIBUTE,
+            function,
+            lambda was: _at(part, f"{name} was replaced after planning"),
+            lambda: [part, getattr(function, part)],
+        )
 
     def _add_globals(self) -> None:
         for where, name in list(self._reads.lookups.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import PLAIN
-from monet.capture.guards.module_hooks import FORWARD, only_looks
+from monet.capture.guards.module_hooks import FORWARD, only_looks, own_hook
 
-OPAQUE = (torch.Tensor, torch.nn.Module, types.ModuleType, type, torch.Generator)
+OPAQUE = (torch.Tensor, types.ModuleType, type, torch.Generator)
 """What is not looked into as an object: it is compared by identity, or elsewhere."""
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 MOST_DEPTH = 6
@@ -20,45 +21,110 @@ MOST_DEPTH = 6
 
 
 def model_reads(model: torch.nn.Module, *, own_hooks: bool = True) -> CodeReads:
-    """All that the modules' forward passes may read. ``own_hooks``: those of the model itself, too."""
+    """All that the modules' forward passes may read, those of modules included that are held by something else than a
+    module. ``own_hooks``: the model's own hooks, too."""
     reads = CodeReads()
     modules = list(model.modules())
     for module in modules:
-        reads.add_class(type(module))
-        reads.add(vars(module).get("forward"))
-        for hooks in FORWARD if own_hooks or module is not model else ():
-            for hook in vars(module)[hooks].values():
-                if not only_looks(hook):
-                    _read(reads, hook, 0)
-    known = -1
-    while known != len(reads.names) + len(reads.held):  # until no new name is met
-        known = len(reads.names) + len(reads.held)
+        _enter(reads, module, hooks=own_hooks or module is not model)
+    known = set(map(id, modules))
+    size = -1
+    while size != reads.size:  # until nothing new is met
+        size = reads.size
         reads.close()
-        for module in modules:
-            for name, value in vars(module).items():
-                if name not in OF_EVERY_MODULE and reads.is_read(name):
-                    _read(reads, value, 0)
-        for _, value in list(reads.held):
-            _read(reads, value, 0)
+        queue: deque[tuple[Any, int]] = deque((value, 0) for module in modules for value in _attributes(module, reads))
+        queue.extend((value, 0) for _, value in reads.held)
+        seen: set[int] = set()
+        while queue:
+            value, depth = queue.popleft()
+            if isinstance(value, (*PLAIN, *OPAQUE)) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, torch.nn.Module):
+                for module in value.modules() if id(value) not in known else ():
+                    if id(module) not in known:
+                        known.add(id(module))
+                        modules.append(module)
+                        _enter(reads, module, hooks=True)
+            elif not reads.add(value) and depth <= MOST_DEPTH:
+                queue.extend((part, depth + 1) for part in parts(value, reads))
+                if not isinstance(value, list | tuple | dict | set | frozenset):
+                    reads.add_class(type(value))
     return reads
 
 
-def _read(reads: CodeReads, value: Any, depth: int) -> None:
-    if isinstance(value, (*PLAIN, *OPAQUE)) or reads.add(value) or depth > MOST_DEPTH:
-        return
-    for part in _parts(value, reads):
-        _read(reads, part, depth + 1)
-    if not isinstance(value, list | tuple | dict | set | frozenset):
-        reads.add_class(type(value))
+def _enter(reads: CodeReads, module: torch.nn.Module, *, hooks: bool) -> None:
+    """Read what is called without its name where a module is."""
+    reads.add_class(type(module))
+    reads.add(vars(module).get("forward"))
+    for kind in FORWARD if hooks else ():
+        for hook in map(own_hook, vars(module).get(kind, {}).values()):
+            if not only_looks(hook) and not reads.add(hook):
+                reads.add_class(type(hook))
 
 
-def _parts(value: Any, reads: CodeReads) -> Iterator[Any]:
+def _attributes(module: torch.nn.Module, reads: CodeReads) -> Iterator[Any]:
+    for name, value in list(vars(module).items()):
+        if name not in OF_EVERY_MODULE:
+            if reads.by_value and isinstance(value, str) and value.isidentifier():
+                reads.add_name(value)
+            if reads.is_met(name, value):
+                yield value
+
+
+def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors that the forward pass may read and that are no parameter, buffer or attribute of a module of the model:
+    in containers, objects, globals, and modules that one of these holds."""
+    reads = model_reads(model)
+    own = set(map(id, model.modules()))
+    queue: deque[tuple[Any, int]] = deque(
+        (value, 0) for module in model.modules() for value in _attributes(module, reads)
+    )
+    queue.extend((where.get(name), 0) for where, name in reads.lookups.values())
+    queue.extend((value, 0) for _, value in reads.held)
+    seen: set[int] = set()
+    while queue:
+        value, depth = queue.popleft()
+        if isinstance(value, PLAIN) or id(value) in seen or depth > MOST_DEPTH:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, torch.nn.Module):
+            if id(value) not in own:
+                yield from (*value.parameters(), *value.buffers())
+        elif not isinstance(value, OPAQUE) and not callable(value):
+            queue.extend((part, depth + 1) for part in parts(value, reads))
+
+
+def parts(value: Any, reads: CodeReads) -> Iterator[Any]:
+    """What a container holds, and of an object the attributes that may be read."""
     if isinstance(value, Mapping):
         yield from list(value.values())
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         yield from list(value)
-    else:
-        yield from [part for name, part in list(getattr(value, "__dict__", {}).items()) if reads.is_read(name)]
+    yield from [part for _, part in read_attributes(value, reads)]
+
+
+def read_attributes(value: Any, reads: CodeReads) -> list[tuple[str, Any]]:
+    """Attributes of an object that may be read, by name; those in slots, too."""
+    held = getattr(value, "__dict__", None)
+    found = list(held.items()) if isinstance(held, dict) else []
+    for name in slots_of(type(value)):
+        try:
+            found.append((name, object.__getattribute__(value, name)))
+        except AttributeError:  # not set
+            continue
+    return [(name, part) for name, part in found if reads.is_met(name, part)]
+
+
+def slots_of(of: type) -> list[str]:
+    """Names of a class's slots, of those of its bases that are written in Python."""
+    found: list[str] = []
+    for base in of.__mro__:
+        slots = vars(base).get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else slots
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 def is_kept_by_torch(module: torch.nn.Module, key: str) -> bool:

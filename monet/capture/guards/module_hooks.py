@@ -1,14 +1,16 @@
 """Hooks of modules: those that only look at values are left out of a trace, the others are part of it.
 
 Whether a hook only looks is read off its code: it returns None, assigns no attribute, and nothing in it could change a
-tensor. In doubt it is traced; what it changes in Python besides is put back.
+tensor. In doubt it is traced, and then it must change nothing else in Python.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
-import sysconfig
+import inspect
+import operator
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -19,18 +21,25 @@ from typing import Any
 
 import torch
 
-from monet.capture.guards.code_reads import CodeReads
-from monet.capture.guards.contents import content, restore
+from monet.capture.guards.code_reads import INSTALLED, CodeReads
+from monet.capture.guards.contents import content, is_equal, restore, same_content
 from monet.errors import CaptureError
 
 FORWARD = {"_forward_hooks": "hook", "_forward_pre_hooks": "forward pre-hook"}
 BACKWARD = {"_backward_hooks": "backward hook", "_backward_pre_hooks": "backward pre-hook"}
 HOOKS = {**FORWARD, **BACKWARD}
 
-_ASSIGN = {"setattr", "delattr", "vars", "exec", "eval", "__dict__", "__setattr__", "register_buffer",
-           "register_parameter", "data"}  # fmt: skip
+_CHANGING = {
+    "setattr", "delattr", "vars", "exec", "eval", "__dict__", "__setattr__", "register_buffer", "register_parameter",
+    "data", "setitem", "__setitem__",
+    *(name for name in dir(operator) if name.startswith("__i") and f"__{name[3:]}" in dir(operator)),
+    *(name for name in dir(operator) if name.startswith("i") and name[1:] in dir(operator)),
+    *(name for name, of in vars(torch.nn.functional).items()
+      if isinstance(of, types.FunctionType) and "inplace" in inspect.signature(of).parameters),
+}  # fmt: skip
+"""Names of functions and methods that change what they are given, or may."""
+_CHANGING_KEYWORDS = {"out", "inplace"}
 _RETURN_NONE = {"append", "extend", "add", "update", "insert", "clear", "print", "write_text", "info", "debug", "put"}
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NAMED = 3
 """How many hooks a message names."""
 
@@ -59,7 +68,7 @@ def part_hooks(model: torch.nn.Module) -> list[PartHook]:
     found = []
     for name, module in model.named_modules():
         for members, kind in HOOKS.items():
-            for hook in vars(module)[members].values():
+            for hook in vars(module).get(members, {}).values():
                 found.append(PartHook(name or "the model", kind, hook, only_looks(hook)))
     for members, kind in HOOKS.items():
         for hook in vars(torch.nn.modules.module)[f"_global{members}"].values():
@@ -86,17 +95,18 @@ def as_planned(model: torch.nn.Module) -> Iterator[None]:
                 "model itself under monet.apply)"
             )
     held = [(vars(module), name or "the model") for name, module in model.named_modules()]
+    own = {id(value) for members, _ in held for value in members.values()}
     everywhere = vars(torch.nn.modules.module)
     before: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for members, label in held:
-            before.append((members, "_is_full_backward_hook", members["_is_full_backward_hook"]))
-            if members["_backward_hooks"] or members["_backward_pre_hooks"]:
+            if any(members.get(name) for name in BACKWARD):
+                before.append((members, "_is_full_backward_hook", members["_is_full_backward_hook"]))
                 members["_is_full_backward_hook"] = None
             for name, kind in HOOKS.items():
-                if members[name]:
+                if members.get(name):
                     before.append((members, name, members[name]))
-                    members[name] = _left(members[name], kind, label)
+                    members[name] = _left(members[name], kind, label, own)
         for name in HOOKS:
             if everywhere[f"_global{name}"]:
                 before.append((everywhere, f"_global{name}", everywhere[f"_global{name}"]))
@@ -107,28 +117,35 @@ def as_planned(model: torch.nn.Module) -> Iterator[None]:
             members[name] = hooks
 
 
-def _left(hooks: OrderedDict[int, Any], kind: str, label: str) -> OrderedDict[int, Any]:
+def _left(hooks: OrderedDict[int, Any], kind: str, label: str, own: set[int]) -> OrderedDict[int, Any]:
     return OrderedDict(
-        (key, hook if isinstance(hook, _Traced) else _Traced(hook, kind, label))
+        (key, hook if isinstance(hook, _Traced) else _Traced(hook, kind, label, own))
         for key, hook in hooks.items()
         if isinstance(hook, _Traced) or not only_looks(hook)
     )
 
 
 class _Traced:
-    """A hook in a trace: what it changes in Python is put back, and where it fails it is named."""
+    """A hook in a trace. Where it fails it is named, and where it changes what it holds in Python: what it computes may
+    then depend on the call before."""
 
-    def __init__(self, hook: Any, kind: str, label: str) -> None:
-        self._hook, self._name = hook, f"{hook_name(hook)}, a {kind} of {label}"
+    def __init__(self, hook: Any, kind: str, label: str, own: set[int]) -> None:
+        """``own``: what attributes of the model's modules hold, which tracing looks after itself."""
+        self.hook, self._name = hook, f"{hook_name(hook)}, a {kind} of {label}"
         reads = reads_of(hook)
-        self._held = [value for _, value in reads.held]
-        self._cells = [cell for function in reads.functions for cell in function.__closure__ or ()]
+        self._held = [(name, value) for name, value in reads.held if id(value) not in own]
+        self._cells = [
+            (name, cell)
+            for function in reads.functions
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+        ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        held = [(value, content(value)) for value in self._held]
-        cells = [(cell, cell.cell_contents) for cell in self._cells]
+        held = [(name, value, content(value)) for name, value in self._held]
+        cells = [(name, cell, cell.cell_contents) for name, cell in self._cells]
+        changed: list[str] = []
         try:
-            return self._hook(*args, **kwargs)
+            result = self.hook(*args, **kwargs)
         except CaptureError:
             raise
         except Exception as error:  # whatever a hook raises
@@ -138,27 +155,60 @@ class _Traced:
                 "planned, or let it return None where it only looks"
             ) from error
         finally:
-            for value, before in held:
-                restore(value, before)
-            for cell, value in cells:
+            for name, value, before in held:
+                if not same_content(content(value), before):
+                    changed.append(name)
+                    restore(value, before)
+            for name, cell, value in cells:
+                if cell.cell_contents is not value and not is_equal(cell.cell_contents, value):
+                    changed.append(name)
                 cell.cell_contents = value
+        if changed:
+            raise CaptureError(
+                f"{self._name}, may change values and changes {changed[0]} besides, which a planned step would not: "
+                "divide it into a hook that only looks and one that only computes, or remove it"
+            )
+        return result
+
+
+def own_hook(hook: Any) -> Any:
+    """The user's own one, also while the model is traced."""
+    return hook.hook if isinstance(hook, _Traced) else hook
 
 
 def reads_of(hook: Any) -> CodeReads:
-    """What a hook's code reads."""
+    """What a hook's code reads, and the code of the objects' methods that it names."""
     reads = CodeReads()
     if not reads.add(hook):
-        reads.add_class(type(hook))
-    owner = getattr(hook, "__self__", hook)
-    if not isinstance(owner, torch.nn.Module | types.FunctionType) and hasattr(owner, "__dict__"):
-        reads.held.append((type(owner).__name__, owner))
-        reads.held += [(key, value) for key, value in vars(owner).items() if isinstance(value, dict | list | set)]
-    reads.close()
+        reads.held.append((type(hook).__name__, hook))
+        reads.add(vars(type(hook)).get("__call__"))
+    size = -1
+    while size != reads.size:
+        size = reads.size
+        reads.close()
+        for _, owner in list(reads.held):
+            if isinstance(owner, dict | list | set | tuple | torch.Tensor):
+                continue
+            for base in type(owner).__mro__:
+                if not _is_installed(base):
+                    for name, value in list(vars(base).items()):
+                        if reads.is_named(name):
+                            reads.add(value)
+            known = {id(value) for _, value in reads.held}
+            for name, value in list(getattr(owner, "__dict__", {}).items()):
+                if isinstance(value, dict | list | set) and reads.is_named(name) and id(value) not in known:
+                    reads.held.append((name, value))
     return reads
 
 
+def _is_installed(of: type) -> bool:
+    path = getattr(sys.modules.get(of.__module__), "__file__", None)
+    return of.__module__ == "builtins" or (path is not None and path.startswith(INSTALLED))
+
+
 def only_looks(hook: Any) -> bool:
-    """Whether a hook surely changes no value; False in doubt."""
+    """Whether a hook surely changes no value; False in doubt. Packages that are installed, but for PyTorch, are taken
+    to change no tensor that they are given."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     function = hook
@@ -168,10 +218,10 @@ def only_looks(hook: Any) -> bool:
         function = function.__func__
     if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
         return False
-    if function.__code__.co_filename.startswith(_INSTALLED) or not _returns_none(function.__code__):
+    if function.__code__.co_filename.startswith(INSTALLED) or not _returns_none(function.__code__):
         return False
-    called = [of for of in reads_of(hook).functions if not of.__code__.co_filename.startswith(_INSTALLED)]
-    return all(not _may_change(of.__code__) for of in (function, *called))
+    called = [of for of in reads_of(hook).functions if not of.__code__.co_filename.startswith(INSTALLED)]
+    return not any(_may_change(of.__code__) or _calls_a_module(of) for of in {function, *called})
 
 
 @lru_cache(maxsize=1024)
@@ -210,13 +260,11 @@ def _may_change(code: types.CodeType) -> bool:
     instructions = list(dis.get_instructions(code))
     for number, instruction in enumerate(instructions):
         name = str(instruction.argval)
-        if instruction.opname in ("STORE_ATTR", "DELETE_ATTR"):
+        if instruction.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_SLICE"):
             return True
         if instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME")) and (
-            name in _ASSIGN or (name.endswith("_") and not name.startswith("_"))
+            name in _CHANGING or (name.endswith("_") and not name.startswith("_"))
         ):
-            return True
-        if instruction.opname == "KW_NAMES" and "out" in code.co_consts[instruction.arg or 0]:
             return True
         if instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("="):
             follows = instructions[number + 1].opname if number + 1 < len(instructions) else ""
@@ -224,7 +272,34 @@ def _may_change(code: types.CodeType) -> bool:
                 return True
         if instruction.opname == "STORE_SUBSCR" and not _is_of_a_container(instructions, number):
             return True
+        if instruction.opname in ("LOAD_FAST", "LOAD_FAST_BORROW") and _is_called(instructions, number):
+            return True  # who knows what
+    for constant in code.co_consts:
+        if isinstance(constant, tuple) and not _CHANGING_KEYWORDS.isdisjoint(map(str, constant)):
+            return True
     return any(isinstance(of, types.CodeType) and _may_change(of) for of in code.co_consts)
+
+
+def _is_called(instructions: list[dis.Instruction], number: int) -> bool:
+    """Whether what an instruction loads is called: Python puts a mark beside it, before (3.11, 3.12) or after it."""
+    beside = instructions[max(0, number - 1) : number] + instructions[number + 1 : number + 2]
+    return any(of.opname == "PUSH_NULL" for of in beside) or "NULL" in instructions[number].argrepr
+
+
+def _calls_a_module(function: types.FunctionType) -> bool:
+    """Whether it calls a module or an object of PyTorch's that it closes over or has as a global: what that does to
+    its argument (``nn.ReLU(inplace=True)``) is not read."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    instructions = list(dis.get_instructions(function.__code__))
+    for number, instruction in enumerate(instructions):
+        if not _is_called(instructions, number):
+            continue
+        value = function.__globals__.get(str(instruction.argval))
+        if instruction.opname == "LOAD_DEREF" and instruction.argval in cells:
+            value = cells[str(instruction.argval)].cell_contents
+        if isinstance(value, torch.nn.Module):
+            return True
+    return False
 
 
 def _is_of_a_container(instructions: list[dis.Instruction], number: int) -> bool:

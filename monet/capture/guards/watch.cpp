@@ -15,15 +15,18 @@ void* PyList_GetItem(void* list, std::ptrdiff_t index);
 std::ptrdiff_t PySet_Size(void* set);
 int PySet_Contains(void* set, void* member);
 void* PyObject_Type(void* object);
+void* PyObject_GetAttr(void* object, void* name);
+void PyErr_Clear();
 void Py_DecRef(void* object);
 }
 
 namespace {
 
-enum Kind : int64_t { DICT = 0, LIST = 1, TYPE = 2, LOOKUP = 3, SET = 4 };
+enum Kind : int64_t { DICT = 0, LIST = 1, TYPE = 2, LOOKUP = 3, SET = 4, ATTRIBUTE = 5 };
 
 // items: of a dict keys and values in turn (a value of null may be any), of a list its items, of an object its type,
-// of a lookup a key and its value (null: the key is not there). The caller keeps all of them alive.
+// of a lookup, or of an attribute that is a function's or in a slot, a key and its value (null: the key is not there).
+// The caller keeps all of them alive.
 struct Entry {
   Kind kind;
   void* container;
@@ -81,6 +84,15 @@ bool is_same(Entry& entry) {
         if (PySet_Contains(entry.container, item) != 1) return false;
       }
       return true;
+    }
+    case ATTRIBUTE: {
+      void* value = PyObject_GetAttr(entry.container, items[0]);
+      if (value == nullptr) {
+        PyErr_Clear();
+      } else {
+        Py_DecRef(value);  // the object still has it
+      }
+      return value == items[1];
     }
     default:
       return PyDict_GetItemWithError(entry.container, items[0]) == items[1];

@@ -12,9 +12,9 @@ from typing import Any
 
 from monet.native.library import build, declare
 
-DICT, LIST, TYPE, LOOKUP, SET = range(5)
+DICT, LIST, TYPE, LOOKUP, SET, ATTRIBUTE = range(6)
 """Kinds of entries, as ``watch.cpp`` numbers them: a dictionary's keys and values, a list's items, an object's type, a
-key of a dictionary, a set's members."""
+key of a dictionary, a set's members, an attribute of a function or in a slot."""
 
 
 class _Other:
@@ -59,8 +59,8 @@ class Watch:
 
     def record(self, index: int, kind: int, container: Any, items: Sequence[Any]) -> None:
         """Entry ``index``, a new one where it is ``len(self)``. ``items``: of a dictionary keys and values in turn,
-        where ``OTHER`` is a value that is not compared; of a list its items; of an object its type; of a lookup the key
-        and its value, ``OTHER`` where the key is not there."""
+        where ``OTHER`` is a value that is not compared; of a list its items; of an object its type; of a lookup, or of
+        an attribute, the key and its value, ``OTHER`` where the key is not there."""
         entry = kind, container, tuple(items)
         if index == len(self._entries):
             self._entries.append(entry)
@@ -85,6 +85,11 @@ class Watch:
 def _is_same(kind: int, container: Any, items: tuple[Any, ...]) -> bool:
     if kind == TYPE:
         return type(container) is items[0]
+    if kind == ATTRIBUTE:
+        try:
+            return getattr(container, items[0], OTHER) is items[1]
+        except ValueError:  # an empty cell
+            return items[1] is OTHER
     if kind == LOOKUP:
         return bool(container.get(items[0], OTHER) is items[1])
     if kind == SET:
