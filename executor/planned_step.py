@@ -11,6 +11,7 @@ import torch.utils._pytree as pytree
 from monet.capture import Captured, autocast
 from monet.capture.guards.attribute_writes import assign, release
 from monet.capture.guards.model_guard import ModelGuard
+from monet.capture.plain_tensors import is_plain, why_not_plain
 from monet.errors import PlanMismatch
 from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
@@ -107,6 +108,9 @@ class PlannedStep:
         """The model must be what tracing read: another one would be trained by another step."""
         difference = self._guard.difference()
         if difference is not None:
+            for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+                if not is_plain(tensor):  # says more than what makes it so: a hook, another class
+                    raise PlanMismatch(why_not_plain(f"parameter {name}", tensor))
             raise PlanMismatch(
                 f"{difference.sentence}; undo that, or plan again for the model as it is", place=difference.place
             )

@@ -26,7 +26,7 @@ from monet.capture.captured import device_type
 from monet.capture.export_errors import where
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import PLAIN
-from monet.capture.guards.model_reads import MOST_DEPTH, model_reads, parts
+from monet.capture.guards.model_reads import Found, model_reads, parts
 from monet.capture.structure_text import UnwrittenStructure, structure_data
 from monet.torch_switches import tracing_switches
 
@@ -147,14 +147,15 @@ class _Look:
         found = [(name, where.get(name)) for where, name in reads.lookups.values()] + reads.held
         for name, value in sorted(found, key=lambda of: of[0]):
             self._add(name)
-            self._value(value, reads, own, 0)
+            self._value(Found(value), reads, own)
         for of in reads.classes:
             for name, value in vars(of).items():
                 if reads.is_named(name) and isinstance(value, PLAIN):
                     self._add(of.__qualname__, name, repr(value))
 
-    def _value(self, value: Any, reads: CodeReads, own: set[int], depth: int) -> None:
+    def _value(self, found: Found, reads: CodeReads, own: set[int]) -> None:
         """As far as the guard of a planned step compares it."""
+        value = found.value
         if isinstance(value, PLAIN):
             self._add(type(value).__name__, repr(value))
         elif isinstance(value, torch.nn.Module):
@@ -166,16 +167,18 @@ class _Look:
             self._add(value.__module__, value.__qualname__)
             self._bytecode(value.__code__)
         elif isinstance(value, types.MethodType):
-            self._value(value.__func__, reads, own, depth)
-            self._value(value.__self__, reads, own, depth + 1)
-        elif isinstance(value, type | types.ModuleType) or callable(value) or id(value) in self._seen:
+            self._value(Found(value.__func__), reads, own)
+            self._value(Found(value.__self__), reads, own)
+        elif isinstance(value, types.ModuleType):
+            self._add(types.ModuleType.__repr__(value))
+        elif isinstance(value, type) or callable(value) or id(value) in self._seen or found.is_too_deep:
             self._add(getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__))
-        elif depth <= MOST_DEPTH:
+        else:
             self._seen[id(value)] = len(self._seen)
             self._alive.append(value)
             self._add(type(value).__qualname__, *(value if isinstance(value, dict) else ()))
             for part in parts(value, reads):
-                self._value(part, reads, own, depth + 1)
+                self._value(found.inside(part), reads, own)
 
     def geometry(self, model: torch.nn.Module) -> None:
         """Of parameters and buffers, and which of them are one memory."""

@@ -99,7 +99,8 @@ def test_a_classifier_in_the_trainer_goes_on_from_a_checkpoint(tmp_path: Path) -
                 trainer.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-2") if resume else None)
                 results.append(state(model))
                 if apply:
-                    assert counts(model) == (2 if resume else 4, 0, 1)
+                    # The first call runs eagerly: it completes the configuration (``problem_type``).
+                    assert counts(model) == (1 if resume else 3, 1, 1)
         return results
 
     eager, resumed, planned, planned_resumed = with_packages(run)
@@ -167,7 +168,7 @@ def test_adapters_of_low_rank(input_gradients: bool) -> None:
                 optimizer.zero_grad()
             results.append(state(model))
             if apply:
-                assert counts(model) == (3, 0, 1)
+                assert counts(model) == (2, 1, 1)  # the first call completes the configuration
                 assert not any(p.requires_grad for n, p in model.named_parameters() if "embeddings" in n)
         return results
 

@@ -182,6 +182,7 @@ def causal_model() -> Any:
     sizes: dict[str, Any] = {
         "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "max_position_embeddings": 32, "attn_implementation": "eager",
+        "use_cache": False,  # as the Trainer will set it
     }  # fmt: skip
     return LlamaForCausalLM(LlamaConfig(**sizes))
 

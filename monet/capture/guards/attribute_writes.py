@@ -195,7 +195,8 @@ class Observed(torch.nn.Module):
             self._require_unread(change)
         else:
             self.found.counted.add((id(change.module), change.key))
-            self._watch(change)
+            if self._reads.is_named(change.key):
+                self._watch(change)
         return ADDED, after - before
 
     def _require_settled(self, change: _Change) -> None:
@@ -213,7 +214,7 @@ class Observed(torch.nn.Module):
             if change.name in self._reads.counted:
                 raise self._stateful(change)
             self._require_unread(change)
-        else:
+        elif change.in_place or self._reads.is_named(change.key) or change.key in self._reads.counted:
             self._watch(change)
 
     def _require_unread(self, change: _Change) -> None:
@@ -224,9 +225,7 @@ class Observed(torch.nn.Module):
 
     def _watch(self, change: _Change) -> None:
         """Let the next trace tell whether what was there before is read."""
-        assert self._reads is not None
-        is_read = change.in_place or self._reads.is_named(change.key) or change.key in self._reads.counted
-        if is_read and all((known.module, known.key) != (change.module, change.key) for known in self.found.watched):
+        if all((known.module, known.key) != (change.module, change.key) for known in self.found.watched):
             self.found.watched.append(change)
             self.found.is_checked = False
 
@@ -312,9 +311,7 @@ class Observed(torch.nn.Module):
             members[change.key] = made
         try:
             yield
-        except (
-            TypeError
-        ) as error:  # of a function in C, or of the model's own code, that what was there before is no tensor
+        except TypeError as error:  # what was there before is no tensor, says a function in C or the model's own code
             if replaced:
                 raise self._reading(replaced[0][0]) from error
             raise

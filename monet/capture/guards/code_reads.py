@@ -106,7 +106,8 @@ class CodeReads:
             self.add(inner)
         if not isinstance(thing, types.FunctionType):
             return False
-        if id(thing) not in self._met and _is_read(thing):
+        is_generated = thing.__code__.co_filename == "<string>"  # a dataclass's __eq__, which names all fields
+        if id(thing) not in self._met and _is_read(thing) and not is_generated:
             self._met.add(id(thing))
             self.functions.append(thing)
             self._queue.append(thing)
@@ -121,7 +122,13 @@ class CodeReads:
             if base is not torch.nn.Module:
                 for name, value in list(vars(base).items()):
                     if name in ENTRIES or self.is_named(name):
-                        self._hold(f"{base.__qualname__}.{name}", value)
+                        self._hold_member(base, name, value)
+
+    def _hold_member(self, of: type, name: str, value: Any) -> None:
+        """Of a package's objects, that are no modules, only what is read as an attribute: of a trainer, or a
+        configuration, code calls no method whose name others do not have."""
+        if not is_installed(of) or issubclass(of, torch.nn.Module) or name in ENTRIES or isinstance(value, property):
+            self._hold(f"{of.__qualname__}.{name}", value)
 
     def close(self) -> None:
         """Read all that follows from what was added."""
@@ -164,7 +171,7 @@ class CodeReads:
                 continue
             for name, value in list(vars(of).items()):
                 if name in new or (beginning and name.startswith(beginning)):
-                    self._hold(f"{of.__qualname__}.{name}", value)
+                    self._hold_member(of, name, value)
 
     def _look_up(self, where: dict[str, Any], name: str, names: Names, *, objects: bool) -> None:
         """Code with these names reads this one. ``objects``: hold what it finds there, be it no code."""
@@ -201,6 +208,12 @@ class CodeReads:
 _BUILTINS = frozenset(vars(builtins))
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Where the files of installed packages are."""
+
+
+def is_installed(of: type) -> bool:
+    """Whether a class is an installed package's, or Python's own."""
+    path = vars(sys.modules.get(of.__module__, builtins)).get("__file__")
+    return of.__module__ == "builtins" or (isinstance(path, str) and path.startswith(INSTALLED))
 
 
 def _is_read(thing: Callable[..., Any] | type) -> bool:

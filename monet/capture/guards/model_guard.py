@@ -20,10 +20,11 @@ import torch
 from monet.capture.guards.code_reads import ENTRIES
 from monet.capture.guards.contents import PLAIN, is_equal, same_content
 from monet.capture.guards.model_reads import (
-    MOST_DEPTH,
     OF_EVERY_MODULE,
     OPAQUE,
+    Found,
     is_kept_by_torch,
+    is_met,
     model_reads,
     read_attributes,
     slots_of,
@@ -200,7 +201,7 @@ class ModelGuard:
         for key, value in list(own.items()):
             if key not in OF_EVERY_MODULE and matters(key, value):
                 self._within = name, key
-                self._add_value(f"{label}.{key}" if name else f"the model's {key}", value, 0)
+                self._add_value(f"{label}.{key}" if name else f"the model's {key}", value)
         self._within = None
 
     def _add_own_hooks(self, module: torch.nn.Module) -> None:
@@ -219,7 +220,7 @@ class ModelGuard:
         )
         for key, hook in hooks.items():
             if key not in left_out:
-                self._add_value(f"a {kind} of {label}", hook, 0)
+                self._add_value(f"a {kind} of {label}", hook)
 
     def _add_type(self, label: str, thing: Any) -> None:
         def compare(was: tuple[Any, ...]) -> Difference | None:
@@ -270,20 +271,21 @@ class ModelGuard:
             return f"{place} and {first} were two tensors when this was planned, and are one now"
         return None
 
-    def _add_value(self, label: str, value: Any, depth: int) -> None:
+    def _add_value(self, label: str, value: Any, found: Found | None = None) -> None:
         """What a container or an object holds, where that can change while it stays the same one."""
-        if isinstance(value, (*PLAIN, *OPAQUE)) or id(value) in self._seen or depth > MOST_DEPTH:
+        found = found or Found(value)
+        if isinstance(value, (*PLAIN, *OPAQUE)) or id(value) in self._seen or found.is_too_deep:
             return
         self._seen[id(value)] = value
         if isinstance(value, torch.nn.Module):
             self._add_foreign(label, value)
         elif isinstance(value, types.MethodType):
-            self._add_value(label, value.__self__, depth)
+            self._add_value(label, value.__self__)
         elif not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
-            self._add_items(label, value, depth)
-            self._add_object(label, value, depth)
+            self._add_items(label, value, found)
+            self._add_object(label, value, found)
 
-    def _add_items(self, label: str, value: Any, depth: int) -> None:
+    def _add_items(self, label: str, value: Any, found: Found) -> None:
         """Of a container, also of a class that is derived from one."""
         if isinstance(value, dict):
             self._add_dict(
@@ -298,24 +300,28 @@ class ModelGuard:
             self._add(SET, value, partial(_of_items, label, value), lambda: list(value))
         if isinstance(value, dict):
             for key, item in list(value.items()):
-                self._add_value(f"{label}[{key!r}]", item, depth + 1)
+                self._add_value(f"{label}[{key!r}]", item, found.inside(item))
         elif isinstance(value, list | tuple | frozenset):
             for number, item in enumerate(value):
-                self._add_value(f"{label}[{number}]", item, depth + 1)
+                self._add_value(f"{label}[{number}]", item, found.inside(item))
 
-    def _add_object(self, label: str, value: Any, depth: int) -> None:
+    def _add_object(self, label: str, value: Any, found: Found) -> None:
         """The class and the attributes of an object, those in slots, too."""
         if type(value).__module__ == "builtins":
             return
         held = getattr(value, "__dict__", None)
         if isinstance(held, dict):
-            self._add_dict(held, lambda key, was, now: _of_value(f"{label}.{key}", was, now), self._reads.is_met)
+            told = partial(self._of_object, label)
+            self._add_dict(held, told, lambda key, item: is_met(value, key, item, self._reads))
             self._add_type(label, value)
         for key in slots_of(type(value)):
             if self._reads.is_named(key):
                 self._add_slot(f"{label}.{key}", value, key)
         for key, item in read_attributes(value, self._reads):
-            self._add_value(f"{label}.{key}", item, depth + 1)
+            self._add_value(f"{label}.{key}", item, found.inside(item))
+
+    def _of_object(self, label: str, key: str, was: Any, value: Any) -> str | None:
+        return _of_value(f"{label}.{key}", was, value)
 
     def _add_slot(self, label: str, value: Any, key: str) -> None:
         """An attribute in a slot, or a variable that functions share."""
@@ -383,7 +389,7 @@ class ModelGuard:
         for where, name in list(self._reads.lookups.values()):
             self._add_lookup(where, name)
         for name, value in list(self._reads.held):
-            self._add_value(name, value, 0)
+            self._add_value(name, value)
 
     def _add_lookup(self, where: dict[str, Any], name: str) -> None:
         label = f"{where.get('__name__', 'a module')}.{name}"

@@ -5,19 +5,45 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from monet.capture.guards.code_reads import CodeReads
+from monet.capture.guards.code_reads import CodeReads, is_installed
 from monet.capture.guards.contents import PLAIN
 from monet.capture.guards.module_hooks import FORWARD, only_looks, own_hook
 
 OPAQUE = (torch.Tensor, types.ModuleType, type, torch.Generator)
 """What is not looked into as an object: it is compared by identity, or elsewhere."""
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_OF_TENSORS = frozenset(dir(torch.Tensor))
+"""Of an object of a package these are not compared: where code reads such a name, it is of a tensor."""
 MOST_DEPTH = 6
 """Of containers in containers: a deeper one is compared by identity alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A value within others. ``depth``: how many; ``packaged``: whether one of them is an object of a package."""
+
+    value: Any
+    depth: int = 0
+    packaged: bool = False
+
+    @property
+    def is_too_deep(self) -> bool:
+        """Whether it is compared by identity alone: an object of a package within another one, as all that hangs on a
+        trainer, and what is in many containers."""
+        return self.depth > MOST_DEPTH or (self.packaged and _is_packaged(self.value))
+
+    def inside(self, value: Any) -> Found:
+        """A part of it."""
+        return Found(value, self.depth + 1, self.packaged or _is_packaged(self.value))
+
+
+def _is_packaged(value: Any) -> bool:
+    return type(value).__module__ != "builtins" and is_installed(type(value))
 
 
 def model_reads(model: torch.nn.Module, *, own_hooks: bool = True) -> CodeReads:
@@ -32,12 +58,13 @@ def model_reads(model: torch.nn.Module, *, own_hooks: bool = True) -> CodeReads:
     while size != reads.size:  # until nothing new is met
         size = reads.size
         reads.close()
-        queue: deque[tuple[Any, int]] = deque((value, 0) for module in modules for value in _attributes(module, reads))
-        queue.extend((value, 0) for _, value in reads.held)
+        queue = deque(Found(value) for module in modules for value in _attributes(module, reads))
+        queue.extend(Found(value) for _, value in reads.held)
         seen: set[int] = set()
         while queue:
-            value, depth = queue.popleft()
-            if isinstance(value, (*PLAIN, *OPAQUE)) or id(value) in seen:
+            found = queue.popleft()
+            value = found.value
+            if isinstance(value, (*PLAIN, *OPAQUE)) or id(value) in seen or found.is_too_deep:
                 continue
             seen.add(id(value))
             if isinstance(value, torch.nn.Module):
@@ -46,8 +73,8 @@ def model_reads(model: torch.nn.Module, *, own_hooks: bool = True) -> CodeReads:
                         known.add(id(module))
                         modules.append(module)
                         _enter(reads, module, hooks=True)
-            elif not reads.add(value) and depth <= MOST_DEPTH:
-                queue.extend((part, depth + 1) for part in parts(value, reads))
+            elif not reads.add(value):
+                queue.extend(map(found.inside, parts(value, reads)))
                 if not isinstance(value, list | tuple | dict | set | frozenset):
                     reads.add_class(type(value))
     return reads
@@ -77,15 +104,14 @@ def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     in containers, objects, globals, and modules that one of these holds."""
     reads = model_reads(model)
     own = set(map(id, model.modules()))
-    queue: deque[tuple[Any, int]] = deque(
-        (value, 0) for module in model.modules() for value in _attributes(module, reads)
-    )
-    queue.extend((where.get(name), 0) for where, name in reads.lookups.values())
-    queue.extend((value, 0) for _, value in reads.held)
+    queue = deque(Found(value) for module in model.modules() for value in _attributes(module, reads))
+    queue.extend(Found(where.get(name)) for where, name in reads.lookups.values())
+    queue.extend(Found(value) for _, value in reads.held)
     seen: set[int] = set()
     while queue:
-        value, depth = queue.popleft()
-        if isinstance(value, PLAIN) or id(value) in seen or depth > MOST_DEPTH:
+        found = queue.popleft()
+        value = found.value
+        if isinstance(value, PLAIN) or id(value) in seen or found.is_too_deep:
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -94,7 +120,7 @@ def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
             if id(value) not in own:
                 yield from (*value.parameters(), *value.buffers())
         elif not isinstance(value, OPAQUE) and not callable(value):
-            queue.extend((part, depth + 1) for part in parts(value, reads))
+            queue.extend(map(found.inside, parts(value, reads)))
 
 
 def parts(value: Any, reads: CodeReads) -> Iterator[Any]:
@@ -115,7 +141,12 @@ def read_attributes(value: Any, reads: CodeReads) -> list[tuple[str, Any]]:
             found.append((name, object.__getattribute__(value, name)))
         except AttributeError:  # not set
             continue
-    return [(name, part) for name, part in found if reads.is_met(name, part)]
+    return [(name, part) for name, part in found if is_met(value, name, part, reads)]
+
+
+def is_met(value: Any, name: str, part: Any, reads: CodeReads) -> bool:
+    """Whether this attribute of an object may be read."""
+    return reads.is_met(name, part) and not (name in _OF_TENSORS and _is_packaged(value))
 
 
 def slots_of(of: type) -> list[str]:

@@ -10,7 +10,6 @@ import dis
 import functools
 import inspect
 import operator
-import sys
 import types
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from monet.capture.guards.code_reads import INSTALLED, CodeReads
+from monet.capture.guards.code_reads import INSTALLED, CodeReads, is_installed
 from monet.capture.guards.contents import content, is_equal, restore, same_content
 from monet.errors import CaptureError
 
@@ -190,7 +189,7 @@ def reads_of(hook: Any) -> CodeReads:
             if isinstance(owner, dict | list | set | tuple | torch.Tensor):
                 continue
             for base in type(owner).__mro__:
-                if not _is_installed(base):
+                if not is_installed(base):
                     for name, value in list(vars(base).items()):
                         if reads.is_named(name):
                             reads.add(value)
@@ -199,11 +198,6 @@ def reads_of(hook: Any) -> CodeReads:
                 if isinstance(value, dict | list | set) and reads.is_named(name) and id(value) not in known:
                     reads.held.append((name, value))
     return reads
-
-
-def _is_installed(of: type) -> bool:
-    path = getattr(sys.modules.get(of.__module__), "__file__", None)
-    return of.__module__ == "builtins" or (path is not None and path.startswith(INSTALLED))
 
 
 def only_looks(hook: Any) -> bool:
