@@ -14,6 +14,7 @@ import importlib.metadata
 import sys
 import sysconfig
 import types
+from collections import UserDict, UserList
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.export_errors import where
 from monet.capture.guards.code_reads import CodeReads
-from monet.capture.guards.contents import PLAIN
+from monet.capture.guards.contents import PLAIN, copy_of
 from monet.capture.guards.model_reads import Found, model_reads, parts
 from monet.capture.structure_text import UnwrittenStructure, structure_data
 from monet.torch_switches import tracing_switches
@@ -148,6 +149,12 @@ class _Look:
         for name, value in sorted(found, key=lambda of: of[0]):
             self._add(name)
             self._value(Found(value), reads, own)
+        for function in reads.functions:
+            self._value(Found(function), reads, own)
+            cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+            for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells):
+                if isinstance(value, PLAIN):  # what is more is among ``held``
+                    self._add(repr(value))
         for of in reads.classes:
             for name, value in vars(of).items():
                 if reads.is_named(name) and isinstance(value, PLAIN):
@@ -177,6 +184,9 @@ class _Look:
             self._seen[id(value)] = len(self._seen)
             self._alive.append(value)
             self._add(type(value).__qualname__, *(value if isinstance(value, dict) else ()))
+            if hasattr(copied := copy_of(value), "tobytes"):
+                self._add(copied.dtype, copied.shape, copied.tobytes().hex())
+            value = value.data if isinstance(value, UserDict | UserList) else value
             for part in parts(value, reads):
                 self._value(found.inside(part), reads, own)
 

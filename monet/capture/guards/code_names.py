@@ -13,14 +13,16 @@ _READS = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _BY_TEXT = {"getattr", "hasattr", "attrgetter", "__dict__", "vars", "get_submodule", "get_parameter", "get_buffer"}
 
+_ALL = {"__dict__", "vars"}
+
 
 @dataclass(frozen=True, slots=True)
 class Names:
     """``attributes``: that are read of anything but a global; ``methods``: of these, that are called at once, so that
     only what can be called is meant. ``globals``: global names, each with the attributes that are read of it at once.
     ``imports``: modules that are imported inside. ``begins``: with which names that are made at run time may begin;
-    ``by_value``: such names are held by attributes. ``counted``: attributes that are added to or taken from
-    (``self.count += 1``)."""
+    ``by_value``: such names are held by attributes; ``all``: every attribute is gone through. ``counted``: attributes
+    that are added to or taken from (``self.count += 1``)."""
 
     attributes: frozenset[str]
     methods: frozenset[str]
@@ -28,6 +30,7 @@ class Names:
     imports: frozenset[str]
     begins: frozenset[str]
     by_value: bool
+    all: bool
     counted: frozenset[str]
 
 
@@ -44,6 +47,7 @@ def names_of(code: types.CodeType) -> Names:
     added = _added_to(instructions)
     counted = {str(instructions[number].argval) for number in added}
     by_value = not _BY_TEXT.isdisjoint(code.co_names)
+    all_ = not _ALL.isdisjoint(code.co_names)
     for number, instruction in enumerate(instructions):
         name = str(instruction.argval)
         if instruction.opname in _GLOBALS:
@@ -68,6 +72,7 @@ def names_of(code: types.CodeType) -> Names:
             begins |= inner.begins
             counted |= inner.counted
             by_value = by_value or inner.by_value
+            all_ = all_ or inner.all
     return Names(
         frozenset(attributes),
         frozenset(methods),
@@ -75,6 +80,7 @@ def names_of(code: types.CodeType) -> Names:
         frozenset(imports),
         frozenset(begins),
         by_value,
+        all_,
         frozenset(counted),
     )
 

@@ -52,6 +52,7 @@ class CodeReads:
         self._attributes: set[str] = set()
         self._methods: set[str] = set()
         self._begins: tuple[str, ...] = ()
+        self._all = False  # a user's own code goes through all attributes
         self._met: set[int] = set()
         self._held: set[int] = set()
         self._queue: list[types.FunctionType] = []
@@ -60,11 +61,11 @@ class CodeReads:
     def size(self) -> int:
         """Grows with all that is learnt."""
         parts = self.lookups, self.held, self.classes, self.functions, self._attributes, self._methods, self._begins
-        return sum(map(len, parts))
+        return sum(map(len, parts)) + self._all
 
     def is_read(self, name: str) -> bool:
         """Whether the value of an attribute of this name may be read."""
-        return name in self._attributes or (bool(self._begins) and name.startswith(self._begins))
+        return self._all or name in self._attributes or (bool(self._begins) and name.startswith(self._begins))
 
     def is_named(self, name: str) -> bool:
         """The same, or whether it may be called."""
@@ -156,6 +157,7 @@ class CodeReads:
             self._hold(function.__name__, value)
         self.counted |= names.counted
         self.by_value = self.by_value or names.by_value
+        self._all = self._all or (names.all and objects)
         self._begins += tuple(names.begins.difference(self._begins))
         self._learn(attributes, methods, names.begins)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import types
+from collections import UserDict, UserList
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from monet.capture.guards.code_reads import ENTRIES
-from monet.capture.guards.contents import PLAIN, is_equal, same_content
+from monet.capture.guards.contents import PLAIN, copy_of, is_equal, is_equal_copy, same_content
 from monet.capture.guards.model_reads import (
     OF_EVERY_MODULE,
     OPAQUE,
@@ -74,6 +75,7 @@ class ModelGuard:
         # Modules that something else than a module holds, and which memory their tensors have.
         self._foreign: set[int] = set()
         self._constants: list[tuple[str, torch.Tensor, int]] = []
+        self._copies: list[tuple[str, Any, Any]] = []  # of what holds its items elsewhere: what they were
         self._reads = model_reads(model, own_hooks=own_hooks)
         self._entries: list[_Entry] = []
         self._watch = Watch()
@@ -119,6 +121,9 @@ class ModelGuard:
         for place, tensor, memory in self._constants:
             if _memory(tensor) != memory:
                 return Difference(place, f"{place} has other memory than when this was planned")
+        for place, value, was in self._copies:
+            if not is_equal_copy(was, value):
+                return Difference(place, f"{place} holds other things than when this was planned")
         now = {} if self._code_alone else switches()
         if now != self._switches:
             name = next(name for name in now if now[name] != self._switches[name])
@@ -287,6 +292,10 @@ class ModelGuard:
 
     def _add_items(self, label: str, value: Any, found: Found) -> None:
         """Of a container, also of a class that is derived from one."""
+        if isinstance(value, UserDict | UserList):
+            value = value.data
+        if (copied := copy_of(value)) is not None:
+            self._copies.append((label, value, copied))
         if isinstance(value, dict):
             self._add_dict(
                 value,

@@ -228,6 +228,8 @@ def _returns_none(code: types.CodeType) -> bool:
             return False
         if instruction.opname == "RETURN_VALUE":
             last = instructions[number - 1]
+            if instruction.is_jump_target:  # ``return f(x) if x else None``
+                return False
             if not (last.opname == "LOAD_CONST" and last.argval is None) and not _is_one_call(instructions, number):
                 return False
     return True
