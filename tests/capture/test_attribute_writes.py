@@ -235,3 +235,120 @@ def test_leaving_an_attribute_out_accepts_no_other_change() -> None:
     guard.leave_out([("second", "aux")])
     difference = guard.difference()
     assert difference is not None and "second.of is 'view', and was 'loss'" in difference.sentence
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.n = 0
+        self.last: Any = None
+
+
+HISTORY: list[Any] = []
+CALLS = 0
+
+
+class Fills(nn.Module):
+    """Changes what its attributes hold, in the way ``of``."""
+
+    total: Any = 0.0
+    default: Any = None
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer, self.of, self.log = nn.Linear(6, 4), of, ""
+        self.items: list[Any] = []
+        self.table: dict[str, Any] = {"kept": 1}
+        self.sizes: set[int] = set()
+        self.stats: dict[str, list[Any]] = {"loss": []}
+        self.meter = Meter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        mean = y.detach().mean()
+        match self.of:
+            case "append":
+                self.items.append(mean)
+            case "+= [...]":
+                self.items += [mean]
+            case "clear and append":
+                self.items.clear()
+                self.items.append(mean)
+                y = y + self.items[0]
+            case "an entry":
+                self.table["mean"] = mean
+                y = y + self.table["mean"]
+            case "update":
+                self.table.update(mean=mean, size=len(x))
+            case "a set":
+                self.sizes.add(len(x))
+            case "an object's tensor":
+                self.meter.last = mean
+            case "an object's number":
+                self.meter.n += 1
+            case "the class's default":
+                self.default = mean
+                y = y + self.default
+            case "+= tensor":
+                self.total += mean
+            case "+= text":
+                self.log += "."
+            case "sum of items":
+                self.items.append(mean)
+                y = y + sum(self.items)
+            case "stack of items":
+                self.items.append(mean)
+                y = y + torch.stack(self.items).sum()
+            case "an entry that was there":
+                y = y + self.table["kept"]
+                self.table["kept"] = 2
+            case "nested":
+                self.stats["loss"].append(mean)
+            case "global list":
+                HISTORY.append(mean)
+            case "global number":
+                global CALLS
+                CALLS += 1
+        return y
+
+
+DONE = ("append", "+= [...]", "clear and append", "an entry", "update", "a set", "an object's tensor",
+        "an object's number", "the class's default")  # fmt: skip
+REFUSED = {
+    "+= tensor": "reads the model's total and then assigns it",
+    "+= text": "reads the model's log and then assigns it",
+    "sum of items": "reads what the model's items holds before it empties it",
+    "stack of items": "reads what the model's items holds before it empties it",
+    "an entry that was there": "reads what the model's table holds before it empties it",
+    "nested": "changes what is held inside of the model's stats",
+    "global list": "changes HISTORY, which is no attribute of the model",
+    "global number": "changes CALLS, which is no attribute of the model",
+}
+
+
+def _held(model: Any) -> list[Any]:
+    return [model.items, model.table, model.sizes, model.meter.n, model.meter.last, model.default]
+
+
+@pytest.mark.parametrize("of", DONE)
+def test_what_a_forward_pass_fills_is_eagers(of: str) -> None:
+    eager, model = Fills(of), Fills(of)
+    monet.apply(model, budget="100%", exact=True, on_mismatch="error", **HASTE)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        batch = torch.randn(3, 6)
+        for one in (eager, model):
+            one.zero_grad()
+            one(batch).square().sum().backward()
+        assert all(_same(a.grad, b.grad) for a, b in zip(eager.parameters(), model.parameters(), strict=True))
+        assert all(map(_same, _held(eager), _held(model)))
+    assert monet.applied(model).planned_calls == 3
+
+
+@pytest.mark.parametrize("of", REFUSED)
+def test_what_depends_on_the_calls_before_is_refused_by_name(of: str) -> None:
+    model = Fills(of)
+    with pytest.raises(StatefulForward, match=REFUSED[of]):
+        monet.plan(model, (torch.randn(3, 6),), budget="100%", **HASTE)
+    assert all(map(_same, _held(model), _held(Fills(of)))), "it is what it was"
+    assert (HISTORY, CALLS, model.stats) == ([], 0, {"loss": []})

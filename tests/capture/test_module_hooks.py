@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -74,8 +75,56 @@ class Recorder:
         return out * 3
 
 
+class Flag:
+    def __init__(self) -> None:
+        self.function: Any = None
+
+    def doubles(self, module: nn.Module, args: Any, out: Tensor) -> None:
+        self._helper(out)
+
+    def _helper(self, out: Tensor) -> None:
+        out.mul_(2)
+
+    def may(self, module: nn.Module, args: Any, out: Tensor) -> Any:
+        return self.function(out) if self.function else None
+
+
+def activates(module: nn.Module, args: Any, out: Tensor) -> None:
+    torch.nn.functional.relu(out, inplace=True)
+
+
+def activates_by_place(module: nn.Module, args: Any, out: Tensor) -> None:
+    torch.nn.functional.relu(out, True)
+
+
+def multiplies(module: nn.Module, args: Any, out: Tensor) -> None:
+    operator.imul(out, 2)  # type: ignore[no-untyped-call]
+
+
+def multiplies_by_name(module: nn.Module, args: Any, out: Tensor) -> None:
+    out.__imul__(2)
+
+
+def writes_into(module: nn.Module, args: Any, out: Tensor) -> None:
+    torch.add(out, 1, out=out)
+
+
+RELU = nn.ReLU(inplace=True)
+
+
+def calls_a_module(module: nn.Module, args: Any, out: Tensor) -> None:
+    RELU(out)
+
+
+def calls_an_argument(module: nn.Module, args: Any, out: Tensor) -> None:
+    for function in module.functions:  # type: ignore[union-attr]
+        function(out)
+
+
 LOOKING = [keeps, counts, prints, Recorder(), lambda m, a, out: LOG.append(out.sum().item())]
 CHANGING = [doubles, halves_in_place, zeroes_a_part, adds_in_place, clamps_elsewhere, stores_in_the_module]
+CHANGING += [Flag().doubles, Flag().may, activates, activates_by_place, multiplies, multiplies_by_name, calls_a_module]
+REFUSED = [writes_into, calls_an_argument]
 
 
 @pytest.mark.parametrize("hook", LOOKING)
@@ -83,7 +132,9 @@ def test_a_hook_that_looks_is_known_as_such(hook: Any) -> None:
     assert only_looks(hook)
 
 
-@pytest.mark.parametrize("hook", [*CHANGING, Recorder().scale, lambda m, a, out: out + 1, torch.nn.functional.relu])
+@pytest.mark.parametrize(
+    "hook", [*CHANGING, *REFUSED, Recorder().scale, lambda m, a, out: out + 1, torch.nn.functional.relu]
+)
 def test_any_other_is_not(hook: Any) -> None:
     assert not only_looks(hook)
 
@@ -146,6 +197,31 @@ def test_what_a_traced_hook_changes_besides_is_put_back_and_named() -> None:
     ):
         model(torch.randn(5, 6))
     assert recorder.log == []
+
+
+@pytest.mark.parametrize("hook", [activates, multiplies, calls_a_module, Flag().doubles])
+def test_what_is_changed_in_place_is_in_the_plan(hook: Any) -> None:
+    model, eager = _model(), _model()
+    for one in (model, eager):
+        one[0].register_forward_hook(hook)
+    monet.apply(model, budget="100%", exact=True, on_mismatch="error", **HASTE)
+    _same_steps(model, eager)
+
+
+def test_a_hook_may_count_at_a_module_of_the_model() -> None:
+    """As an attribute that forward assigns."""
+
+    def counts_up(module: Any, args: Any, out: Tensor) -> Tensor:
+        module.calls += 1
+        return out * 2
+
+    model, eager = _model(), _model()
+    for one in (model, eager):
+        vars(one[0])["calls"] = 0
+        one[0].register_forward_hook(counts_up)
+    monet.apply(model, budget="100%", exact=True, on_mismatch="error", **HASTE)
+    _same_steps(model, eager)
+    assert model[0].calls == eager[0].calls == 2
 
 
 @pytest.mark.parametrize("hook", [doubles, halves_in_place])

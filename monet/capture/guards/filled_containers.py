@@ -97,14 +97,12 @@ def stand_in(container: Any, refuse: Callable[[], Exception]) -> Any:
 
 
 def outcome(stand_in: Any) -> tuple[str, Any]:
-    """What was done to a stand-in, and with what: items, or entries."""
+    """What was done to a stand-in, and with what: a list of items, or a dictionary of entries."""
     stand_in.is_empty, was_emptied = True, stand_in.is_empty
     if isinstance(stand_in, dict):
         entries = {key: value for key, value in stand_in.items() if key is not BEFORE}
         return (FILLED if was_emptied else UPDATED), entries
-    items = [item for item in stand_in if item is not BEFORE]
-    kind = set if isinstance(stand_in, set) else list
-    return (FILLED if was_emptied else EXTENDED), kind(items)
+    return (FILLED if was_emptied else EXTENDED), [item for item in stand_in if item is not BEFORE]
 
 
 def difference(before: list[Any], now: Any) -> tuple[str, Any]:
@@ -117,7 +115,7 @@ def difference(before: list[Any], now: Any) -> tuple[str, Any]:
     if isinstance(now, list):
         stays = len(now) >= len(before) and all(a is b for a, b in zip(before, now, strict=False))
         return (EXTENDED, now[len(before) :]) if stays else (FILLED, list(now))
-    return (EXTENDED, now - set(before)) if set(before) <= now else (FILLED, set(now))
+    return (EXTENDED, list(now - set(before))) if set(before) <= now else (FILLED, list(now))
 
 
 def apply(how: str, container: Any, contents: Any) -> None:
