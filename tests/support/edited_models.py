@@ -327,6 +327,14 @@ def _remove_bias(part: Any) -> None:
     part.bias = None
 
 
+def _normed(part: Any) -> object:
+    """False where its weight is made of others already."""
+    if "weight" not in part._parameters:
+        return False
+    parametrizations.spectral_norm(part)
+    return None
+
+
 def _edits() -> Iterator[tuple[str, Edit]]:
     leaves = (nn.Linear, nn.Conv2d, nn.Embedding)
     hooks = nn.modules.module
@@ -391,7 +399,7 @@ def _edits() -> Iterator[tuple[str, Edit]]:
         yield f"no bias {where}", of(_remove_bias)
         yield f"pruned {where}", of(lambda part: _none(prune.l1_unstructured(part, "weight", amount=0.5)))
         yield f"weight norm {where}", of(lambda part: _none(parametrizations.weight_norm(part)))
-        yield f"spectral norm {where}", of(lambda part: _none(parametrizations.spectral_norm(part)))
+        yield f"spectral norm {where}", of(_normed)
         yield f"frozen {where}", of(lambda part: _none(part.requires_grad_(False)))
         for named, change in (
             ("another parameter", lambda m, n, p: m._parameters.__setitem__(n, _new(p))),
