@@ -305,7 +305,7 @@ class Fills(nn.Module):
             case "nested":
                 self.stats["loss"].append(mean)
             case "global list":
-                HISTORY.append(mean)
+                HISTORY.append(len(HISTORY))
             case "global number":
                 global CALLS
                 CALLS += 1
@@ -352,3 +352,24 @@ def test_what_depends_on_the_calls_before_is_refused_by_name(of: str) -> None:
         monet.plan(model, (torch.randn(3, 6),), budget="100%", **HASTE)
     assert all(map(_same, _held(model), _held(Fills(of)))), "it is what it was"
     assert (HISTORY, CALLS, model.stats) == ([], 0, {"loss": []})
+
+
+LOG: list[Any] = []
+
+
+def test_a_log_outside_of_the_model_gets_nothing_which_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    around: list[Any] = []
+
+    class Logs(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            LOG.append(x.mean())
+            around.append(x.shape)
+            return super().forward(x)
+
+    model = Logs(6, 4)
+    monet.apply(model, budget="100%", on_mismatch="error", **HASTE)
+    for _ in range(2):
+        model(torch.randn(3, 6)).sum().backward()
+    assert not LOG and not around
+    for name in ("LOG", "around"):
+        assert caplog.text.count(f"adds to {name}, which is no attribute of the model") == 1

@@ -110,12 +110,12 @@ def test_set_up_in_a_way_that_cannot_be_planned(
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: backend)
     before = torch.backends.cudnn.benchmark
     try:
-        torch.backends.cudnn.benchmark = benchmark
+        torch._C._set_cudnn_benchmark(benchmark)
         with pytest.raises(ConfigError, match=said):
             devices.require_plannable(CUDA)
         devices.require_plannable(torch.device("cpu"))
     finally:
-        torch.backends.cudnn.benchmark = before
+        torch._C._set_cudnn_benchmark(before)
 
 
 def test_without_a_gpu_nobody_counts_its_bytes() -> None:

@@ -29,8 +29,8 @@ def _attribute(of: Any, name: str) -> Setter:
 
 ON_A_GPU: dict[str, tuple[Setter, Any, Any]] = {
     "deterministic": (torch.use_deterministic_algorithms, True, False),
-    "cudnn.deterministic": (_attribute(torch.backends.cudnn, "deterministic"), True, False),
-    "cudnn.benchmark": (_attribute(torch.backends.cudnn, "benchmark"), True, False),
+    "cudnn.deterministic": (torch._C._set_cudnn_deterministic, True, False),
+    "cudnn.benchmark": (torch._C._set_cudnn_benchmark, True, False),
     "tf32": (_attribute(torch.backends.cuda.matmul, "fp32_precision"), "tf32", "none"),
     "tf32 of cuDNN": (_attribute(CUDNN.conv, "fp32_precision"), "ieee", "tf32"),
     "reduced sums": (_attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"), False, True),

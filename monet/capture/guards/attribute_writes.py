@@ -6,12 +6,13 @@ assigned becomes outputs and values (``Write``), for whoever runs the step to as
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from monet.capture.guards.contents import PLAIN, content, is_equal, members_of, 
 from monet.capture.guards.filled_containers import apply, difference, outcome, stand_in
 from monet.capture.guards.model_reads import OF_EVERY_MODULE, is_kept_by_torch, model_reads
 from monet.errors import CaptureError, StatefulForward
+
+logger = logging.getLogger(__name__)
 
 _RUN_ONCE = "if that is so in the first call only, run the model once before it is planned"
 OUTPUT, INPUT, MEMBER, VALUE, ADDED = "output", "input", "member", "value", "added"
@@ -500,10 +503,19 @@ class _Inside:
             )
 
 
+@cache
+def _say_not_added(model: str, variable: str) -> None:
+    logger.warning(
+        "the forward pass of %s adds to %s, which is no attribute of the model: a planned step adds nothing there",
+        model,
+        variable,
+    )
+
+
 @contextmanager
 def _unchanged_around(model: torch.nn.Module, reads: CodeReads) -> Iterator[None]:
-    """A context that puts back what the forward pass changes outside of the modules, as far as its code names it, and
-    then raises ``StatefulForward``."""
+    """A context that puts back what the forward pass changes outside of the modules, as far as its code names it. Then
+    it raises ``StatefulForward``, but for what code only adds to, as to a log: that is said."""
     own = {id(value) for module in model.modules() for value in vars(module).values()}
     globals_ = [(where, name, where[name]) for where, name in reads.lookups.values() if name in where]
     held = [(name, value, content(value)) for name, value in reads.held if id(value) not in own]
@@ -519,6 +531,9 @@ def _unchanged_around(model: torch.nn.Module, reads: CodeReads) -> Iterator[None
             if isinstance(value, dict | list | set) and not same_content(content(value), before):
                 restore(value, before)
                 changed.append(name)
+    for name in filter(reads.only_adds_to, changed):
+        _say_not_added(type(model).__name__, name)
+    changed = [name for name in changed if not reads.only_adds_to(name)]
     if changed:
         raise StatefulForward(
             f"the forward pass changes {changed[0]}, which is no attribute of the model, and a plan would not; "

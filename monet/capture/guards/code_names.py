@@ -19,7 +19,8 @@ _ALL = {"__dict__", "vars"}
 @dataclass(frozen=True, slots=True)
 class Names:
     """``attributes``: that are read of anything but a global; ``methods``: of these, that are called at once, so that
-    only what can be called is meant. ``globals``: global names, each with the attributes that are read of it at once.
+    only what can be called is meant. ``globals``: global names, each with the attributes that are read of it at once;
+    ``around``: the same of variables of the functions around.
     ``imports``: modules that are imported inside. ``begins``: with which names that are made at run time may begin;
     ``by_value``: such names are held by attributes; ``all``: every attribute is gone through. ``counted``: attributes
     that are added to or taken from (``self.count += 1``)."""
@@ -27,6 +28,7 @@ class Names:
     attributes: frozenset[str]
     methods: frozenset[str]
     globals: frozenset[tuple[str, str | None]]
+    around: frozenset[tuple[str, str | None]]
     imports: frozenset[str]
     begins: frozenset[str]
     by_value: bool
@@ -41,6 +43,7 @@ def names_of(code: types.CodeType) -> Names:
     attributes: set[str] = set()
     methods: set[str] = set()
     globals_: set[tuple[str, str | None]] = set()
+    around: set[tuple[str, str | None]] = set()
     imports: set[str] = set()
     begins: set[str] = set()
     instructions = list(dis.get_instructions(code))
@@ -50,9 +53,10 @@ def names_of(code: types.CodeType) -> Names:
     all_ = not _ALL.isdisjoint(code.co_names)
     for number, instruction in enumerate(instructions):
         name = str(instruction.argval)
-        if instruction.opname in _GLOBALS:
+        if instruction.opname in _GLOBALS or instruction.opname == "LOAD_DEREF":
             after = instructions[number + 1] if number + 1 < len(instructions) else instruction
-            globals_.add((name, str(after.argval) if after.opname in _READS else None))
+            found = globals_ if instruction.opname in _GLOBALS else around
+            found.add((name, str(after.argval) if after.opname in _READS else None))
         elif instruction.opname == "IMPORT_NAME":
             imports.add(name)
         elif instruction.opname in _READS and number not in added:
@@ -68,6 +72,7 @@ def names_of(code: types.CodeType) -> Names:
             attributes |= inner.attributes
             methods |= inner.methods
             globals_ |= inner.globals
+            around |= inner.around
             imports |= inner.imports
             begins |= inner.begins
             counted |= inner.counted
@@ -77,6 +82,7 @@ def names_of(code: types.CodeType) -> Names:
         frozenset(attributes),
         frozenset(methods),
         frozenset(globals_),
+        frozenset(around),
         frozenset(imports),
         frozenset(begins),
         by_value,

@@ -28,6 +28,7 @@ _NOT_READ = {"numpy", "torch", "monet"} | set(sys.stdlib_module_names)
 """Packages whose functions are not looked into, but for those of ``_READ``."""
 _READ = ("torch.nn.modules", "torch.nn.utils", "monet.models", "monet.training_step.whole_step")
 """PyTorch's layers and the like; a user's loss is called in monet's own module."""
+_ADD = {"append", "extend", "add", "update"}
 _CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules"}
 _TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "_parameters", "_buffers"}
 Place = tuple[dict[str, Any], str]
@@ -46,6 +47,7 @@ class CodeReads:
         self.lookups: dict[tuple[int, str], Place] = {}
         self.held: list[tuple[str, Any]] = []
         self.counted: set[str] = set()
+        self._uses: dict[str, set[str | None]] = {}  # of variables: the attributes that are read of them
         self.classes: dict[type, None] = {}
         self.functions: list[types.FunctionType] = []
         self.by_value = False
@@ -74,6 +76,10 @@ class CodeReads:
     def is_met(self, name: str, value: Any) -> bool:
         """Whether this value of an attribute of that name may be read or called."""
         return self.is_read(name) or (name in self._methods and callable(value))
+
+    def only_adds_to(self, variable: str) -> bool:
+        """Whether code does nothing with what a global, or a variable around it, holds, but to add to it."""
+        return variable in self._uses and self._uses[variable] <= _ADD
 
     @property
     def reads_children(self) -> bool:
@@ -141,6 +147,8 @@ class CodeReads:
         # Objects that a package has as globals (tables of all its models) are compared by identity alone.
         objects = not function.__code__.co_filename.startswith(INSTALLED)
         attributes, methods = set(names.attributes), set(names.methods)
+        for name, attribute in names.globals | names.around:
+            self._uses.setdefault(name, set()).add(attribute)
         for name, attribute in names.globals:
             if name in around or name not in _BUILTINS:
                 self._look_up(around, name, names, objects=objects)
