@@ -17,14 +17,17 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
-import platformdirs
-
 from monet.errors import CacheRefused
 
 
 def cache_folder() -> Path:
     """Where measured profiles and built libraries live; ``MONET_CACHE`` overrides it."""
-    return Path(os.environ.get("MONET_CACHE") or platformdirs.user_cache_dir("monet"))
+    given = os.environ.get("MONET_CACHE")
+    if given:
+        return Path(given)
+    import platformdirs  # a machine that plans are only run on may lack it
+
+    return Path(platformdirs.user_cache_dir("monet"))
 
 
 def library_folder() -> Path:
