@@ -12,7 +12,7 @@ AT_A_TIME = -n $(WORKERS) --dist worksteal
 NEWEST = torch==2.15.0 torchvision==0.29.2
 OLDEST = torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help demo test lint types layers docs tests slow gpu newest oldest cuda-builds bench coverage format clean .venv
+.PHONY: help demo test lint types layers docs tests slow gpu gpu-first-run newest oldest cuda-builds bench coverage format clean .venv
 .DEFAULT_GOAL := help
 
 help:
@@ -20,7 +20,8 @@ help:
 	@echo "make test      lint, types, import layers, docs and tests: what .ci/run runs"
 	@echo "make docs      the pages of docs/ as a site in build/docs"
 	@echo "make slow      tests that take minutes or gigabytes"
-	@echo "make gpu       tests that need a CUDA device"
+	@echo "make gpu       tests that need a CUDA device; with the Python that is there: make gpu BIN=/usr/bin INSTALLED="
+	@echo "make gpu-first-run  the first run on a machine with a GPU: tests, promises and times, results in first-gpu-run"
 	@echo "make newest    the tests with the newest PyTorch that monet allows, in .venv-newest (6 GB)"
 	@echo "make oldest    the same with the oldest, in .venv-oldest"
 	@echo "make cuda-builds  the CUDA allocator built against the CUDA builds of both, and loaded; needs no GPU"
@@ -77,6 +78,10 @@ slow: $(INSTALLED)
 
 gpu: $(INSTALLED)
 	$(PYTEST) -m gpu
+
+# With the Python that is there: such a machine may have no network to make an environment from.
+gpu-first-run:
+	$(PYTHON) benchmarks/first_gpu_run.py --out first-gpu-run
 
 newest oldest: %: .venv-%/.installed
 	$(MAKE) tests BIN=.venv-$@/bin INSTALLED=
