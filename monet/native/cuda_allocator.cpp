@@ -236,10 +236,12 @@ PlannedAllocator& planned_allocator() {
   return *one;
 }
 
+constexpr uint8_t highest_priority = 255;  // one of a lower priority than what is there would be ignored
+
 // Behind PyTorch's operators, and behind c10::GetAllocator, which older storages and torch.accelerator ask.
 void put_in_place(CUDAAllocator* from, CUDAAllocator* to) {
   native::allocator.store(to);
-  if (c10::GetAllocator(c10::kCUDA) == from) c10::SetAllocator(c10::kCUDA, to);
+  if (c10::GetAllocator(c10::kCUDA) == from) c10::SetAllocator(c10::kCUDA, to, highest_priority);
 }
 
 thread_local std::string last_error;

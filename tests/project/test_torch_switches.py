@@ -60,19 +60,26 @@ def each(cases: dict[str, tuple[Setter, Any, Any]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("switched", cases.values(), ids=cases, indirect=True)
 
 
-@each(ON_A_GPU)
-def test_measurements_of_a_gpu(monkeypatch: pytest.MonkeyPatch, switched: Callable[[], None]) -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of a GPU that is not there, also where PyTorch is a build for one."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92500)
+    for library in ("Cublas", "CublasLt"):
+        monkeypatch.setattr(torch._C, f"_cuda_get{library}WorkspaceSize", lambda: 77, raising=False)
+
+
+@pytest.mark.usefixtures("gpu")
+@each(ON_A_GPU)
+def test_measurements_of_a_gpu(switched: Callable[[], None]) -> None:
     before = environment(CUDA)
     switched()
     assert environment(CUDA) != before
 
 
+@pytest.mark.usefixtures("gpu")
 def test_libraries_and_variables_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92500)
-    monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 77, raising=False)
     found = environment(CUDA)
     for part in ("|CUBLAS_WORKSPACE_CONFIG=:4096:8", "|cuDNN=92500", "|cublas_workspace_size=77"):
         assert part in found

@@ -222,7 +222,7 @@ CUDAAllocator& now() { return *native::allocator.load(); }
 
 namespace c10::cuda {
 namespace CUDACachingAllocator {
-std::atomic<CUDAAllocator*> allocator{(c10::SetAllocator(c10::kCUDA, &mock()), &mock())};
+std::atomic<CUDAAllocator*> allocator{(c10::SetAllocator(c10::kCUDA, &mock(), highest_priority), &mock())};
 }
 cudaStream_t CUDAStream::stream() const { return handle_of(stream_.id()); }
 CUDAStream getCurrentCUDAStream(DeviceIndex device) {
