@@ -36,7 +36,8 @@ from monet.capture.captured import device_type
 from monet.capture.custom_functions import refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
 from monet.capture.export_errors import without_reports
-from monet.capture.guards.attribute_writes import Observed, has_memory_of_its_own, inner, random_state, set_random_state
+from monet.capture.guards.attribute_writes import Observed, has_memory_of_its_own, inner
+from monet.capture.guards.python_random import random_state, set_random_state
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,11 @@ assigned becomes outputs and values (``Write``), for whoever runs the step to as
 
 from __future__ import annotations
 
-import logging
-import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,14 +19,13 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from monet.capture.guards.code_names import is_counting
 from monet.capture.guards.code_reads import CodeReads
-from monet.capture.guards.contents import PLAIN, content, is_equal, members_of, restore, same_content
-from monet.capture.guards.filled_containers import apply, difference, outcome, stand_in
-from monet.capture.guards.model_reads import OF_EVERY_MODULE, is_kept_by_torch, model_reads
+from monet.capture.guards.contents import PLAIN
+from monet.capture.guards.filled_containers import apply, outcome, stand_in
+from monet.capture.guards.model_reads import OF_EVERY_MODULE, model_reads
+from monet.capture.guards.module_changes import NOTHING, RUN_ONCE, Change, put_back, unchanged_around
+from monet.capture.guards.python_random import random_state, same_random_state, set_random_state
 from monet.errors import CaptureError, StatefulForward
 
-logger = logging.getLogger(__name__)
-
-_RUN_ONCE = "if that is so in the first call only, run the model once before it is planned"
 OUTPUT, INPUT, MEMBER, VALUE, ADDED = "output", "input", "member", "value", "added"
 
 
@@ -57,28 +54,6 @@ class Write:
         return (vars(members[self.key]), self.of_object) if self.of_object else (members, self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """``before``, ``after``: what a module held under ``key``, ``_NOTHING`` for nothing. ``in_place``: as in ``Write``;
-    then ``after`` is the contents. ``of_object``: as in ``Write``."""
-
-    module: torch.nn.Module
-    key: str
-    before: Any
-    after: Any
-    in_place: str = ""
-    of_object: str = ""
-
-    @property
-    def name(self) -> str:
-        """Of the attribute that code names."""
-        return self.of_object or self.key
-
-
-_NOTHING: Any = object()
-_MEMBERS = ("_parameters", "_buffers")
-
-
 class Found:
     """What a call has shown. An object of its own: tracing puts back what a module's attributes hold.
 
@@ -90,7 +65,7 @@ class Found:
         self.writes: tuple[Write, ...] = ()
         self.out_spec: pytree.TreeSpec | None = None
         self.is_checked = True
-        self.watched: list[_Change] = []
+        self.watched: list[Change] = []
         self.counted: set[tuple[int, str]] = set()
         self.done: dict[int, tuple[str, Any]] = {}  # by container, as ``outcome`` has it
 
@@ -119,11 +94,11 @@ class Observed(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         model: torch.nn.Module = self.__dict__["_model"]
         set_random_state(self._random)
-        changes: list[_Change] = []
+        changes: list[Change] = []
         if self._reads is None:
             self._reads = model_reads(model)
         self.found.done.clear()
-        with _unchanged_around(model, self._reads), put_back(model, changes, self.found.done), self._refusing_reads():
+        with unchanged_around(model, self._reads), put_back(model, changes, self.found.done), self._refusing_reads():
             outputs = model(*args, **kwargs)
         self._require_no_draws()
         self.found.out_spec = pytree.tree_structure(outputs)
@@ -133,14 +108,14 @@ class Observed(torch.nn.Module):
         return self._with_writes(changes, outputs, pytree.tree_leaves((args, kwargs)))
 
     def _require_no_draws(self) -> None:
-        if not _same_random_state(random_state(), self._random):
+        if not same_random_state(random_state(), self._random):
             set_random_state(self._random)
             raise CaptureError(
                 "the forward pass draws random numbers of Python or NumPy, which a plan would repeat at each step; "
                 "draw them with torch, or outside of the model and pass them in"
             )
 
-    def _with_writes(self, changes: Sequence[_Change], outputs: Any, inputs: Sequence[Any]) -> Any:
+    def _with_writes(self, changes: Sequence[Change], outputs: Any, inputs: Sequence[Any]) -> Any:
         model: torch.nn.Module = self.__dict__["_model"]
         flat = pytree.tree_leaves(outputs)
         members = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -149,7 +124,7 @@ class Observed(torch.nn.Module):
         taken = {inner(tensor).untyped_storage()._cdata for tensor in held}
         extra: list[torch.Tensor] = []
 
-        def leaf(value: Any, change: _Change) -> tuple[str, Any]:
+        def leaf(value: Any, change: Change) -> tuple[str, Any]:
             if not isinstance(value, torch.Tensor):
                 if not isinstance(value, PLAIN):
                     raise CaptureError(_not_again(self._place(change), f"a {type(value).__name__}"))
@@ -183,12 +158,12 @@ class Observed(torch.nn.Module):
         self.found.writes = tuple(writes)
         return (outputs, extra) if writes else outputs
 
-    def _place(self, change: _Change) -> str:
+    def _place(self, change: Change) -> str:
         name = self.__dict__["_names"][change.module]
         place = f"{name}.{change.key}" if name else f"the model's {change.key}"
         return f"{place}.{change.of_object}" if change.of_object else place
 
-    def _counted(self, change: _Change) -> tuple[str, Any] | None:
+    def _counted(self, change: Change) -> tuple[str, Any] | None:
         """Of a number that is counted up."""
         assert self._reads is not None
         before, after = change.before, change.after
@@ -202,17 +177,17 @@ class Observed(torch.nn.Module):
                 self._watch(change)
         return ADDED, after - before
 
-    def _require_settled(self, change: _Change) -> None:
+    def _require_settled(self, change: Change) -> None:
         """Raises ``StatefulForward`` where the next call would begin with another model than this one did, as far as
         the change itself tells."""
         assert self._reads is not None
         place = self._place(change)
         if change.key in OF_EVERY_MODULE or _holds_modules(change.after) or _holds_modules(change.before):
             raise StatefulForward(
-                f"the forward pass changes {place}, so that the next call is another model's; {_RUN_ONCE}"
+                f"the forward pass changes {place}, so that the next call is another model's; {RUN_ONCE}"
             )
-        if change.after is _NOTHING:
-            raise StatefulForward(f"the forward pass deletes {place}, which a plan would not; {_RUN_ONCE}")
+        if change.after is NOTHING:
+            raise StatefulForward(f"the forward pass deletes {place}, which a plan would not; {RUN_ONCE}")
         if change.of_object:
             if change.name in self._reads.counted:
                 raise self._stateful(change)
@@ -220,13 +195,13 @@ class Observed(torch.nn.Module):
         elif change.in_place or self._reads.is_named(change.key) or change.key in self._reads.counted:
             self._watch(change)
 
-    def _require_unread(self, change: _Change) -> None:
+    def _require_unread(self, change: Change) -> None:
         """Of an attribute of an object: it is not known whether it is read before it is assigned."""
         assert self._reads is not None
         if self._reads.is_met(change.of_object, change.after) or self._reads.is_met(change.of_object, change.before):
-            raise StatefulForward(f"the forward pass changes {self._place(change)} and reads it; {_RUN_ONCE}")
+            raise StatefulForward(f"the forward pass changes {self._place(change)} and reads it; {RUN_ONCE}")
 
-    def _watch(self, change: _Change) -> None:
+    def _watch(self, change: Change) -> None:
         """Let the next trace tell whether what was there before is read."""
         if all((known.module, known.key) != (change.module, change.key) for known in self.found.watched):
             self.found.watched.append(change)
@@ -246,11 +221,11 @@ class Observed(torch.nn.Module):
         self.found.is_checked = True
 
     @contextmanager
-    def _refusing_attributes(self, changes: Sequence[_Change]) -> Iterator[None]:
+    def _refusing_attributes(self, changes: Sequence[Change]) -> Iterator[None]:
         """Found absent in the module, an attribute is asked for by its class, and then by ``Module.__getattr__``."""
         watched = {(id(change.module), change.key): change for change in changes}
         counts = {key: change.before for key, change in watched.items() if key in self.found.counted}
-        taken = [(vars(of.module), of.key, vars(of.module).pop(of.key, _NOTHING)) for of in changes]
+        taken = [(vars(of.module), of.key, vars(of.module).pop(of.key, NOTHING)) for of in changes]
         ask, put = torch.nn.Module.__getattr__, torch.nn.Module.__setattr__
 
         def found(module: Any, name: str, frame: Any) -> Any:
@@ -296,14 +271,14 @@ class Observed(torch.nn.Module):
             for base, key, value in replaced:
                 setattr(base, key, value)
             for members, key, value in taken:
-                if key not in members and value is not _NOTHING:
+                if key not in members and value is not NOTHING:
                     members[key] = value
             for change in changes:
                 if (id(change.module), change.key) in counts:
                     vars(change.module)[change.key] = counts[id(change.module), change.key]
 
     @contextmanager
-    def _refusing_contents(self, changes: Sequence[_Change]) -> Iterator[None]:
+    def _refusing_contents(self, changes: Sequence[Change]) -> Iterator[None]:
         """Stand-ins are in the place of the containers; their contents are put into these afterwards, as the forward
         pass would have done."""
         replaced = []
@@ -326,16 +301,16 @@ class Observed(torch.nn.Module):
                     self.found.done[id(container)] = how, contents
                     apply(how, container, contents)
 
-    def _reading(self, change: _Change) -> StatefulForward:
+    def _reading(self, change: Change) -> StatefulForward:
         return StatefulForward(
             f"the forward pass reads what {self._place(change)} holds before it empties it, so that it depends on the "
             "calls before; empty it at the beginning of the forward pass, or keep such records outside of the model"
         )
 
-    def _stateful(self, change: _Change) -> StatefulForward:
+    def _stateful(self, change: Change) -> StatefulForward:
         return StatefulForward(
             f"the forward pass reads {self._place(change)} and then assigns it: what it computes depends on the call "
-            f"before; {_RUN_ONCE}. Else keep the state in a buffer (register_buffer), or pass it in and return it"
+            f"before; {RUN_ONCE}. Else keep the state in a buffer (register_buffer), or pass it in and return it"
         )
 
 
@@ -344,8 +319,8 @@ def assign(model: torch.nn.Module, writes: Sequence[Write], outputs: Sequence[An
     for write in writes:
         held, key = write.held(model)
         if write.leaves and write.leaves[0][0] == ADDED:
-            before = held.get(key, _NOTHING)  # it may be the class's
-            held[key] = (getattr(model.get_submodule(write.module), key) if before is _NOTHING else before) + (
+            before = held.get(key, NOTHING)  # it may be the class's
+            held[key] = (getattr(model.get_submodule(write.module), key) if before is NOTHING else before) + (
                 write.leaves[0][1]
             )
             continue
@@ -409,157 +384,3 @@ def _holds_modules(value: Any) -> bool:
     if isinstance(value, dict):
         return any(isinstance(item, torch.nn.Module) for item in value.values())
     return isinstance(value, list | tuple) and any(isinstance(item, torch.nn.Module) for item in value)
-
-
-# What a module holds, before and after.
-
-
-@contextmanager
-def put_back(
-    model: torch.nn.Module, changes: list[_Change], done: Mapping[int, tuple[str, Any]] | None = None
-) -> Iterator[None]:
-    """A context after which the modules hold what they held before it, but for parameters and buffers, whose
-    dictionaries are tracing's; ``changes`` says what was put back. ``done``: what is known to have been done to
-    containers, by their addresses."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    contents = {id(value): (value, content(value)) for _, held in before for value in held.values()}
-    inside = _Inside([(module, key, value) for module, held in before for key, value in held.items()])
-    has_ended = False
-    try:
-        yield
-        has_ended = True
-    finally:
-        for module, held in before:
-            now = vars(module)
-            for key in (*held, *(key for key in list(now) if key not in held)):
-                if key in _MEMBERS:
-                    continue
-                was, value = held.get(key, _NOTHING), now.get(key, _NOTHING)
-                held_then = contents[id(was)][1] if was is not _NOTHING else None
-                touched = was is not _NOTHING and not same_content(content(was), held_then)
-                if was is value and not touched:
-                    continue
-                if was is not value and not touched and is_equal(was, value):
-                    now[key] = was
-                    continue
-                if has_ended and not is_kept_by_torch(module, key):
-                    known = (done or {}).get(id(value))
-                    changes += (
-                        _changes_inside(module, key, held_then or [], value, known)
-                        if was is value
-                        else [_Change(module, key, was, value)]
-                    )
-                if was is _NOTHING:
-                    del now[key]
-                else:
-                    now[key] = was
-                    restore(was, held_then)
-        inside.put_back()
-    inside.require_unchanged({module: name for name, module in model.named_modules()})
-
-
-def _changes_inside(
-    module: torch.nn.Module, key: str, before: list[Any], value: Any, done: tuple[str, Any] | None
-) -> list[_Change]:
-    """Of a container or an object that has held ``before``. ``done``: what was done to it, where that is known."""
-    if isinstance(value, dict | list | set):
-        how, contents = done or difference(before, value)
-        return [_Change(module, key, None, contents, how)]
-    was, now = dict(zip(before[::2], before[1::2], strict=True)), members_of(value)
-    return [
-        _Change(module, key, was.get(name, _NOTHING), now.get(name, _NOTHING), of_object=name)
-        for name in {**was, **now}
-        if not is_equal(was.get(name, _NOTHING), now.get(name, _NOTHING))
-        and was.get(name, _NOTHING) is not now.get(name, _NOTHING)
-    ]
-
-
-class _Inside:
-    """Containers in containers and in objects: nothing of a plan changes what these hold."""
-
-    def __init__(self, held: Sequence[tuple[torch.nn.Module, str, Any]]) -> None:
-        self._found: list[tuple[torch.nn.Module, str, Any, list[Any] | None]] = []
-        self._changed: list[tuple[torch.nn.Module, str]] = []
-        for module, key, value in held:
-            if key in OF_EVERY_MODULE:
-                continue
-            for inner_value in content(value) or ():
-                if isinstance(inner_value, dict | list | set):
-                    self._found.append((module, key, inner_value, content(inner_value)))
-
-    def put_back(self) -> None:
-        for module, key, value, before in self._found:
-            if not same_content(content(value), before):
-                self._changed.append((module, key))
-                restore(value, before)
-
-    def require_unchanged(self, names: Mapping[torch.nn.Module, str]) -> None:
-        """Raises ``StatefulForward`` where something has changed."""
-        for module, key in self._changed:
-            place = f"{names[module]}.{key}" if names[module] else f"the model's {key}"
-            raise StatefulForward(
-                f"the forward pass changes what is held inside of {place}, which a plan would not; {_RUN_ONCE}, else "
-                "assign it to an attribute of its own"
-            )
-
-
-@cache
-def _say_not_added(model: str, variable: str) -> None:
-    logger.warning(
-        "the forward pass of %s adds to %s, which is no attribute of the model: a planned step adds nothing there",
-        model,
-        variable,
-    )
-
-
-@contextmanager
-def _unchanged_around(model: torch.nn.Module, reads: CodeReads) -> Iterator[None]:
-    """A context that puts back what the forward pass changes outside of the modules, as far as its code names it. Then
-    it raises ``StatefulForward``, but for what code only adds to, as to a log: that is said."""
-    own = {id(value) for module in model.modules() for value in vars(module).values()}
-    globals_ = [(where, name, where[name]) for where, name in reads.lookups.values() if name in where]
-    held = [(name, value, content(value)) for name, value in reads.held if id(value) not in own]
-    changed: list[str] = []
-    try:
-        yield
-    finally:
-        for where, name, was in globals_:
-            if where.get(name, _NOTHING) is not was:
-                where[name] = was
-                changed.append(name)
-        for name, value, before in held:
-            if isinstance(value, dict | list | set) and not same_content(content(value), before):
-                restore(value, before)
-                changed.append(name)
-    for name in filter(reads.only_adds_to, changed):
-        _say_not_added(type(model).__name__, name)
-    changed = [name for name in changed if not reads.only_adds_to(name)]
-    if changed:
-        raise StatefulForward(
-            f"the forward pass changes {changed[0]}, which is no attribute of the model, and a plan would not; "
-            f"{_RUN_ONCE}"
-        )
-
-
-# Random numbers of Python and NumPy.
-
-
-def random_state() -> tuple[Any, Any]:
-    """Of Python and NumPy, by which a model may decide what it does: the same each time that it is traced."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def set_random_state(state: tuple[Any, Any]) -> None:
-    """Set what ``random_state`` returned."""
-    of_python, of_numpy = state
-    random.setstate(of_python)
-    if of_numpy is not None:
-        sys.modules["numpy"].random.set_state(of_numpy)
-
-
-def _same_random_state(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    if one[0] != other[0]:
-        return False
-    a, b = one[1], other[1]
-    return a is None or b is None or (bool((a[1] == b[1]).all()) and a[2:] == b[2:])

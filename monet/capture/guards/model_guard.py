@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import UserDict, UserList
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,18 @@ from typing import Any
 import torch
 
 from monet.capture.guards.code_reads import ENTRIES
-from monet.capture.guards.contents import PLAIN, copy_of, is_equal, is_equal_copy, same_content
+from monet.capture.guards.contents import PLAIN, copy_of, is_equal, is_equal_copy
+from monet.capture.guards.differences import (
+    Difference,
+    at,
+    of_global,
+    of_hook,
+    of_items,
+    of_member,
+    of_value,
+    quoted,
+    short,
+)
 from monet.capture.guards.model_reads import (
     OF_EVERY_MODULE,
     OPAQUE,
@@ -30,7 +41,8 @@ from monet.capture.guards.model_reads import (
     read_attributes,
     slots_of,
 )
-from monet.capture.guards.module_hooks import HOOKS, hook_name, only_looks
+from monet.capture.guards.module_hooks import HOOKS, only_looks
+from monet.capture.guards.tensor_ties import memory, several_objects, ties
 from monet.capture.guards.watch import ATTRIBUTE, DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
 from monet.torch_switches import switches
 
@@ -39,15 +51,6 @@ Key = tuple[str, str]
 
 _GLOBAL_HOOKS = {f"_global{name}": kind for name, kind in HOOKS.items()}
 _MEMBERS = {"training", "_parameters", "_buffers", "_modules"}
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """``sentence`` names what is not as it was; ``place`` is the same as long as that is the same place, whatever the
-    value there."""
-
-    place: str
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class ModelGuard:
         self._add_code()
         if not code_alone:
             self._add_globals()
-        self._ties, self._apart = _ties(model), [] if code_alone else _several_objects(model)
+        self._ties, self._apart = ties(model), [] if code_alone else several_objects(model)
         self._switches = {} if code_alone else switches()
         for entry in self._entries:
             self._watch.record(len(self._watch), entry.kind, entry.container, entry.now())
@@ -117,9 +120,9 @@ class ModelGuard:
             index = self._watch.changed(index + 1)
         for one, other in self._apart:
             if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
-                return _at("ties", self._of_ties())
-        for place, tensor, memory in self._constants:
-            if _memory(tensor) != memory:
+                return at("ties", self._of_ties())
+        for place, tensor, was_memory in self._constants:
+            if memory(tensor) != was_memory:
                 return Difference(place, f"{place} has other memory than when this was planned")
         for place, value, was in self._copies:
             if not is_equal_copy(was, value):
@@ -219,7 +222,7 @@ class ModelGuard:
         left_out = {key for key, hook in hooks.items() if only_looks(hook)}
         self._add_dict(
             hooks,
-            partial(_of_hook, label, kind),
+            partial(of_hook, label, kind),
             lambda key, hook: key not in left_out and not only_looks(hook),
             ordered=f"the {kind}s of {label}",
         )
@@ -238,13 +241,13 @@ class ModelGuard:
         if key == "training":
             now, then = ("training", "evaluation") if value else ("evaluation", "training")
             return (
-                f"{_quoted(label)} is in {now} mode, and the plan was made with it in {then} mode; set the mode as it "
+                f"{quoted(label)} is in {now} mode, and the plan was made with it in {then} mode; set the mode as it "
                 "was when planning, or plan again"
             )
         if key == "forward":
             return f"forward of {label} was replaced after planning"
         whose = f"{label}.{key}" if label != "the model" else f"the model's {key}"
-        return _of_value(whose, was, value)
+        return of_value(whose, was, value)
 
     def _of_child(self, label: str, key: str, was: Any, value: Any) -> str | None:
         whose = key if label == "the model" else f"{label}.{key}"
@@ -260,13 +263,13 @@ class ModelGuard:
                 return None
             return f"{whose} was {'removed' if value is OTHER else 'added'} after planning"
         if was is None or value is None:
-            return f"{whose} is {_short(value)}, and was {_short(was)} when this was planned"
+            return f"{whose} is {short(value)}, and was {short(was)} when this was planned"
         if foreign:
             return f"{whose} is another tensor than when this was planned, of a module that is no part of the model"
         return self._of_ties()
 
     def _of_ties(self) -> str | None:
-        now = _ties(self._model)
+        now = ties(self._model)
         for place, first in now.items():
             was = self._ties.get(place, first)
             if was == first:
@@ -299,14 +302,14 @@ class ModelGuard:
         if isinstance(value, dict):
             self._add_dict(
                 value,
-                lambda key, was, now: _of_value(f"{label}[{key!r}]", was, now),
+                lambda key, was, now: of_value(f"{label}[{key!r}]", was, now),
                 lambda key, _: True,
                 ordered=f"the entries of {label}",
             )
         elif isinstance(value, list):
-            self._add(LIST, value, partial(_of_items, label, value), lambda: list(value))
+            self._add(LIST, value, partial(of_items, label, value), lambda: list(value))
         elif isinstance(value, set):
-            self._add(SET, value, partial(_of_items, label, value), lambda: list(value))
+            self._add(SET, value, partial(of_items, label, value), lambda: list(value))
         if isinstance(value, dict):
             for key, item in list(value.items()):
                 self._add_value(f"{label}[{key!r}]", item, found.inside(item))
@@ -330,7 +333,7 @@ class ModelGuard:
             self._add_value(f"{label}.{key}", item, found.inside(item))
 
     def _of_object(self, label: str, key: str, was: Any, value: Any) -> str | None:
-        return _of_value(f"{label}.{key}", was, value)
+        return of_value(f"{label}.{key}", was, value)
 
     def _add_slot(self, label: str, value: Any, key: str) -> None:
         """An attribute in a slot, or a variable that functions share."""
@@ -342,7 +345,7 @@ class ModelGuard:
                 return OTHER
 
         def compare(was: tuple[Any, ...]) -> Difference | None:
-            return None if is_equal(was[1], now()) else _at(key, _of_value(label, was[1], now()))
+            return None if is_equal(was[1], now()) else at(key, of_value(label, was[1], now()))
 
         self._add(ATTRIBUTE, value, compare, lambda: [key, now()])
 
@@ -357,7 +360,7 @@ class ModelGuard:
             self._add_module(module)
             for members in (module._parameters, module._buffers):
                 self._constants += [
-                    (f"{self._label(module)}.{key}", tensor, _memory(tensor))
+                    (f"{self._label(module)}.{key}", tensor, memory(tensor))
                     for key, tensor in members.items()
                     if tensor is not None
                 ]
@@ -376,7 +379,7 @@ class ModelGuard:
                 is_met = key in ENTRIES or self._reads.is_named(key)
                 return is_met and (not self._code_alone or key in functions)
 
-            self._add_dict(members, partial(_of_member, of.__qualname__), matters)
+            self._add_dict(members, partial(of_member, of.__qualname__), matters)
         for function in self._reads.functions:
             for part in ("__code__",) if self._code_alone else ("__code__", "__defaults__", "__kwdefaults__"):
                 self._add_part(function, part)
@@ -390,7 +393,7 @@ class ModelGuard:
         self._add(
             ATTRIBUTE,
             function,
-            lambda was: _at(part, f"{name} was replaced after planning"),
+            lambda was: at(part, f"{name} was replaced after planning"),
             lambda: [part, getattr(function, part)],
         )
 
@@ -404,94 +407,10 @@ class ModelGuard:
         label = f"{where.get('__name__', 'a module')}.{name}"
 
         def compare(was: tuple[Any, ...]) -> Difference | None:
-            return _at(name, _of_global(label, was[1], where.get(name, OTHER)))
+            return at(name, of_global(label, was[1], where.get(name, OTHER)))
 
         self._add(LOOKUP, where, compare, lambda: [name, where.get(name, OTHER)])
 
 
 _HEAP_TYPE = 1 << 9
 """Of a class that is written in Python (``Py_TPFLAGS_HEAPTYPE``): another one cannot be changed."""
-
-
-def _of_value(whose: str, was: Any, value: Any) -> str:
-    if value is OTHER:
-        return f"{whose} was removed after planning; it was {_short(was)}"
-    if was is OTHER:
-        return f"{whose} is {_short(value)}, and was not there when this was planned"
-    if isinstance(was, torch.Tensor) and isinstance(value, torch.Tensor):
-        return f"{whose} is another tensor than when this was planned (a buffer may be another: register_buffer)"
-    if _short(value) == _short(was):
-        return f"{whose} is another {type(value).__name__} than when this was planned"
-    return f"{whose} is {_short(value)}, and was {_short(was)} when this was planned"
-
-
-def _at(place: str, sentence: str | None) -> Difference | None:
-    return None if sentence is None else Difference(place, sentence)
-
-
-def _of_items(whose: str, value: list[Any] | set[Any], was: tuple[Any, ...]) -> Difference | None:
-    same = set(was) == value if isinstance(value, set) else same_content(value, list(was))
-    return None if same else Difference("items", f"{whose} holds other things than when this was planned")
-
-
-def _of_member(of: str, key: str, was: Any, value: Any) -> str:
-    if callable(value) or callable(was):
-        return f"{of}.{key} was replaced after planning"
-    return _of_value(f"{of}.{key}", was, value)
-
-
-def _of_global(whose: str, was: Any, value: Any) -> str | None:
-    if was is value or is_equal(was, value):
-        return None
-    return f"{whose} was replaced after planning" if callable(was) else _of_value(whose, was, value)
-
-
-def _of_hook(label: str, kind: str, key: int, was: Any, value: Any) -> str:
-    if was is OTHER:
-        return f"{label} has a {kind} that was not there when this was planned: {hook_name(value)}"
-    if value is OTHER:
-        return f"{label} had a {kind} when this was planned that is not there any more: {hook_name(was)}"
-    return f"{label} has another {kind} than when this was planned: {hook_name(value)}"
-
-
-def _short(value: Any) -> str:
-    """A value in a message."""
-    if isinstance(value, (*PLAIN, tuple, list, dict, set)):
-        text = repr(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-    return f"a {type(value).__name__}"
-
-
-def _quoted(label: str) -> str:
-    return label if label == "the model" else f"submodule {label!r}"
-
-
-def _places(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, module in model.named_modules():
-        for members in (module._parameters, module._buffers):
-            for key, tensor in members.items():
-                if tensor is not None:
-                    yield f"{name}.{key}" if name else key, tensor
-
-
-def _ties(model: torch.nn.Module) -> dict[str, str]:
-    """By the place of each parameter and buffer: the first one of the same memory."""
-    first: dict[int, str] = {}
-    return {place: first.setdefault(_memory(tensor), place) for place, tensor in _places(model)}
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """Of what has no memory of its own (a lazy parameter, a sparse tensor) the object stands for it."""
-    has_none = torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided
-    return id(tensor) if has_none else tensor.untyped_storage()._cdata
-
-
-def _several_objects(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of tensors that are one memory without being one object: ``.data`` can part them."""
-    first: dict[int, torch.Tensor] = {}
-    pairs = []
-    for _, tensor in _places(model):
-        other = first.setdefault(_memory(tensor), tensor)
-        if other is not tensor:
-            pairs.append((other, tensor))
-    return pairs
