@@ -174,7 +174,8 @@ class TrainingCalls:
                 self.family.refuse(place or "model", refusal)
                 break
             self._forget(geometry)
-            self._plan(geometry, group, args, kwargs, anew=not place)  # a plan on disk is of the model as it is
+            make = self._plan if planned.recalled else self._plan_another
+            make(geometry, group, args, kwargs, anew=not place)  # a plan on disk is of the model as it is
         return _NO_PLAN
 
     def _forget(self, geometry: CallGeometry) -> None:
@@ -203,13 +204,25 @@ class TrainingCalls:
             self._refuse(geometry, args, kwargs)
             return None
         else:
-            try:
-                self._plan(geometry, group, args, kwargs)
-            except MonetError as error:
-                self._planned[geometry] = None
-                self._inputs.add(geometry.inputs)
-                self.family.tell("unplanned", f"no plan can be made for another call: {error}")
+            self._plan_another(geometry, group, args, kwargs)
         return self._planned[geometry]
+
+    def _plan_another(
+        self,
+        geometry: CallGeometry,
+        group: ArenaGroup,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        anew: bool = False,
+    ) -> None:
+        """A plan for calls that are not as the first; they run without one where none can be made, which is told."""
+        try:
+            self._plan(geometry, group, args, kwargs, anew=anew)
+        except MonetError as error:
+            self._planned[geometry] = None
+            self._inputs.add(geometry.inputs)
+            self.family.tell("unplanned", f"no plan can be made for another call: {error}")
 
     def _plan(
         self,
