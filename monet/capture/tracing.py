@@ -93,6 +93,12 @@ def _check(model: torch.nn.Module, inputs: Inputs) -> None:
                 f"{name} is on the meta device, where torch leaves gradients of some operators out; make the model and "
                 "its inputs under torch._subclasses.FakeTensorMode(), which takes no memory either"
             )
+    is_recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    if is_recurrent and torch.nn.functional.linear is not torch._C._nn.linear:
+        raise CaptureError(
+            "torch.nn.functional.linear was replaced: tracing a recurrent layer calls it, and running one does not; "
+            "put PyTorch's own back while the model is planned"
+        )
     leaves = pytree.tree_leaves(inputs)
     for position, leaf in enumerate(leaves):
         check_tensor(f"input {position}", leaf)
