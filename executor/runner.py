@@ -47,11 +47,12 @@ class Runner:
 
     def __init__(self, plan: Plan, catalogue: Catalogue) -> None:
         say_if_untested()
-        devices.require_plannable(catalogue.graph.device)
         self.plan = plan
         self.graph = catalogue.graph
+        self._device = self.graph.device
+        devices.require_plannable(self._device)
         self.arena: allocator.Arena | None = None
-        self.copies = copies_of(plan, self._is_inside, self.graph.device)
+        self.copies = copies_of(plan, self._is_inside, self._device)
         self.code: Generated = generate(plan, catalogue, self.copies)
         self._generate = partial(generate, plan, catalogue, self.copies)
         self._code_in_parts: dict[tuple[int, ...], Generated] = {}
@@ -60,11 +61,11 @@ class Runner:
         self._handle = 0
         self._leaving = any(buffer.leaves for buffer in plan.buffers)
         self._with_crew = False
-        library = devices.library(self.graph.device)
+        library = devices.library(self._device)
         if library is not None:
             asked = arena_requests(plan)
             self._with_crew = asked.with_crew
-            self.arena = devices.arena(self.graph.device, asked.own, plan.arena_bytes, asked.crew, asked.leaves)
+            self.arena = devices.arena(self._device, asked.own, plan.arena_bytes, asked.crew, asked.leaves)
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
         # By source: the tangents that its gradient comes from.
         behind = tangents_behind(self.graph)
@@ -119,7 +120,7 @@ class Runner:
         with self._alone():
             self._give_up_parts()
             self._settle_copies()
-            gpu_libraries.make_ready(self.graph.device)
+            gpu_libraries.make_ready(self._device)
             if self.arena is not None:
                 self.held_bytes = self.arena.ready()
             self._gather_crew()

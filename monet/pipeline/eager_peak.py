@@ -118,9 +118,11 @@ def _storage(graph: Graph, call: Call, request: Request) -> str | None:
 def _masks(graph: Graph) -> dict[str, int]:
     """Storage of each dropout's mask → its bytes in eager, which multiplies by it where a plan has one byte an
     element."""
+    if graph.device.type != "cpu":
+        return {}
     found = {}
     for op in graph.forward:
-        if op.target is aten.native_dropout.default and graph.device.type == "cpu" and op.outputs[1] is not None:
+        if op.target is aten.native_dropout.default and op.outputs[1] is not None:
             mask, (given,) = graph.values[op.outputs[1]], references(op.args[0])
             found[mask.storage] = aligned(mask.numel * graph.values[given].dtype.itemsize)
     return found

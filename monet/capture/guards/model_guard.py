@@ -192,8 +192,7 @@ class ModelGuard:
 
         self._add_dict(own, partial(self._of_attribute, label), matters)
         is_container = any("__iter__" in vars(base) or "__getitem__" in vars(base) for base in of.__mro__[:-1])
-        any_child = is_container or self._reads.reads_children
-        any_child = any_child or self._reads.reads_tensors
+        any_child = is_container or self._reads.reads_children or self._reads.reads_tensors
         children = module._modules
         known = set(children)
         self._add_dict(

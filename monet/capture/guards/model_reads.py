@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from monet.capture.guards.module_hooks import FORWARD, only_looks, own_hook
 
 OPAQUE = (torch.Tensor, types.ModuleType, type, torch.Generator)
 """What is not looked into as an object: it is compared by identity, or elsewhere."""
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 _OF_TENSORS = frozenset(dir(torch.Tensor))
 """Of an object of a package these are not compared: where code reads such a name, it is of a tensor."""
@@ -58,25 +61,16 @@ def model_reads(model: torch.nn.Module, *, own_hooks: bool = True) -> CodeReads:
     while size != reads.size:  # until nothing new is met
         size = reads.size
         reads.close()
-        queue = deque(Found(value) for module in modules for value in _attributes(module, reads))
-        queue.extend(Found(value) for _, value in reads.held)
-        seen: set[int] = set()
-        while queue:
-            found = queue.popleft()
-            value = found.value
-            if isinstance(value, (*PLAIN, *OPAQUE)) or id(value) in seen or found.is_too_deep:
-                continue
-            seen.add(id(value))
+        held = [value for _, value in reads.held]
+        for value in _reachable([*(value for module in modules for value in _attributes(module, reads)), *held], reads):
             if isinstance(value, torch.nn.Module):
                 for module in value.modules() if id(value) not in known else ():
                     if id(module) not in known:
                         known.add(id(module))
                         modules.append(module)
                         _enter(reads, module, hooks=True)
-            elif not reads.add(value):
-                queue.extend(map(found.inside, parts(value, reads)))
-                if not isinstance(value, list | tuple | dict | set | frozenset):
-                    reads.add_class(type(value))
+            elif not isinstance(value, OPAQUE) and not reads.add(value) and not isinstance(value, _CONTAINERS):
+                reads.add_class(type(value))
     return reads
 
 
@@ -104,22 +98,27 @@ def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     in containers, objects, globals, and modules that one of these holds."""
     reads = model_reads(model)
     own = set(map(id, model.modules()))
-    queue = deque(Found(value) for module in model.modules() for value in _attributes(module, reads))
-    queue.extend(Found(where.get(name)) for where, name in reads.lookups.values())
-    queue.extend(Found(value) for _, value in reads.held)
-    seen: set[int] = set()
+    roots = [value for module in model.modules() for value in _attributes(module, reads)]
+    roots += [where.get(name) for where, name in reads.lookups.values()]
+    for value in _reachable([*roots, *(value for _, value in reads.held)], reads):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, torch.nn.Module) and id(value) not in own:
+            yield from (*value.parameters(), *value.buffers())
+
+
+def _reachable(roots: Iterable[Any], reads: CodeReads) -> Iterator[Any]:
+    """These values and what may be read of them, each once and as far as it is compared; no plain ones. Modules and
+    functions are not looked into."""
+    queue, seen = deque(map(Found, roots)), set[int]()
     while queue:
         found = queue.popleft()
         value = found.value
         if isinstance(value, PLAIN) or id(value) in seen or found.is_too_deep:
             continue
         seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, torch.nn.Module):
-            if id(value) not in own:
-                yield from (*value.parameters(), *value.buffers())
-        elif not isinstance(value, OPAQUE) and not callable(value):
+        yield value
+        if not isinstance(value, (*OPAQUE, torch.nn.Module, *_FUNCTIONS)):
             queue.extend(map(found.inside, parts(value, reads)))
 
 
