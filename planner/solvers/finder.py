@@ -19,10 +19,10 @@ def solver(name: str) -> Solve:
     upper = name.upper()
     if upper == "HIGHS":
         try:
-            from monet.planner.solvers.highs import solve_highs
+            from monet.planner.solvers.highs_process import solve
         except ImportError as error:
             raise SolverError(f"the solver HIGHS needs the package highspy: {error}") from error
-        return scaled(solve_highs)
+        return scaled(solve)
     from monet.planner.solvers.cvxpy import installed_mip_solvers, solve_with
 
     installed = installed_mip_solvers()

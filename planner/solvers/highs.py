@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -47,6 +48,9 @@ class _Watch:
         self.x: Floats | None = None
         self.bound: float | None = None
         self.error: BaseException | None = None
+
+    def end(self) -> None:
+        self.stop = True
 
     def callback(self, kind: Any, message: str, out: Any, into: Any, data: Any) -> None:
         names = highspy.cb.HighsCallbackType
@@ -142,14 +146,14 @@ def _wait(highs: Any, watch: _Watch, tick: Tick | None) -> BaseException | None:
 
     thread = threading.Thread(target=work, name="highs", daemon=True)
     raised: BaseException | None = None
-    with _Interrupts(watch) as interrupts:
+    with Interrupts(watch.end) as interrupts:
         thread.start()
         while thread.is_alive():
             thread.join(POLL_S)
             if tick is None or watch.stop:
                 continue
             try:
-                tick(watch.x, watch.bound)
+                watch.stop = watch.stop or bool(tick(watch.x, watch.bound))
             except BaseException as error:  # HiGHS must have stopped before it may leave this function
                 raised = error
                 watch.stop = True
@@ -160,33 +164,33 @@ def _wait(highs: Any, watch: _Watch, tick: Tick | None) -> BaseException | None:
     return raised
 
 
-class _Interrupts:
-    """While HiGHS runs, Ctrl-C asks it to stop and raises nothing: an exception at the wrong moment would
+class Interrupts:
+    """While HiGHS runs, Ctrl-C calls ``stop`` and raises nothing: an exception at the wrong moment would
     leave HiGHS running behind a program that goes on, and abort it at exit.
 
     Only the main thread may handle signals; in another one, Ctrl-C is the main thread's business.
     """
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, stop: Callable[[], None]) -> None:
         self.seen = False
-        self._watch = watch
+        self._stop = stop
         self._before: Any = None
         self._handles = threading.current_thread() is threading.main_thread()
 
-    def __enter__(self) -> _Interrupts:
+    def __enter__(self) -> Interrupts:
         # A handler that the application installed (or SIG_IGN) stays in charge.
         self._handles = self._handles and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self._handles:
-            self._before = signal.signal(signal.SIGINT, self._stop)
+            self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._handles:
             signal.signal(signal.SIGINT, self._before)
 
-    def _stop(self, number: int, frame: object) -> None:
+    def _handle(self, number: int, frame: object) -> None:
         self.seen = True
-        self._watch.stop = True
+        self._stop()
 
 
 def highs_model(model: Model) -> Any:
@@ -238,9 +242,10 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
         kinds.kSolutionLimit,
         kinds.kObjectiveTarget,
         kinds.kObjectiveBound,
-        kinds.kInterrupt,
     ):
         status = "time_limit"
+    elif ended == kinds.kInterrupt:
+        status = "stopped"
     elif ended == kinds.kSolveError:
         return None
     else:

@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 
 from monet.planner.solvers.rows import Arrays, Floats
 
-Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
+Status = Literal["optimal", "time_limit", "stopped", "interrupted", "infeasible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,9 @@ class Limits:
 class Answer:
     """``x`` is the best point or None; no point costs less than ``bound`` (−inf while unknown).
 
-    ``optimal`` means within the gap. Costs are in the model's units. Of a model without integers, ``bound`` is its
-    optimum, or −inf short of that; ``basis`` is what a solve of one that is like it may begin with.
+    ``optimal`` means within the gap, ``stopped`` that the tick asked for the end. Costs are in the model's units. Of a
+    model without integers, ``bound`` is its optimum, or −inf short of that; ``basis`` is what a solve of one that is
+    like it may begin with.
     """
 
     status: Status
@@ -70,8 +71,8 @@ class Answer:
     basis: object | None = None
 
 
-Tick = Callable[[Floats | None, float | None], None]
-"""(best point so far, bound in the model's units); called from the thread that asked for the solve. The same point
-is the same array; what is raised ends the solve."""
+Tick = Callable[[Floats | None, float | None], bool | None]
+"""(best point so far, bound in the model's units) → whether the solve is to end; called from the thread that asked for
+it. The same point is the same array; what is raised ends the solve, too."""
 Solve = Callable[[Model, Limits, Tick | None], Answer]
 """An adapter: minimises the model until it is optimal or a limit is reached, and reports to the tick meanwhile."""

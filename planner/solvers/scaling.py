@@ -29,8 +29,8 @@ def scaled(solve: Solve) -> Solve:
 
 
 def _unscaling(tick: Tick, factor: float) -> Tick:
-    def unscaled(x: Floats | None, bound: float | None) -> None:
-        tick(x, None if bound is None else bound / factor)
+    def unscaled(x: Floats | None, bound: float | None) -> bool | None:
+        return tick(x, None if bound is None else bound / factor)
 
     return unscaled
 
