@@ -24,7 +24,7 @@ help:
 	@echo "make gpu-first-run  the first run on a machine with a GPU: tests, promises and times, results in first-gpu-run"
 	@echo "make newest    the tests with the newest PyTorch that monet allows, in .venv-newest (6 GB)"
 	@echo "make oldest    the same with the oldest, in .venv-oldest"
-	@echo "make cuda-builds  the CUDA allocator built against the CUDA builds of both, and loaded; needs no GPU"
+	@echo "make cuda-builds  the CUDA allocator built against the CUDA builds of these and of the pinned PyTorch, and loaded; needs no GPU"
 	@echo "make bench     benchmarks; results as JSON under benchmarks/results"
 	@echo "make coverage  which lines the tests run"
 	@echo "make format    what lint would ask for, done"
@@ -86,10 +86,15 @@ gpu-first-run:
 newest oldest: %: .venv-%/.installed
 	$(MAKE) tests BIN=.venv-$@/bin INSTALLED=
 
+# The package index's build of the PyTorch that constraints.txt names, which may be another one than .venv has.
+.venv-cuda/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --no-compile -c constraints.txt -e . pytest
+	touch $@
+
 # Every symbol is looked up when a library is loaded: one that this PyTorch lacks is named.
-cuda-builds: .venv-oldest/.installed .venv-newest/.installed
-	LD_BIND_NOW=1 .venv-oldest/bin/python tests/support/cuda_build.py
-	LD_BIND_NOW=1 .venv-newest/bin/python tests/support/cuda_build.py
+cuda-builds: .venv-oldest/.installed .venv-cuda/.installed .venv-newest/.installed
+	for venv in oldest cuda newest; do LD_BIND_NOW=1 .venv-$$venv/bin/python tests/support/cuda_build.py || exit 1; done
 
 bench: $(INSTALLED)
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark" || exit 1; done
@@ -103,5 +108,5 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-newest .venv-oldest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf .venv .venv-cuda .venv-newest .venv-oldest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
