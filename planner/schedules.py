@@ -141,6 +141,7 @@ def plan_variant(
     solving: Solving | None = None,
     *,
     start: Runs | None = None,
+    enough_s: float | None = None,
     progress: Progress | None = None,
 ) -> Solution:
     """Plans ``problem`` for ``budget_bytes`` by ``variant``; other arguments are those of ``plan_problem``.
@@ -157,4 +158,5 @@ def plan_variant(
     planner, problem = VARIANTS[variant], as_planned(problem, variant)
     if not planner.solves:
         return planner.plan(problem, budget_bytes)
-    return planner.plan(problem, budget_bytes, solving, start=start, progress=progress)
+    options = {} if enough_s is None else {"enough_s": enough_s}
+    return planner.plan(problem, budget_bytes, solving, start=start, progress=progress, **options)

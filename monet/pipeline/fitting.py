@@ -1,9 +1,13 @@
-"""Solve, order and place until the arena, not only the program's account of it, fits the budget.
+"""The fastest plan whose arena, not only the program's account of it, fits the budget.
 
-The program counts the captured order. What it counts and what an arena needs differ in both directions::
+The program counts memory along one order of the operators, and an order that saves memory also lets plans fit that are
+faster. So one search goes through several orders, each of them lowered (``orders.py``), and none makes its result
+worse::
 
-    solve ──► order and place ──► too large: the program gets less (fragmentation)
-                              └─► slack:     the program gets that much more (another order saves memory)
+    the best order of keeping everything  →  the captured order  →  the order of the best plan so far, while that helps
+
+In each, what the program counts and what an arena needs may differ (gaps, or an order that is better still), so the
+bytes that the program gets are bracketed: between the most that fit so far and the least that did not.
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ from monet.errors import InfeasibleBudget, InvalidPlan
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
-from monet.pipeline.placement import placement
+from monet.pipeline.orders import along, first_order
+from monet.pipeline.placement import ORDER_S, placement
 from monet.planner.ablation import MONET, restrict
-from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.construction.first_plans import fastest_plan, smallest_budget
 from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
@@ -32,54 +37,69 @@ from monet.planner.solution import Proof, Runs, Solution
 logger = logging.getLogger(__name__)
 
 TRIES = 4
-"""Solves at most."""
+"""Solves in one order, at most."""
 WORTH_SHARE = 0.005
-"""Solving again pays where another order saves this share of the budget."""
-REORDERED_SHARE = 0.15
-"""A plan up to this share over the budget may fit once it is reordered."""
+"""Solving again pays where another order saves this share of the budget, and searching in another order where plans can
+be faster by this share."""
 LEFT_SHARE = 0.25
-"""Of the time limit: with less than this left, what an order saves is not solved for."""
+"""Of the time limit: with less than this left and a plan in hand, nothing is solved again."""
 STARTS = ("block", "sqrt-n-blocks", "selective")
 """Baselines that take milliseconds, and that no plan should be slower than."""
 SOLVE_SHARE, AGAIN_SHARE, LATER_SHARE = 0.5, 0.3, 0.75
-"""Of the time that is left: how much of it the first solve gets, one after an arena that did not fit, and one for a
-larger budget after an arena that did; the rest is for order and layout, and for the next try."""
+"""Of the time that an order has left: how much of it the first solve gets, one after an arena that did not fit, and one
+for another budget after an arena that did; the rest is for order and layout, and for the next try."""
 PLACE_SHARE = 0.6
 """Of the time that is left: how much of it order and layout get while no arena fits yet."""
 LESS_SHARES = (0.25, 0.5, 2.0)
 """Of an arena's excess: how much less the program gets after the first arena that does not fit, the second and the
-third. Another plan often fits for a part of it, and near the smallest budget every byte is dear; but after the last one
-there is only a refusal."""
-REFUSED_SHARE = 0.25
-"""Of the time limit: how long the smallest plans are ordered and placed, at most, before a budget is refused."""
+third, while none fits. Another plan often fits for a part of it, and near the smallest budget every byte is dear; but
+after the last one there is only a refusal."""
+SMALLEST_SHARE = 0.25
+"""Of the time limit: how long the smallest plans are looked for, ordered and placed, at most, where none fits."""
 LEAST_SHARE = 0.05
 """Of the time limit: what a solve or a placement gets that is needed and for which there is no time left."""
+ORDER_SHARE = 0.1
+"""Of the time limit: how long the order of keeping everything is looked for, at most."""
+FIRST_SHARE = 0.6
+"""Of the time that is left: what the first of several orders gets."""
 INTERRUPTED_S = 1.0
 """How long the plan of an interrupted solve is ordered and placed, unless no arena fits by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What must fit: a plan of ``variant`` in ``budget_bytes``; ``start``: a plan to begin with."""
+    """What must fit: a plan of ``variant`` in ``budget_bytes``; ``start``: a plan to begin with. ``remembers``: plans
+    of earlier searches are read, and the one that is found is kept for later ones."""
 
     lowered: Lowered
     budget_bytes: int
     variant: str = MONET
     solving: Solving = field(default_factory=Solving)
     start: Runs | None = None
+    remembers: bool = True
+
+    def needed_bytes(self, placed: Placed) -> int:
+        """Of a plan's arena and the fixed bytes."""
+        return self.lowered.problem.fixed_bytes + placed[1].layout.arena_bytes
 
     def excess_bytes(self, placed: Placed) -> int:
-        """By how much a plan's arena and the fixed bytes are over the budget."""
-        return _needed(placed, self.lowered) - self.budget_bytes
+        """By how much that is over the budget."""
+        return self.needed_bytes(placed) - self.budget_bytes
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether other orders than the captured one are searched in. Copies are timed along that one, and baselines
+        are defined along it."""
+        problem = self.lowered.problem
+        return self.variant in ABLATION and problem.second is None and not problem.carried
 
 
 def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
-    """A plan whose arena fits beside the fixed bytes, and makes use of the budget.
+    """A plan whose arena fits beside the fixed bytes, and makes use of the budget. Its runs are along an order of their
+    own (``orders.order_of``).
 
-    Where the arena needs more than the program counts, the program gets less than the budget; where another order
-    needs less, it gets that much more. Where none of its plans fits, the smallest one known may do so once it is
-    ordered, and then others that need as much more in the captured order. No plan is slower than one that is known for
-    this budget or less, from this search or an earlier one.
+    Where none of the plans fits, the smallest one known may do so once it is ordered, and others along its order. No
+    plan is slower than one that is known for this budget or less, from this search or an earlier one.
 
     All of it takes ``fit.solving.time_limit_s``, with solving, ordering and layout; ``fit.solving.prove`` may take as
     long again.
@@ -89,31 +109,42 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     """
     parts = _of_parts(fit)
     known = _known(fit, parts)
-    attempts = _Attempts(fit, meter, known, parts)
-    attempts.search(fit.budget_bytes)
-    if attempts.best is None and not attempts.interrupted:
-        known = known or _smallest_known(attempts.refused or attempts.refusal(), fit, attempts)
-        attempts.reorder(known)
-    best = attempts.best
+    search = _Search(fit, meter, known, parts)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if search.best is None and known is None:
+            raise
+        search.interrupted = True
+    best = search.best
     if best is None or (known is not None and known[0].objective_s < best[0].objective_s):
         assert known is not None
         best = _as_found(known, None if best is None else best[0]), known[1]
-    else:
+    elif fit.remembers:
         remember(fit.lowered, fit.variant, best)
-    return (replace(best[0], status="interrupted"), best[1]) if attempts.interrupted else best
+    return (replace(best[0], status="interrupted"), best[1]) if search.interrupted else best
+
+
+def orders_of(fit: Fit) -> list[Lowered]:
+    """The orders that are searched in, each lowered: the best one of keeping everything first, the captured one
+    last."""
+    if not fit.has_orders:
+        return [fit.lowered]
+    ahead = first_order(fit.lowered, fit.variant, min(ORDER_S, ORDER_SHARE * fit.solving.time_limit_s))
+    return [fit.lowered] if ahead is None else [ahead, fit.lowered]
 
 
 def _known(fit: Fit, parts: Sequence[Placed]) -> Placed | None:
     """The fastest plan of earlier searches, ``parts`` among them: their order may fit where the captured one does
     not."""
-    placed = recall(fit.lowered, fit.variant, fit.budget_bytes)
+    placed = recall(fit.lowered, fit.variant, fit.budget_bytes) if fit.remembers else None
     others = () if fit.lowered.problem.carried else parts
     return min((p for p in (placed, *others) if p is not None), key=lambda p: p[0].objective_s, default=None)
 
 
 def _of_parts(fit: Fit) -> list[Placed]:
     """Where there are two memories: plans that are known without moves, and without recomputation."""
-    if fit.variant != MOVE:
+    if fit.variant != MOVE or not fit.remembers:
         return []
     lowered, budget_bytes = fit.lowered, fit.budget_bytes
     alone = replace(lowered, problem=replace(lowered.problem, second=None))
@@ -127,83 +158,260 @@ def _as_found(known: Placed, found: Solution | None) -> Solution:
     if found is None:
         return replace(solution, status="smallest_known", proof=None)
     proof = found.proof
-    if proof is not None:  # in another order a plan may be faster than all that fit in the captured one
+    if proof is not None:  # in another order a plan may be faster than all that fit in this one
         proof = replace(proof, bound_s=min(proof.bound_s, solution.objective_s))
     return replace(solution, status=found.status, proof=proof, build_s=found.build_s, solve_s=found.solve_s)
 
 
-class _Attempts:
-    """``best``: the fastest plan that fits so far. ``refused``: why the first solve found no plan at all.
-    ``interrupted``: whether Ctrl-C ended one of them. ``known``, ``parts``: of earlier searches, to begin with."""
+class _Search:
+    """One search through several orders. ``best``: the fastest plan that fits so far. ``known``, ``parts``: of earlier
+    searches, to begin with. ``interrupted``: whether Ctrl-C ended a solve. ``refused``: why no plan was found, with the
+    order that this is about."""
 
     def __init__(self, fit: Fit, meter: Meter, known: Placed | None, parts: Sequence[Placed] = ()) -> None:
-        self._fit = fit
-        self._meter = meter
-        self._known = known
-        self._parts = parts
-        self._begun = time.monotonic()
-        self._too_large = 0
-        self.interrupted = False
-        self._last: Solution | None = None
-        self._proofs: list[tuple[int, Proof]] = []  # with the target that each is for
+        self.fit = fit
+        self.meter = meter
+        self.known = known
+        self.parts = parts
+        self.begun = time.monotonic()
         self.best: Placed | None = None
-        self.refused: InfeasibleBudget | None = None
+        self.refused: list[tuple[Lowered, InfeasibleBudget | None]] = []
+        self.interrupted = False
 
     def left_s(self) -> float:
         """Of the time limit, and never less than what a part that is needed gets."""
-        limit_s = self._fit.solving.time_limit_s
-        return max(LEAST_SHARE * limit_s, limit_s - (time.monotonic() - self._begun))
+        limit_s = self.fit.solving.time_limit_s
+        return max(LEAST_SHARE * limit_s, limit_s - (time.monotonic() - self.begun))
 
-    def search(self, target_bytes: int | None) -> None:
-        """For one budget after the other; Ctrl-C is raised where no plan is there."""
-        try:
-            for _ in range(TRIES):
-                if target_bytes is None:
-                    break
-                target_bytes = self.after(target_bytes)
-        except KeyboardInterrupt:
-            if self.best is None and self._known is None:
-                raise
-            self.interrupted = True
+    def has_time(self) -> bool:
+        """For what is not needed."""
+        return self.left_s() >= LEFT_SHARE * self.fit.solving.time_limit_s
 
-    def after(self, target_bytes: int) -> int | None:
-        """Solves and places; returns which budget to try next, None where nothing is worth it."""
-        fit = self._fit
-        try:
-            solution = self._solve(target_bytes)
-        except InfeasibleBudget as refused:
-            return self._without_plan(target_bytes, refused)
-        self.interrupted = self.interrupted or solution.status == "interrupted"
+    def run(self) -> None:
+        """Raises ``InfeasibleBudget``, and ``KeyboardInterrupt`` on Ctrl-C amid a placement or where no plan fits."""
+        orders = orders_of(self.fit)
+        for number, order in enumerate(orders):
+            share = FIRST_SHARE if number < len(orders) - 1 else 1.0
+            self._search_in(order, share * self.left_s())
+            if self._is_over():
+                return
+        if self.best is None:
+            self._fit_smallest()
+        while self.best is not None and not self._is_over() and self._improved_along_best():
+            pass
+
+    def _is_over(self) -> bool:
+        """Whether nobody wants more: interrupted, or as fast as a plan can be that needs not fit."""
+        if self.interrupted:
+            return True
+        if self.best is None:
+            return False
+        fit = self.fit
+        fastest = fastest_plan(restrict(fit.lowered.problem, fit.variant)) if fit.has_orders else None
+        return fastest is not None and self.best[0].objective_s <= fastest.objective_s * (1 + fit.solving.gap)
+
+    def _search_in(self, lowered: Lowered, limit_s: float, start: Runs | None = None) -> None:
+        if self.best is not None and not self.has_time():
+            return
+        attempts = _Attempts(self, lowered, limit_s, start)
+        attempts.run()
+
+    def _improved_along_best(self) -> bool:
+        """Searches in the best plan's own order, where that needs less than the program counted."""
+        fit, best = self.fit, self.best
+        assert best is not None
+        solution, placed = best
+        saved_bytes = solution.peak_bytes - fit.needed_bytes(best)
+        if not fit.has_orders or not self.has_time() or saved_bytes < WORTH_SHARE * fit.budget_bytes:
+            return False
+        other = along(fit.lowered, solution.runs, placed.unrolled.steps)
+        if other is None:
+            return False
+        logger.info("searching along the order of the best plan, which saves %d bytes", saved_bytes)
+        self._search_in(other[0], self.left_s(), other[1])
+        return self.best is not None and self.best[0].objective_s < solution.objective_s * (1 - WORTH_SHARE)
+
+    def _fit_smallest(self) -> None:
+        """No plan fits as the program counts: the smallest one known may fit once it is ordered, and faster ones along
+        that order. Raises ``InfeasibleBudget`` where none does."""
+        fit = self.fit
+        refused = None
+        if self.known is not None:
+            smallest = self.known
+        else:
+            smallest, refused = self._smallest()
+            if fit.excess_bytes(smallest) <= 0:
+                self.best = replace(smallest[0], status="smallest_known", proof=None), smallest[1]
+        other = along(fit.lowered, smallest[0].runs, smallest[1].unrolled.steps) if fit.has_orders else None
+        if other is not None and self.has_time():
+            logger.info("searching along the order of the smallest plan")
+            self.refused.clear()
+            self._search_in(other[0], self.left_s(), other[1])
+        if self.best is not None or refused is None:
+            return
+        if other is not None and self.refused:
+            again, _ = self._smallest()
+            smallest = min(smallest, again, key=fit.needed_bytes)
+        raise self._refusal(smallest, refused)
+
+    def _smallest(self) -> tuple[Placed, InfeasibleBudget]:
+        """The smallest plan of those orders in which none fits, and why none does."""
+        fit = self.fit
+        limit_s = SMALLEST_SHARE * fit.solving.time_limit_s / len(self.refused)
+        found: list[tuple[Placed, InfeasibleBudget]] = []
+        for lowered, refusal in self.refused:
+            refused = refusal or _without_gaps(fit, lowered, limit_s)
+            if not isinstance(refused.smallest_plan, Solution):
+                raise refused
+            candidates: list[Solution | None] = [refused.smallest_plan]
+            if fit.variant in ABLATION:
+                candidates.append(fastest_plan(restrict(lowered.problem, fit.variant)))
+            placed = smallest_placed(candidates, lowered, min(self.left_s(), limit_s))
+            if fit.remembers:
+                remember(fit.lowered, fit.variant, placed)
+            found.append((placed, refused))
+        return min(found, key=lambda each: fit.needed_bytes(each[0]))
+
+    def _refusal(self, smallest: Placed, refused: InfeasibleBudget) -> InfeasibleBudget:
+        """What it names works: the least that an arena of this search or an earlier one needs."""
+        fit = self.fit
+        earlier = recall(fit.lowered, fit.variant) if fit.remembers else None
+        if earlier is not None and fit.needed_bytes(earlier) <= fit.needed_bytes(smallest):
+            smallest = earlier
+        least = fit.needed_bytes(smallest)
+        error = InfeasibleBudget(refused.reason, least, advice=refused.advice, counted_bytes=refused.counted_bytes)
+        error.__cause__ = refused
+        return error
+
+
+class _Attempts:
+    """Solves and placements in one order, with one budget for the program after the other.
+
+    ``fits_bytes``: the most that it got where the arena fitted; ``breaks_bytes``: the least where it did not.
+    """
+
+    def __init__(self, search: _Search, lowered: Lowered, limit_s: float, start: Runs | None = None) -> None:
+        self._search = search
+        self._lowered = lowered
+        self._until_s = time.monotonic() + limit_s
+        self._begin = start
+        self._last: Solution | None = None
+        self._fitted = False
+        self._too_large = 0
+        self._proofs: list[tuple[int, Proof]] = []  # with the target that each is for
+        self.fits_bytes = 0
+        self.breaks_bytes: float = math.inf
+
+    def left_s(self) -> float:
+        return max(LEAST_SHARE * self._search.fit.solving.time_limit_s, self._until_s - time.monotonic())
+
+    def run(self) -> None:
+        """Until no other target is worth it. A plan that is not faster than the best by what is worth it, and is proven
+        to be none here, ends the first solve."""
+        search = self._search
+        fit, before = search.fit, search.best
+        enough_s = None if before is None else before[0].objective_s * (1 - WORTH_SHARE)
+        target_bytes: int | None = fit.budget_bytes
+        for _ in range(TRIES):
+            if target_bytes is None:
+                return
+            try:
+                solution = self.solve(target_bytes, enough_s)
+            except InfeasibleBudget as refused:
+                if not self._too_large and not self._fitted:
+                    search.refused.append((self._lowered, refused))
+                return
+            search.interrupted = search.interrupted or solution.status == "interrupted"
+            if enough_s is not None and solution.objective_s > enough_s:
+                return
+            target_bytes = self._after(target_bytes, solution, improving=enough_s is not None)
+            enough_s = None
+        if not self._fitted and search.best is None:
+            search.refused.append((self._lowered, None))
+
+    def _after(self, target_bytes: int, solution: Solution, *, improving: bool) -> int | None:
+        """Places the plan; the target to try next, None where nothing is worth it. ``improving``: its solve ended as
+        soon as the plan was faster than the best, and goes on from there."""
+        search = self._search
+        fit = search.fit
         placed = self._placed(solution)
         excess_bytes = fit.excess_bytes(placed)
         self._last = solution
         if excess_bytes > 0:
-            return self._smaller(target_bytes, solution, excess_bytes)
-        if self.best is None or solution.objective_s < self.best[0].objective_s:
-            self.best = placed
-        return self._larger(target_bytes, solution, solution.peak_bytes - _needed(placed, fit.lowered))
+            if search.best is None and search.known is None and solution.status == "interrupted":
+                raise KeyboardInterrupt  # whoever interrupts does not wait for another solve
+            self.breaks_bytes = min(self.breaks_bytes, target_bytes)
+            return self._smaller(target_bytes, excess_bytes)
+        self._fitted, self.fits_bytes = True, max(self.fits_bytes, target_bytes)
+        if search.best is None or solution.objective_s < search.best[0].objective_s:
+            search.best = placed
+        if search.interrupted:
+            return None
+        if improving:
+            return target_bytes if search.has_time() else None
+        return self._larger(target_bytes, solution, solution.peak_bytes - fit.needed_bytes(placed))
+
+    def _smaller(self, target_bytes: int, excess_bytes: int) -> int | None:
+        """The arena is too large: the program gets less."""
+        search = self._search
+        if search.interrupted or (search.best is not None and not search.has_time()):
+            return None
+        if self._fitted:
+            return self._between()
+        less_bytes = math.ceil(excess_bytes * LESS_SHARES[min(self._too_large, len(LESS_SHARES) - 1)])
+        self._too_large += 1
+        if self._too_large == TRIES:
+            return None
+        logger.info("the arena is %d bytes over the budget; solving again with %d less", excess_bytes, less_bytes)
+        return target_bytes - less_bytes
+
+    def _larger(self, target_bytes: int, solution: Solution, saved_bytes: int) -> int | None:
+        """The arena fits with ``saved_bytes`` less than the program counts: the program gets that much more."""
+        fit = self._search.fit
+        binding = solution.peak_bytes >= target_bytes * (1 - WORTH_SHARE) and VARIANTS[fit.variant].solves
+        if not binding or not self._search.has_time():
+            return None
+        if math.isfinite(self.breaks_bytes):
+            return self._between()
+        larger_bytes = fit.budget_bytes + saved_bytes
+        if saved_bytes < fit.budget_bytes * WORTH_SHARE or larger_bytes <= target_bytes:
+            return None
+        logger.info(
+            "the order needs %d bytes less than the program counts; solving again with as much more", saved_bytes
+        )
+        return larger_bytes
+
+    def _between(self) -> int | None:
+        """Half way from what fits to what does not."""
+        if self.breaks_bytes - self.fits_bytes < WORTH_SHARE * self._search.fit.budget_bytes:
+            return None
+        return (self.fits_bytes + int(self.breaks_bytes)) // 2
 
     def _placed(self, solution: Solution) -> Placed:
-        fit = self._fit
-        left_s = self.left_s() if self.best is not None else PLACE_SHARE * self.left_s()
+        search = self._search
+        fit, left_s = search.fit, self.left_s() if search.best is not None else PLACE_SHARE * self.left_s()
         if solution.status == "interrupted" and left_s > INTERRUPTED_S:
             # Whoever interrupts waits for no better order, but the plan is lost if none fits.
-            placed = solution, placement(solution.runs, fit.lowered, fit.budget_bytes, INTERRUPTED_S)
-            if fit.excess_bytes(placed) <= 0 or self.best is not None or self._known is not None:
+            placed = solution, placement(solution.runs, self._lowered, fit.budget_bytes, INTERRUPTED_S)
+            if fit.excess_bytes(placed) <= 0 or search.best is not None or search.known is not None:
                 return placed
             logger.warning("interrupted; looking for an arena for the best plan so far: Ctrl-C again gives it up")
-        return solution, placement(solution.runs, fit.lowered, fit.budget_bytes, left_s)
+        return solution, placement(solution.runs, self._lowered, fit.budget_bytes, left_s)
 
-    def _solve(self, target_bytes: int) -> Solution:
-        share = SOLVE_SHARE if self._last is None else AGAIN_SHARE if self.best is None else LATER_SHARE
-        fit, limit_s = self._fit, share * self.left_s()
-        with self._meter(limit_s) as progress:
+    def solve(self, target_bytes: int, enough_s: float | None = None) -> Solution:
+        """The best plan of ``target_bytes`` in this order. Raises ``InfeasibleBudget``; ``KeyboardInterrupt`` where
+        there is none."""
+        share = SOLVE_SHARE if self._last is None else LATER_SHARE if self._fitted else AGAIN_SHARE
+        search = self._search
+        fit, limit_s = search.fit, share * self.left_s()
+        with search.meter(limit_s) as progress:
             solution = plan_variant(
                 fit.variant,
-                fit.lowered.problem,
+                self._lowered.problem,
                 target_bytes,
                 replace(fit.solving, time_limit_s=limit_s),
                 start=self._start(target_bytes),
+                enough_s=enough_s,
                 progress=progress,
             )
         return self._with_best_proof(target_bytes, solution)
@@ -213,7 +421,7 @@ class _Attempts:
         with more memory, none beats with less. A later solve may have no time for a bound of its own."""
         if solution.proof is not None:
             self._proofs.append((target_bytes, solution.proof))
-        cost_s, prove = solution.objective_s, self._fit.solving.prove
+        cost_s, prove = solution.objective_s, self._search.fit.solving.prove
 
         def rank(proof: Proof) -> tuple[bool, float, bool]:
             full = proof.scope == "full"
@@ -226,101 +434,41 @@ class _Attempts:
 
     def _start(self, target_bytes: int) -> Runs | None:
         """The fastest of the plans that are there without a search: the caller's, an earlier search's, and those of the
-        baselines that a user would write by hand."""
-        fit = self._fit
+        baselines that a user would write by hand. Those along another order are left out."""
+        search = self._search
+        fit, problem = search.fit, self._lowered.problem
         if not VARIANTS[fit.variant].solves:
             return None
-        starts = [] if fit.start is None else [fit.start]
-        starts += [] if self._known is None else [self._known[0].runs]
-        starts += [] if self.best is None else [self.best[0].runs]
-        starts += [solution.runs for solution, _ in self._parts]
+        starts = [runs for runs in (fit.start, self._begin) if runs is not None]
+        starts += [placed[0].runs for placed in (search.known, search.best, *search.parts) if placed is not None]
         starts += self._repaired(target_bytes)
         for name in STARTS:
             try:
-                starts.append(VARIANTS[name].plan(fit.lowered.problem, target_bytes).runs)
+                starts.append(VARIANTS[name].plan(problem, target_bytes).runs)
             except InfeasibleBudget:
                 continue
-        costs = [(cost.objective_s, k) for k, cost in _replays(fit.lowered.problem, starts, target_bytes)]
+        costs = [(cost.objective_s, k) for k, cost in _replays(problem, starts, target_bytes)]
         return starts[min(costs)[1]] if costs else None
 
     def _repaired(self, target_bytes: int) -> list[Runs]:
         """The last plan made to fit, where its arena did not."""
-        fit = self._fit
+        fit = self._search.fit
         if self._last is None or fit.variant not in ABLATION:
             return []
-        index = index_of(restrict(fit.lowered.problem, fit.variant))
+        index = index_of(restrict(self._lowered.problem, fit.variant))
         deadline_s = time.monotonic() + LEAST_SHARE * fit.solving.time_limit_s
         runs = repaired(index, self._last.runs, target_bytes, deadline_s)
         return [] if runs is None else [runs]
 
-    def _without_plan(self, target_bytes: int, refused: InfeasibleBudget) -> int | None:
-        """No plan fits in the captured order; the smallest one may fit in another."""
-        if self.best is not None or self._too_large:
-            return None
-        budget_bytes, least = self._fit.budget_bytes, refused.smallest_bytes
-        self.refused = refused
-        if self._known is not None or least is None:
-            return None
-        near = target_bytes <= budget_bytes and least <= budget_bytes * (1 + REORDERED_SHARE)
-        return least if near else None
 
-    def reorder(self, known: Placed) -> None:
-        """No plan fits as the program counts, but ``known`` does in another order: plans for which the program counts
-        as much more than the budget may fit, too, and be faster. ``best`` is then one of them, if any fits."""
-        fit = self._fit
-        saved_bytes = known[0].peak_bytes - _needed(known, fit.lowered)
-        moves = fit.lowered.problem.second is not None  # plans with copies keep the captured order
-        if self.refused is None or saved_bytes <= 0 or moves or not VARIANTS[fit.variant].solves:
-            return
-        self._known = known
-        if self._has_time():
-            logger.info("solving again with the %d bytes that another order saves", saved_bytes)
-            self.search(fit.budget_bytes + saved_bytes)
-
-    def _has_time(self) -> bool:
-        return self.left_s() >= self._fit.solving.time_limit_s * LEFT_SHARE
-
-    def _smaller(self, target_bytes: int, solution: Solution, excess_bytes: int) -> int | None:
-        """The arena is too large: the program gets less."""
-        if self.best is None and solution.status == "interrupted":
-            raise KeyboardInterrupt  # no plan fits yet, and whoever interrupts does not wait for another solve
-        if self.best is not None:
-            return None
-        less_bytes = math.ceil(excess_bytes * LESS_SHARES[min(self._too_large, len(LESS_SHARES) - 1)])
-        known = self._known
-        # Where nothing fits as the program counts, no less is tried than for the plan that fits in another order.
-        if self.refused is not None and (
-            known is None or target_bytes - less_bytes < known[0].peak_bytes or not self._has_time()
-        ):
-            return None
-        self._too_large += 1
-        logger.info("the arena is %d bytes over the budget; solving again with %d less", excess_bytes, less_bytes)
-        return target_bytes - less_bytes
-
-    def _larger(self, target_bytes: int, solution: Solution, saved_bytes: int) -> int | None:
-        """The arena fits with ``saved_bytes`` less than the program counts: the program gets that much more."""
-        fit = self._fit
-        binding = solution.peak_bytes >= target_bytes * (1 - WORTH_SHARE) and VARIANTS[fit.variant].solves
-        if saved_bytes < fit.budget_bytes * WORTH_SHARE or not binding or solution.status == "interrupted":
-            return None
-        larger_bytes = fit.budget_bytes + saved_bytes
-        if larger_bytes <= target_bytes or not self._has_time():
-            return None
-        logger.info(
-            "the order needs %d bytes less than the program counts; solving again with that much more", saved_bytes
-        )
-        return larger_bytes
-
-    def refusal(self) -> InfeasibleBudget:
-        """For a budget that a plan fits, but no arena: it knows the smallest plan."""
-        fit = self._fit
-        problem, solving = fit.lowered.problem, replace(fit.solving, time_limit_s=self.left_s())
-        try:
-            plan_variant(fit.variant, problem, problem.fixed_bytes, solving, start=fit.start)
-        except InfeasibleBudget as error:
-            reason = ("A plan for ", fit.budget_bytes, " exists, but none was found whose buffers fit without gaps.")
-            return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)
-        raise AssertionError("a plan needs memory beside the fixed bytes")
+def _without_gaps(fit: Fit, lowered: Lowered, limit_s: float) -> InfeasibleBudget:
+    """Of a budget that plans fit, but no arena: with the smallest plan."""
+    problem = restrict(lowered.problem, fit.variant) if fit.variant in ABLATION else lowered.problem
+    reason = ("A plan for ", fit.budget_bytes, " exists, but none was found whose buffers fit without gaps.")
+    known = smallest_budget(problem, time.monotonic() + limit_s)
+    if known is None:
+        return InfeasibleBudget(reason)
+    return InfeasibleBudget(reason, known[0], smallest_plan=known[1])
 
 
 def _replays(problem: Problem, plans: Sequence[Runs], budget_bytes: int) -> Iterator[tuple[int, Replay]]:
@@ -329,33 +477,9 @@ def _replays(problem: Problem, plans: Sequence[Runs], budget_bytes: int) -> Iter
         try:
             cost = replay(problem, runs)
         except (InvalidPlan, KeyError):
-            continue  # the caller's, who is told when it is used
+            continue  # the caller's, who is told when it is used, or one along another order
         if cost.peak_bytes <= budget_bytes:
             yield position, cost
-
-
-def _smallest_known(refused: InfeasibleBudget, fit: Fit, attempts: _Attempts) -> Placed:
-    """The smallest plan known, of this search or an earlier one, or ``refused`` with what its arena needs."""
-    lowered, variant = fit.lowered, fit.variant
-    earlier, known = recall(lowered, variant), refused.smallest_plan
-    if not isinstance(known, Solution):
-        raise refused
-    candidates: list[Solution | None] = [known]
-    if variant in ABLATION:
-        candidates.append(fastest_plan(restrict(lowered.problem, variant)))
-    smallest = smallest_placed(candidates, lowered, min(attempts.left_s(), REFUSED_SHARE * fit.solving.time_limit_s))
-    remember(lowered, variant, smallest)
-    if fit.excess_bytes(smallest) <= 0:
-        return smallest
-    if earlier is not None and _needed(earlier, lowered) <= _needed(smallest, lowered):
-        smallest = earlier
-    raise InfeasibleBudget(
-        refused.reason, _needed(smallest, lowered), advice=refused.advice, counted_bytes=refused.counted_bytes
-    ) from refused
-
-
-def _needed(placed: Placed, lowered: Lowered) -> int:
-    return lowered.problem.fixed_bytes + placed[1].layout.arena_bytes
 
 
 def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered, time_limit_s: float = math.inf) -> Placed:

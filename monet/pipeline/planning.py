@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from monet.amounts import ByteBudget, parse_budget, refusals_of
-from monet.errors import InfeasibleBudget
+from monet.errors import InfeasibleBudget, SolverError
 from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
-from monet.pipeline.fitting import LEAST_SHARE, Fit, fit_budget, smallest_placed
+from monet.pipeline.fitting import LEAST_SHARE, Fit, fit_budget, orders_of, smallest_placed
 from monet.pipeline.known_plans import Placed, remember
 from monet.pipeline.meter import Meter, silent
+from monet.pipeline.orders import in_order, order_of
 from monet.pipeline.placement import Placement
 from monet.pipeline.preparation import Prepared
 from monet.pipeline.summary import Summary, plan_summary
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.problem import Problem
 from monet.planner.schedules import MOVING, as_planned
 from monet.planner.search import Solving, smallest_plan
+from monet.planner.search.smallest import SmallestBudget
 from monet.planner.solution import Solution
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
@@ -26,11 +30,13 @@ from monet.plans.verifier import verify
 
 @dataclass(frozen=True)
 class PlanResult:
-    """``summary``: what ``monet plan --json`` writes; docs/summary-format.md describes its fields."""
+    """``summary``: what ``monet plan --json`` writes; docs/summary-format.md describes its fields. ``problem``: the
+    step along the order that the solution's runs have."""
 
     plan: Plan
     summary: Summary
     solution: Solution
+    problem: Problem
 
 
 def plan_prepared(
@@ -59,7 +65,7 @@ def _within(prepared: Prepared, budget_bytes: int, variant: str, solving: Solvin
     prepared = _for_variant(prepared, variant)
     choices = state_choices(prepared.lowered) if variant in MOVING else [StateMoves()]
     if len(choices) == 1:
-        fit = Fit(prepared.lowered, budget_bytes, variant, solving)
+        fit = Fit(prepared.lowered, budget_bytes, variant, solving, remembers=prepared.remembers)
         return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
     return _with_best_state(prepared, choices, budget_bytes, variant, solving, meter)
 
@@ -84,7 +90,8 @@ def _with_best_state(
         left_s = max(LEAST_SHARE * solving.time_limit_s, deadline_s - time.monotonic())
         limited = replace(solving, time_limit_s=left_s / (len(choices) - number))
         try:
-            placed = fit_budget(Fit(tried.lowered, budget_bytes, variant, limited), meter)
+            fit = Fit(tried.lowered, budget_bytes, variant, limited, remembers=prepared.remembers)
+            placed = fit_budget(fit, meter)
         except InfeasibleBudget as error:
             least = error.smallest_bytes
             if refused is None or (least is not None and least < (refused.smallest_bytes or least + 1)):
@@ -142,25 +149,50 @@ def plan_smallest(
     solving = replace(solving or Solving(), prove=False)
     most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
     prepared = _for_variant(prepared, variant)
-    problem = restrict(prepared.problem, MONET)
-    with meter(solving.time_limit_s, unit="bytes") as progress:
-        least = smallest_plan(problem, most_s, solving, progress=progress)
-    # The program counts the captured order. In another one a plan that recomputes nothing can be the smaller.
-    fastest = fastest_plan(problem)
-    if fastest is not None and most_s is not None and fastest.objective_s > most_s:
-        fastest = None
-    placed = smallest_placed([least.solution, fastest], prepared.lowered)
-    remember(prepared.lowered, variant, placed)  # a budget of its bytes works from now on
+    least, placed = _smallest(prepared, most_s, solving, meter)
+    if prepared.remembers:
+        remember(prepared.lowered, variant, placed)  # a budget of its bytes works from now on
     if least.solution.status != "interrupted":
         # Plans of least memory run nearly everything again, most of it for nothing.
         placed = _faster(prepared, placed, variant, solving, meter)
-    budget_bytes = problem.fixed_bytes + placed[1].layout.arena_bytes
+    budget_bytes = prepared.problem.fixed_bytes + placed[1].layout.arena_bytes
     result = plan_result(prepared, budget_bytes, *placed)
     # Another order, or a step of several requests, which are laid out as they come, can need less than the program.
     bound_bytes = min(least.bound_bytes, budget_bytes)
     gap_bytes = (budget_bytes - bound_bytes) / budget_bytes
     summary = replace(result.summary, bound_s=None, gap=gap_bytes, bound_bytes=bound_bytes, bound_scope=least.scope)
     return replace(result, summary=summary)
+
+
+def _smallest(
+    prepared: Prepared, most_s: float | None, solving: Solving, meter: Meter
+) -> tuple[SmallestBudget, Placed]:
+    """The plan of the smallest arena of those that are found along the captured order and along the best one of keeping
+    everything, with the search that found it."""
+    orders = orders_of(Fit(prepared.lowered, sys.maxsize, solving=solving))
+    found: list[tuple[SmallestBudget, Placed]] = []
+    for lowered in orders:
+        problem = restrict(lowered.problem, MONET)
+        limited = replace(solving, time_limit_s=solving.time_limit_s / len(orders))
+        try:
+            with meter(limited.time_limit_s, unit="bytes") as progress:
+                least = smallest_plan(problem, most_s, limited, progress=progress)
+        except (InfeasibleBudget, SolverError):
+            if lowered is orders[-1] and not found:
+                raise
+            continue
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            return replace(found[-1][0], solution=replace(found[-1][0].solution, status="interrupted")), found[-1][1]
+        # The program counts one order. In another one a plan that recomputes nothing can be the smaller.
+        fastest = fastest_plan(problem)
+        if fastest is not None and most_s is not None and fastest.objective_s > most_s:
+            fastest = None
+        found.append((least, smallest_placed([least.solution, fastest], lowered)))
+        if least.solution.status == "interrupted":
+            break
+    return min(found, key=lambda each: each[1][1].layout.arena_bytes)
 
 
 def _faster(prepared: Prepared, smallest: Placed, variant: str, solving: Solving, meter: Meter) -> Placed:
@@ -170,7 +202,8 @@ def _faster(prepared: Prepared, smallest: Placed, variant: str, solving: Solving
     budget_bytes = int((prepared.problem.fixed_bytes + placed.layout.arena_bytes) * (1 + solving.gap))
     start = solution.runs if solution.peak_bytes <= budget_bytes else None
     try:
-        faster, other = fit_budget(Fit(prepared.lowered, budget_bytes, variant, solving, start), meter)
+        fit = Fit(prepared.lowered, budget_bytes, variant, solving, start, prepared.remembers)
+        faster, other = fit_budget(fit, meter)
     except InfeasibleBudget:
         return smallest
     except KeyboardInterrupt:
@@ -183,6 +216,7 @@ def _faster(prepared: Prepared, smallest: Placed, variant: str, solving: Solving
 
 def plan_result(prepared: Prepared, budget_bytes: int, solution: Solution, placed: Placement) -> PlanResult:
     """The plan of a solution that is placed, verified."""
+    lowered = in_order(prepared.lowered, order_of(solution.runs))
     plan = Plan(
         budget_bytes=budget_bytes,
         arena_bytes=placed.layout.arena_bytes,
@@ -210,4 +244,4 @@ def plan_result(prepared: Prepared, budget_bytes: int, solution: Solution, place
         },
     )
     verify(plan)
-    return PlanResult(plan, plan_summary(plan, solution, prepared.lowered), solution)
+    return PlanResult(plan, plan_summary(plan, solution, lowered), solution, lowered.problem)

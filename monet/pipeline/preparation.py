@@ -40,8 +40,8 @@ class Preparing:
     ``reserve_bytes``: part of any budget that monet must leave to others (optimiser state). ``accumulate``: for
     gradients that add up over several batches: each is added to ``.grad`` as soon as it is made, so that a step holds
     one set of gradients and not two, whether ``.grad`` was there or not; gradient hooks of parameters cannot be called
-    then, and ``torch.autograd.grad`` finds no gradients of parameters. ``cache``: read and write measurements of
-    earlier runs. ``seed`` is recorded in the plan. ``gradients``: what the loop does with gradients before the next
+    then, and ``torch.autograd.grad`` finds no gradients of parameters. ``cache``: read and write measurements and
+    plans of earlier runs. ``seed`` is recorded in the plan. ``gradients``: what the loop does with them before the next
     forward pass. ``"freed"``, as ``zero_grad()`` does: they have places in the arena, from when they are made to the
     end of the step, so the forward pass can use their memory. ``"kept"``: they are counted throughout. Either way
     nothing is overwritten that somebody holds; it only takes memory beyond the plan's. ``costs``: nothing is run
@@ -73,7 +73,8 @@ class Prepared:
     """A captured and measured step, before any budget. ``eager``: how PyTorch itself would run it, counted as a plan
     is; ``eager_peak_bytes``: what it would then hold at most, see ``monet.pipeline.eager_peak``.
 
-    ``model`` and ``environment``: what a plan must be used with.
+    ``model`` and ``environment``: what a plan must be used with. ``remembers``: plans of earlier searches are read, and
+    found ones are kept.
     """
 
     lowered: Lowered
@@ -81,6 +82,7 @@ class Prepared:
     eager_peak_bytes: int
     model: Mapping[str, Any]
     environment: Mapping[str, Any]
+    remembers: bool = True
 
     @property
     def full_bytes(self) -> int:
@@ -160,7 +162,8 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
     beside = {**buckets, "reserve": preparing.reserve_bytes}
     model, environment = _described(step, preparing, offering), _environment(costs, step.graph)
-    return prepared_step(offers, costs, model, environment, beside=beside, as_eager=step.as_eager)
+    made = prepared_step(offers, costs, model, environment, beside=beside, as_eager=step.as_eager)
+    return replace(made, remembers=preparing.cache)
 
 
 def prepared_step(

@@ -37,8 +37,9 @@ class CellPlanner(Protocol):
 
     step: Step
 
-    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
-        """The cell's solution and its arena's bytes, None where nothing is laid out and no plan is saved.
+    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, Problem, int | None]:
+        """The cell's solution, the problem along its order, and its arena's bytes, None where nothing is laid out and
+        no plan is saved.
 
         Raises ``InfeasibleBudget`` or ``SolverError``.
         """
@@ -74,10 +75,10 @@ def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
     problem = planner.step.problem
     try:
         with refusals_in(unit_of((cell.budget_bytes,)).name):
-            solution, arena_bytes = planner.solve(cell, plan_path, trace)
+            solution, ordered, arena_bytes = planner.solve(cell, plan_path, trace)
         if solution.status == "interrupted":
             raise SolverError("the solve was interrupted")
-        played = replay(as_planned(planner.problem, cell.variant), solution.runs)
+        played = replay(as_planned(ordered, cell.variant), solution.runs)
     except InfeasibleBudget as error:
         return Outcome("infeasible", problem, str(error), error.smallest_bytes, made_on=made_on)
     except MonetError as error:
@@ -148,8 +149,9 @@ class _ProfilePlanner:
     def problem(self) -> Problem:
         return self._problem
 
-    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
-        return plan_variant(cell.variant, self._problem, cell.budget_bytes, self._solving, progress=trace), None
+    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, Problem, int | None]:
+        solution = plan_variant(cell.variant, self._problem, cell.budget_bytes, self._solving, progress=trace)
+        return solution, self._problem, None
 
 
 class _ModelPlanner:
@@ -184,7 +186,7 @@ class _ModelPlanner:
     def problem(self) -> Problem:
         return self._prepared.problem
 
-    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, int | None]:
+    def solve(self, cell: Cell, plan_path: Path, trace: GapTrace) -> tuple[Solution, Problem, int | None]:
         from monet.pipeline.meter import reporting_to
         from monet.pipeline.planning import plan_prepared
 
@@ -193,4 +195,4 @@ class _ModelPlanner:
             variant_with(self._offload, cell.variant)
         result = plan_prepared(self._prepared, cell.budget_bytes, self._solving, variant=cell.variant, meter=meter)
         result.plan.save(plan_path)
-        return result.solution, result.plan.arena_bytes
+        return result.solution, result.problem, result.plan.arena_bytes

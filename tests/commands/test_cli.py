@@ -106,7 +106,7 @@ class FakeApi(types.ModuleType):
         logging.getLogger("monet.pipeline.planning").info("planning")
         answer = self.answer()
         summary = Summary(**{**answer, "order": OrderSummary(**answer["order"])})
-        return PlanResult(FakePlan(), summary, None)  # type: ignore[arg-type]
+        return PlanResult(FakePlan(), summary, None, None)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -236,7 +236,7 @@ def test_what_cannot_be_read_is_searched_again(own_cache: Path, caplog: pytest.L
     prepared = _prepared()
     named = _refused(prepared)
     with _database(own_cache) as database, database:
-        assert database.execute("UPDATE known_plan SET plan = 'no JSON'").rowcount == 1
+        assert database.execute("UPDATE known_plan SET plan = 'no JSON'").rowcount > 0
     assert plan_prepared(prepared, _refused(prepared)).plan.peak_bytes <= named * 1.1
     assert "cannot be read" in caplog.text
 
