@@ -22,10 +22,11 @@ from monet.errors import InfeasibleBudget, InvalidPlan
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
-from monet.pipeline.orders import along, first_order
+from monet.pipeline.orders import along, first_order, in_order, order_of
 from monet.pipeline.placement import ORDER_S, placement
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
+from monet.planner.memory_floor import floor_bytes
 from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
@@ -58,7 +59,7 @@ SMALLEST_SHARE = 0.25
 """Of the time limit: how long the smallest plans are looked for, ordered and placed, at most, where none fits."""
 LEAST_SHARE = 0.05
 """Of the time limit: what a solve or a placement gets that is needed and for which there is no time left."""
-ORDER_SHARE = 0.1
+ORDER_SHARE = 0.25
 """Of the time limit: how long the order of keeping everything is looked for, at most."""
 FIRST_SHARE = 0.6
 """Of the time that is left: what the first of several orders gets."""
@@ -126,12 +127,23 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
 
 
 def orders_of(fit: Fit) -> list[Lowered]:
-    """The orders that are searched in, each lowered: the best one of keeping everything first, the captured one
-    last."""
+    """The orders that are searched in, each lowered: the captured one, and the best one of keeping everything. First
+    comes the one that leaves more room: where the budget is further from the least that any plan needs, on the way to
+    what the fastest plan needs. One in which no plan fits is left out, unless none fits in either."""
     if not fit.has_orders:
         return [fit.lowered]
     ahead = first_order(fit.lowered, fit.variant, min(ORDER_S, ORDER_SHARE * fit.solving.time_limit_s))
-    return [fit.lowered] if ahead is None else [ahead, fit.lowered]
+    orders = [fit.lowered] if ahead is None else [ahead, fit.lowered]
+    room = {id(order): _room(order.problem, fit) for order in orders}
+    fitting = [order for order in orders if room[id(order)] > 0] or orders
+    return sorted(fitting, key=lambda order: -room[id(order)])
+
+
+def _room(problem: Problem, fit: Fit) -> float:
+    """0: the budget is the least that any plan needs; 1: what the fastest plan needs."""
+    least, fastest = floor_bytes(problem), fastest_plan(restrict(problem, fit.variant))
+    most = least if fastest is None else fastest.peak_bytes
+    return (fit.budget_bytes - least + 1) / max(1, most - least)
 
 
 def _known(fit: Fit, parts: Sequence[Placed]) -> Placed | None:
@@ -189,7 +201,7 @@ class _Search:
 
     def run(self) -> None:
         """Raises ``InfeasibleBudget``, and ``KeyboardInterrupt`` on Ctrl-C amid a placement or where no plan fits."""
-        orders = orders_of(self.fit)
+        fit, orders = self.fit, orders_of(self.fit)
         for number, order in enumerate(orders):
             share = FIRST_SHARE if number < len(orders) - 1 else 1.0
             self._search_in(order, share * self.left_s())
@@ -197,8 +209,11 @@ class _Search:
                 return
         if self.best is None:
             self._fit_smallest()
-        while self.best is not None and not self._is_over() and self._improved_along_best():
+        while not self._is_over() and self._improved_along_best():
             pass
+        best = self.best
+        if best is not None and best[0].status == "time_limit" and fit.has_orders and not self._is_over():
+            self._search_in(in_order(fit.lowered, order_of(best[0].runs)), self.left_s())
 
     def _is_over(self) -> bool:
         """Whether nobody wants more: interrupted, or as fast as a plan can be that needs not fit."""
@@ -219,7 +234,8 @@ class _Search:
     def _improved_along_best(self) -> bool:
         """Searches in the best plan's own order, where that needs less than the program counted."""
         fit, best = self.fit, self.best
-        assert best is not None
+        if best is None:
+            return False
         solution, placed = best
         saved_bytes = solution.peak_bytes - fit.needed_bytes(best)
         if not fit.has_orders or not self.has_time() or saved_bytes < WORTH_SHARE * fit.budget_bytes:
@@ -322,9 +338,12 @@ class _Attempts:
                     search.refused.append((self._lowered, refused))
                 return
             search.interrupted = search.interrupted or solution.status == "interrupted"
-            if enough_s is not None and solution.objective_s > enough_s:
+            if before is not None and solution.objective_s >= before[0].objective_s:
                 return
-            target_bytes = self._after(target_bytes, solution, improving=enough_s is not None)
+            improving = enough_s is not None and solution.objective_s <= enough_s
+            target_bytes = self._after(target_bytes, solution, improving=improving)
+            if enough_s is not None and not improving:
+                return
             enough_s = None
         if not self._fitted and search.best is None:
             search.refused.append((self._lowered, None))
