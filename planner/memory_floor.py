@@ -1,4 +1,4 @@
-"""A bound from below on the memory of every plan in the captured order: what each operator needs to run at all."""
+"""A bound from below on the memory of every plan in one order of the operators, the problem's: what each operator needs to run at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monet.planner.problem import Problem
 
 
 def floor_bytes(problem: Problem) -> int:
-    """No plan in the captured order has a smaller peak, whatever it keeps or runs again: the fixed bytes, and the most
+    """No plan in the problem's order has a smaller peak, whatever it keeps or runs again: the fixed bytes, and the most
     that any one operator needs by its leanest implementation.
 
     A forward operator needs its inputs and outputs, a backward operator what it reads and the gradients of that time;

@@ -67,7 +67,7 @@ class Solution:
 
     ``objective_s``: predicted seconds. ``peak_bytes``: fixed bytes included. ``status``: ``optimal`` (within the asked
     gap), ``time_limit``, ``interrupted``, ``good_enough`` (as good as the caller asked for, or proven that nothing is),
-    ``smallest_known`` (none was found that fits by the program's count, but this one does in another order), or
+    ``smallest_known`` (none was found that fits by the program's count, but this one does once it is ordered), or
     ``heuristic`` (made by a fixed policy). ``proof``: None where no program was solved. ``build_s`` and ``solve_s`` are
     wall seconds. ``columns`` and ``rows``: size of the 0-1 program, before the solver's presolve; 0 where there was
     none.

@@ -93,7 +93,7 @@ def plan_problem(
     solving = solving or Solving()
     least = floor_bytes(problem)
     if budget_bytes < least:
-        scope = "every plan in the captured order"
+        scope = "every plan in the order that is counted"
         raise refusal(problem, budget_bytes, "infeasible", scope, solving.time_limit_s, least)
     best = BestPlan.fastest_within(problem, budget_bytes)
     hunt = hunt_for(best, solving, progress, enough=float("-inf") if enough_s is None else enough_s)

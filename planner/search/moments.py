@@ -1,6 +1,6 @@
 """Plans and a bound from the program of moments (``planner/moments``): deep networks in seconds.
 
-    linear relaxation  →  a bound on every plan in the captured order: its scope is ``full``
+    linear relaxation  →  a bound on every plan in the problem's order: its scope is ``full``
                        →  what it decides is fixed, the few fractions are solved for: a point, its plan, a replay
                        →  where that exceeds the budget: a reserve at the turnaround until a first plan fits;
                           then repaired; a moment more, or a reserve, and again

@@ -101,7 +101,8 @@ def test_a_view_comes_before_its_first_reader() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.inner(x).t()
-            return torch.tanh(y[:4]).t() @ torch.sin(y[4:])
+            out: torch.Tensor = torch.tanh(y[:4]).t() @ torch.sin(y[4:])
+            return out
 
     lowered = prepare(Views(), (torch.randn(64, 32),), {}).lowered
     ordered = first_order(lowered, "monet", 10.0)
