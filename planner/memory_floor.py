@@ -1,4 +1,4 @@
-"""A bound from below on the memory of every plan in one order of the operators, the problem's: what each operator needs to run at all."""
+"""A bound from below on the memory of every plan in the problem's order: what each operator needs to run at all."""
 
 from __future__ import annotations
 

@@ -121,7 +121,8 @@ def test_what_overwrites_a_later_readers_input_is_not_offered() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.first(x)
-            return self.last(torch.sigmoid(y)) + torch.relu(y)
+            out: torch.Tensor = self.last(torch.sigmoid(y)) + torch.relu(y)
+            return out
 
     lowered = prepare(Two(), (torch.randn(8, 16),), {}).lowered
     in_place = {o.id for o in lowered.problem.forward if any(q.overwrites for q in o.implementations)}

@@ -77,7 +77,7 @@ def test_one_operator_is_all_there_is() -> None:
 
 def test_a_budget_below_it_is_refused_at_once_without_advice_that_cannot_help() -> None:
     problem = chain(8)
-    with pytest.raises(InfeasibleBudget, match="proven for every plan in the captured order") as caught:
+    with pytest.raises(InfeasibleBudget, match="proven for every plan in the order that is counted") as caught:
         plan_problem(problem, floor_bytes(problem) - 1)
     assert "window" not in str(caught.value) and "time limit" not in str(caught.value)
     assert caught.value.smallest_bytes is not None and caught.value.counted_bytes == floor_bytes(problem)
