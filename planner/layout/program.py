@@ -72,7 +72,6 @@ def locate(
 
     Raises:
         SolverError: more than ``MOST_PAIRS`` pairs, or the solver is missing or fails.
-        KeyboardInterrupt: on Ctrl-C before the solver knows a point; afterwards the best one is returned.
     """
     solve = find_solver(solver)
     height = int((start + pieces.size).max())

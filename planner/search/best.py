@@ -11,6 +11,7 @@ from monet.planner.problem import Problem
 from monet.planner.progress import Progress
 from monet.planner.replay import Replay, replay
 from monet.planner.solution import Runs
+from monet.planner.solvers.model import Answer, Limits, Model, Solve, Tick
 
 ROUNDING = 1e-9
 """Of a gap: a bound that a solver reports for a sum of seconds is a few bits off."""
@@ -40,6 +41,11 @@ class BestPlan:
                 self.runs, self.cost = runs, cost
         return True
 
+    def both(self) -> tuple[Runs, Replay] | None:
+        """The plan and its cost, which belong together whatever another thread offers meanwhile; None without one."""
+        with self._lock:
+            return None if self.runs is None or self.cost is None else (self.runs, self.cost)
+
     @classmethod
     def fastest_within(cls, problem: Problem, budget_bytes: int) -> BestPlan:
         """No plan yet; seconds are minimised, and a plan fits if its peak is at most ``budget_bytes``."""
@@ -56,12 +62,21 @@ class BestPlan:
 
 
 @dataclass(slots=True)
+class Cancellation:
+    """Set once Ctrl-C has ended a solve; shared by all clocks of a search."""
+
+    asked: bool = False
+
+
+@dataclass(slots=True)
 class Clock:
-    """The time that all phases share, and who wants to know how far they are."""
+    """The time that all phases share, and who wants to know how far they are. No time is left once the search is
+    cancelled."""
 
     time_limit_s: float
     progress: Progress | None = None
     begun: float = field(default_factory=time.monotonic)
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
     def tell(self, best: BestPlan, bound: float) -> None:
         """Reports the best plan and a bound, 0 while nothing is proven, to whoever wants to know."""
@@ -70,24 +85,27 @@ class Clock:
             gap = max(0.0, (value - bound) / value) if value and bound > 0 else None
             self.progress(value, bound if bound > 0 else None, gap, self.elapsed_s())
 
-    def left_s(self) -> float:
-        return max(0.0, self.time_limit_s - self.elapsed_s())
+    @property
+    def cancelled(self) -> bool:
+        return self.cancellation.asked
+
+    def left_s(self, until_s: float | None = None) -> float:
+        """Until the clock shows ``until_s`` (None: the time limit)."""
+        ends_s = self.time_limit_s if until_s is None else until_s
+        return 0.0 if self.cancelled else max(0.0, ends_s - self.elapsed_s())
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self.begun
 
+    def heeded(self, solve: Solve) -> Solve:
+        """``solve``, which cancels the search where Ctrl-C ends it, and is not begun once it is cancelled."""
 
-class CloseEnough(Exception):
-    """The best plan is within the gap of a bound: ends a solve from its progress report."""
+        def heeding(model: Model, limits: Limits, tick: Tick | None = None) -> Answer:
+            if self.cancelled:
+                return Answer("interrupted", None, float("inf"), float("-inf"))
+            answer = solve(model, limits, tick)
+            if answer.status == "interrupted":
+                self.cancellation.asked = True
+            return answer
 
-
-class Elsewhere(Exception):
-    """The best plan is no point of the program any more: ends rounds, for a program that has it."""
-
-
-class GiveWay(Exception):
-    """What is left of the time is better spent on a proof: ends a solve from its progress report."""
-
-
-class GoodEnough(Exception):
-    """A plan as good as was asked for is in hand, or is proven not to exist."""
+        return heeding

@@ -65,13 +65,12 @@ class Companion:
         try:
             if not self._stopping.wait(self._after_s):
                 self._improve()
-        except _Stopped:
-            pass
         except BaseException as error:  # handed to the caller's thread, which raises it
             self._error = error
 
     def _improve(self) -> None:
-        """Again and again with other stretches and longer rounds: each ends where it no longer helps."""
+        """Again and again with other stretches and longer rounds: each ends where it no longer helps, or where another
+        plan is better, to begin again from that."""
         ground = self._ground
         model = ground.model()
         nodes = NODES
@@ -81,26 +80,21 @@ class Companion:
                     return
             self._value = ground.best.value
             limits = Limits(float("inf"), ground.gap, nodes)
-            try:
-                improve(ground.program, model, ground.solve, x, limits, self._found, self._tick, seed, ground.cut)
-            except _Better:
-                continue
-            nodes = min(MOST_NODES, nodes * 2)
+            improve(
+                ground.program, model, ground.solve, x, limits, self._found, self._is_over, seed, ground.cut, self._ends
+            )
+            if self._stopping.is_set():
+                return
+            if not self._ends():
+                nodes = min(MOST_NODES, nodes * 2)
 
     def _found(self, x: Floats) -> None:
         self._ground.offer(x)
         self._value = self._ground.best.value
 
-    def _tick(self, x: Floats | None, bound: float | None) -> None:
-        if self._stopping.is_set():
-            raise _Stopped
-        if self._ground.best.value < self._value:
-            raise _Better
+    def _ends(self) -> bool:
+        """Whether these rounds end: nobody wants more, or the solve of the whole has a better plan."""
+        return self._stopping.is_set() or self._ground.best.value < self._value
 
-
-class _Better(Exception):
-    """The solve of the whole has a better plan: ends a round, to begin again from that."""
-
-
-class _Stopped(Exception):
-    """Ends a round from its progress report."""
+    def _is_over(self, x: Floats | None, bound: float | None) -> bool:
+        return self._ends()

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from monet.errors import InfeasibleBudget, InvalidPlan, SolverError
+from monet.errors import InfeasibleBudget, InvalidPlan
 from monet.planner.construction.first_plans import construct, smallest_budget
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
@@ -27,7 +27,7 @@ from monet.planner.program.windows import NO_STAGES
 from monet.planner.progress import Progress
 from monet.planner.runs import without_useless
 from monet.planner.search.best import BestPlan
-from monet.planner.search.hunt import Hunt, hunt_for
+from monet.planner.search.hunt import Hunt, cancelled_by_ctrl_c, hunt_for
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.proof import bound_full_program
 from monet.planner.search.refusal import refusal
@@ -97,10 +97,12 @@ def plan_problem(
         raise refusal(problem, budget_bytes, "infeasible", scope, solving.time_limit_s, least)
     best = BestPlan.fastest_within(problem, budget_bytes)
     hunt = hunt_for(best, solving, progress, enough=float("-inf") if enough_s is None else enough_s)
-    with hunt:
+    with cancelled_by_ctrl_c(hunt.clock):
         _hunt(hunt, budget_bytes, start)
     solution = hunt.solution(hunt.proof())
     if solution is None:
+        if hunt.clock.cancelled:
+            raise KeyboardInterrupt
         raise refusal(problem, budget_bytes, hunt.status, hunt.scope, solving.time_limit_s, known=hunt.smallest)
     return solution
 
@@ -109,7 +111,8 @@ def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
     best, clock, limit_s = hunt.best, hunt.clock, hunt.solving.time_limit_s
     index = index_of(best.problem)
     _offer_start(best, start, budget_bytes)
-    hunt.stop_if_enough()
+    if hunt.is_enough():
+        return
     if best.problem.second is not None:
         _hunt_with_moves(hunt, index, budget_bytes)
         return
@@ -117,21 +120,20 @@ def _hunt(hunt: Hunt, budget_bytes: int, start: Runs | None) -> None:
     windowed = is_within(index, scope, LARGEST_WINDOWED)
     few = is_within(index, Scope(1, NO_STAGES), LARGEST)
     moments = MomentSearch(index, budget_bytes, hunt.solve, best, clock, hunt.solving.gap)
-    try:
-        share = WINDOWED_MOMENTS if windowed else MOMENTS_SHARE if few else 1.0
-        moments.run(limit_s * share, limit_s * max(share, POOR_MOMENTS_SHARE))
-    finally:
-        hunt.known = moments.bound
+    share = WINDOWED_MOMENTS if windowed else MOMENTS_SHARE if few else 1.0
+    moments.run(limit_s * share, limit_s * max(share, POOR_MOMENTS_SHARE))
+    hunt.known = moments.bound
     hunt.built_s = clock.elapsed_s()
     if moments.infeasible:
         hunt.status, hunt.scope = "infeasible", "full"
         return
     hunt.status = "optimal" if moments.is_close() else "time_limit"
-    hunt.stop_if_enough()
-    if hunt.status == "optimal":
+    if hunt.is_over():
         return
     if windowed or best.runs is None:
         _construct(hunt, index, budget_bytes)
+    if hunt.is_over():
+        return
     planned: Search | None = None
     if windowed:
         planned = _search_windows(hunt, scope, budget_bytes)
@@ -146,11 +148,11 @@ def _hunt_with_moves(hunt: Hunt, index: Index, budget_bytes: int) -> None:
 
     def without_moves(limit_s: float) -> None:
         problem, solving = replace(hunt.best.problem, second=None), replace(hunt.solving, time_limit_s=limit_s)
-        with suppress(InfeasibleBudget, SolverError):
+        with suppress(InfeasibleBudget):
             hunt.take(plan_problem(problem, budget_bytes, replace(solving, prove=False)))
 
     moments = search_moves(hunt, index, budget_bytes, without_moves)
-    if hunt.status == "infeasible":
+    if hunt.status == "infeasible" or hunt.is_over():
         return
     if hunt.best.runs is None:
         _construct(hunt, index, budget_bytes)
@@ -184,7 +186,6 @@ def _construct(hunt: Hunt, index: Index, budget_bytes: int) -> None:
     if best.runs is None and (known := smallest_budget(best.problem, deadline_s)) is not None:
         hunt.smallest = known
         best.offer(known[1].runs)
-    hunt.stop_if_enough()
 
 
 def _search_few_stages(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Search | None:
@@ -222,7 +223,7 @@ def _search_windows(hunt: Hunt, scope: Scope, budget_bytes: int) -> Search:
     full = program.scope == "full"
     turn_s = float("inf") if full or best.runs is None else PLANS_SHARE * solving.time_limit_s
     search = hunt.run(program, first_s, turn_s=turn_s)
-    if solving.prove and best.runs is not None and hunt.status != "interrupted" and not full:
+    if solving.prove and best.runs is not None and not hunt.clock.cancelled and not full:
         full_s, hunt.status = bound_full_program(search, budget_bytes, solving.time_limit_s)
         hunt.known = max(hunt.known, full_s)
     return search
@@ -234,8 +235,6 @@ def _prove(hunt: Hunt, moments: MomentSearch, planned: Search | None, until_s: f
     everything before it."""
     status, limit_s = hunt.status, hunt.solving.time_limit_s if until_s is None else until_s
     moments.bound = max(moments.bound, hunt.known)
-    try:
-        moments.prove(min(limit_s, 2 * hunt.clock.elapsed_s()) if status == "optimal" else limit_s, planned)
-    finally:
-        hunt.known = moments.bound
+    moments.prove(min(limit_s, 2 * hunt.clock.elapsed_s()) if status == "optimal" else limit_s, planned)
+    hunt.known = moments.bound
     hunt.status = "optimal" if hunt.is_close() else status

@@ -48,9 +48,10 @@ class Ground:
 
     def point(self, model: Model) -> Floats | None:
         """The best plan as a point of the program, if it is one."""
-        runs, cost = self.best.runs, self.best.cost
-        if runs is None or cost is None:
+        known = self.best.both()
+        if known is None:
             return None
+        runs, cost = known
         given = self.program.given
         if given is not None:
             runs = given.without(runs)

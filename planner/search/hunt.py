@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 from monet.planner.program.program import Program
 from monet.planner.progress import Progress
-from monet.planner.search.best import ROUNDING, BestPlan, Clock, GoodEnough
+from monet.planner.search.best import ROUNDING, BestPlan, Clock
 from monet.planner.search.companion import has_room
 from monet.planner.search.ground import Ground
 from monet.planner.search.neighbourhoods import NODES
@@ -25,7 +26,7 @@ from monet.planner.solvers.model import Solve
 
 @dataclass(slots=True)
 class Hunt:
-    """One hunt for a plan. While it is entered, Ctrl-C and ``GoodEnough`` end it; Ctrl-C goes on up without a plan.
+    """One hunt for a plan, until it ``is_over`` or there is no time left. Ctrl-C cancels its clock.
 
     ``bound``: no point of the program named by ``scope`` has a smaller value; ``known``: no plan has.
     ``enough``: as for ``Search``.
@@ -52,31 +53,25 @@ class Hunt:
         self.companion = has_room(self.solving.solver, self.solving.cores)
         self.built_s = self.clock.elapsed_s()
 
-    def __enter__(self) -> Hunt:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if isinstance(raised, GoodEnough):
-            self.status = "good_enough"
-        elif isinstance(raised, KeyboardInterrupt) and self.best.runs is not None:
-            self.status = "interrupted"
-        else:
-            return False
-        return True
-
     def take(self, found: Solution) -> None:
-        """Offers what a search inside of this one found. Raises ``KeyboardInterrupt`` where Ctrl-C has ended that one:
-        it is meant for all of them."""
+        """Offers what a search inside of this one found. Where Ctrl-C has ended that one, it is meant for both."""
         self.best.offer(found.runs)
         if found.status == "interrupted":
-            raise KeyboardInterrupt
+            self.clock.cancellation.asked = True
 
-    def stop_if_enough(self) -> None:
-        """Raises ``GoodEnough`` where the best plan is as good as was asked for, or is proven not to get that good."""
-        if self.best.runs is not None and (self.best.value <= self.enough or self.known > self.enough > 0):
-            raise GoodEnough
+    def is_enough(self) -> bool:
+        """Whether the best plan is as good as was asked for, or is proven not to get that good."""
+        return self.best.runs is not None and (self.best.value <= self.enough or self.known > self.enough > 0)
+
+    def is_close(self) -> bool:
+        """Whether the best plan is within the gap of what is proven of every plan."""
+        return self.best.is_within(self.solving.gap, self.known)
+
+    def is_over(self) -> bool:
+        """Whether nobody wants the hunt to go on: cancelled, good enough, or within the gap of a bound on every
+        plan."""
+        solved = self.status == "optimal" and self.scope == "full"
+        return self.clock.cancelled or self.is_enough() or self.is_close() or solved
 
     def improve(self, program: Program, until_s: float, seed: int = 0, nodes: int = NODES) -> None:
         """Improves stretches of the best plan in ``program`` until the clock shows ``until_s``; ``seed`` and ``nodes``
@@ -97,20 +92,12 @@ class Hunt:
         self.scope, self.size = program.scope, (len(program.rows.costs), len(program.rows.lower))
         search = self.search(program, until_s, gap)
         search.turn_s = turn_s
-        try:
-            search.improve(first_s)
-            self.status = search.run()
-        finally:
-            self.bound = max(self.bound, search.bound)
+        search.improve(first_s)
+        self.status = search.run()
+        self.bound = max(self.bound, search.bound)
+        if self.scope == "full":
+            self.known = max(self.known, search.bound)
         return search
-
-    def is_close(self) -> bool:
-        """Whether the best plan is within the gap of what is proven of every plan."""
-        return self.best.is_within(self.solving.gap, self.known)
-
-    def is_over(self) -> bool:
-        """Whether nobody wants the hunt to go on: interrupted, or within the gap of the full program's bound."""
-        return self.status == "interrupted" or self.is_close() or (self.status == "optimal" and self.scope == "full")
 
     def first_s(self, share: float, alone_share: float) -> float:
         """A share of the time limit for stretches; ``alone_share`` where no companion goes on with them."""
@@ -126,13 +113,16 @@ class Hunt:
 
     def solution(self, proof: Proof | None) -> Solution | None:
         """The best plan, ``proof`` of it, and how the hunt went; None where no plan was found."""
-        if self.best.runs is None or self.best.cost is None:
+        known = self.best.both()
+        if known is None:
             return None
+        runs, cost = known
+        status = "interrupted" if self.clock.cancelled else "good_enough" if self.is_enough() else self.status
         return Solution(
-            self.best.runs,
-            self.best.cost.objective_s,
-            self.best.cost.peak_bytes,
-            self.status,
+            runs,
+            cost.objective_s,
+            cost.peak_bytes,
+            status,
             proof,
             self.built_s,
             self.clock.elapsed_s() - self.built_s,
@@ -147,10 +137,20 @@ class Hunt:
         return Search(ground, clock, self.enough, self.bound, self.known, self.solving.gap, self.companion)
 
 
+@contextmanager
+def cancelled_by_ctrl_c(clock: Clock) -> Iterator[None]:
+    """What Ctrl-C raises inside, between solves, cancels the search; in a solve, the solver's adapter sees to that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        clock.cancellation.asked = True
+
+
 def hunt_for(best: BestPlan, solving: Solving, progress: Progress | None, *, enough: float = float("-inf")) -> Hunt:
     """A hunt whose time begins now.
 
     Raises:
         SolverError: the solver is missing.
     """
-    return Hunt(best, solving, Clock(solving.time_limit_s, progress), find_solver(solving.solver), enough)
+    clock = Clock(solving.time_limit_s, progress)
+    return Hunt(best, solving, clock, clock.heeded(find_solver(solving.solver)), enough)

@@ -26,7 +26,7 @@ from monet.planner.moments.program import moment_program
 from monet.planner.moments.repair import repaired
 from monet.planner.program.index import Index
 from monet.planner.replay import Replay, replay
-from monet.planner.search.best import BestPlan, Clock, CloseEnough
+from monet.planner.search.best import BestPlan, Clock
 from monet.planner.search.search import Search
 from monet.planner.solution import Runs
 from monet.planner.solvers.model import Answer, Limits, Model, Solve
@@ -95,9 +95,6 @@ class MomentSearch:
     def run(self, until_s: float, poor_until_s: float | None = None) -> None:
         """Until the best plan is within the gap, plans stop getting better, or the clock shows ``until_s``;
         ``poor_until_s`` as long as the best plan is further than ``POOR_GAP`` from the bound.
-
-        Raises:
-            KeyboardInterrupt: on Ctrl-C.
         """
         self._moments = Moments(forward=forward_moments(self.index))
         program = moment_program(self.index, self.budget_bytes, self._moments)
@@ -157,9 +154,6 @@ class MomentSearch:
         Where it is solved and its plan does not fit, again with the moments at which it does not; where the plan waits
         for copies, with those at which there is no room for an earlier one.
         ``planned``: the search of a program whose companion improves the best plan meanwhile.
-
-        Raises:
-            KeyboardInterrupt: on Ctrl-C.
         """
         moments = self._moments
         for _, cost in self.seen:
@@ -177,7 +171,7 @@ class MomentSearch:
         program = moment_program(self.index, self.budget_bytes, moments)
         last: tuple[Runs, Replay] | None = None
 
-        def tick(x: Floats | None, bound: float | None) -> None:
+        def tick(x: Floats | None, bound: float | None) -> bool:
             nonlocal last
             if bound is not None:
                 self.bound = max(self.bound, program.base_s + bound)
@@ -187,25 +181,18 @@ class MomentSearch:
                 if made is not None:
                     last = made
                     self._offer(*made, until_s)
-            if self.is_close():
-                raise CloseEnough
             self._tick(x, bound)
+            return self.is_close()
 
         model = _model(program, {})
         if self.best.runs is not None:  # a plan that waits longer than this is none better
             spare_s = max(0.0, self.best.value - program.base_s)
             for column in program.waiting:
                 model.fixed_upper[column] = min(1.0, spare_s / program.rows.costs[column])
-        try:
-            answer = self.solve(model, Limits(self._left_s(until_s), POINT_GAP), tick)
-            if answer.status == "interrupted":
-                raise KeyboardInterrupt
-            tick(answer.x, None)
-        except CloseEnough:
-            return None
+        answer = self.solve(model, Limits(self._left_s(until_s), POINT_GAP), tick)
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, program.base_s + answer.bound)
-        if answer.status != "optimal" or last is None:
+        if self.clock.cancelled or tick(answer.x, None) or answer.status != "optimal" or last is None:
             return None
         runs, cost = last
         limit_bytes = self.budget_bytes
@@ -280,13 +267,10 @@ class MomentSearch:
             return None
 
     def _solved(self, model: Model, limits: Limits) -> Answer:
-        answer = self.solve(model, limits, self._tick)
-        if answer.status == "interrupted":
-            raise KeyboardInterrupt
-        return answer
+        return self.solve(model, limits, self._tick)
 
     def _left_s(self, until_s: float) -> float:
-        return max(0.0, until_s - self.clock.elapsed_s())
+        return self.clock.left_s(until_s)
 
     def _with_worst(self, moments: Moments, cost: Replay) -> Moments:
         """The moments, and besides those where a plan exceeds the budget most and that are not near one of them."""

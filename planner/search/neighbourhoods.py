@@ -107,24 +107,26 @@ def improve(
     solve: Solve,
     x: Floats,
     limits: Limits,
-    found: Callable[[Floats], None],
+    found: Callable[[Floats], object],
     tick: Tick | None,
     seed: int = 0,
     cut: Callable[[Floats], Model | None] = lambda x: None,
+    over: Callable[[], bool] = lambda: False,
 ) -> Floats:
-    """Improves the feasible point ``x`` until rounds stop helping or time is up; returns the best point.
+    """Improves the feasible point ``x`` until rounds stop helping, ``over`` says so, Ctrl-C ends a round or time is up;
+    returns the best point.
 
     ``limits.nodes`` is that of a round, ``limits.time_s`` that of all rounds. ``found`` is called with every better
-    point, as the solver returned it. A Ctrl-C is raised once ``found`` has the best one. ``seed``: another one frees
-    other stretches. ``cut``: the model with more rows for a point that breaks one of them, else None; such a point is
-    no better one, and its stretch is solved again.
+    point, as the solver returned it, also of a round that ``tick`` or Ctrl-C ended. ``seed``: another one frees other
+    stretches. ``cut``: the model with more rows for a point that breaks one of them, else None; such a point is no
+    better one, and its stretch is solved again.
     """
     at = positions(program)
     deadline = time.monotonic() + limits.time_s
     best, objective = x, float(model.arrays.cost @ x)
     width, stale = FIRST_WIDTH if program.moves is None else FIRST_WIDTH_MOVING, 0
     for free in _stretches(len(program.problem.forward), np.random.default_rng(seed)):
-        if time.monotonic() >= deadline or stale >= STALE_ROUNDS:
+        if time.monotonic() >= deadline or stale >= STALE_ROUNDS or over():
             break
         freed = free(width)[at] | ~model.arrays.integer
         for _ in range(MOST_CUTS):
@@ -138,19 +140,17 @@ def improve(
             answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), limits.nodes), tick)
             if answer.x is None or answer.objective >= objective - LEAST_GAIN * abs(objective):
                 break
-            try:
-                found(answer.x)
-                more = cut(answer.x)
-            finally:  # either may say that the search is over
-                if answer.status == "interrupted":
-                    raise KeyboardInterrupt
+            found(answer.x)
+            more = cut(answer.x)
             if more is None:
                 best = np.where(model.arrays.integer, np.round(answer.x), answer.x)
                 objective, stale = answer.objective, -1
                 break
             model = more
+            if over() or answer.status in ("interrupted", "stopped"):
+                break
         stale += 1
-        if answer.status == "interrupted":
-            raise KeyboardInterrupt
+        if answer.status in ("interrupted", "stopped"):
+            break
         width = min(MOST_WIDTH, width * WIDER) if answer.status == "optimal" else width * NARROWER
     return best

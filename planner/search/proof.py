@@ -23,7 +23,7 @@ def bound_full_program(planned: Search, budget_bytes: int, time_limit_s: float) 
     small enough to be solved itself, after the first relaxation.
     """
     problem = planned.ground.best.problem
-    begun = Clock(time_limit_s, planned.clock.progress)
+    begun = Clock(time_limit_s, planned.clock.progress, cancellation=planned.clock.cancellation)
     small = len(problem.forward) * len(problem.backward) <= PROOF_SMALL
     window, bound, status = PROOF_WINDOW, 0.0, "time_limit"
     while status == "time_limit" and begun.left_s() > 0:
@@ -32,11 +32,9 @@ def bound_full_program(planned: Search, budget_bytes: int, time_limit_s: float) 
         whole = window >= len(problem.backward) or (small and window > PROOF_WINDOW)
         program = build_program(problem, budget_bytes, None if whole else window, relaxed=not whole)
         add_memory_rows(program)
-        search = replace(planned, ground=replace(planned.ground, program=program), clock=clock, bound=bound)
-        try:
-            status = search.bound_beside(planned, relaxed=not whole)
-        except KeyboardInterrupt:
-            status = "interrupted"
+        ground = replace(planned.ground, program=program)
+        search = Search(ground, clock, planned.enough, bound, planned.known, planned.gap, planned.companion)
+        status = search.bound_beside(planned, relaxed=not whole)
         bound = search.bound
         if whole:
             break

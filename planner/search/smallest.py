@@ -22,7 +22,7 @@ from monet.planner.program.program import Program
 from monet.planner.progress import Progress
 from monet.planner.search.best import BestPlan
 from monet.planner.search.fastest import CONSTRUCTION_SHARE, plan_problem
-from monet.planner.search.hunt import Hunt, hunt_for
+from monet.planner.search.hunt import Hunt, cancelled_by_ctrl_c, hunt_for
 from monet.planner.search.scope import Scope, needed_besides, scope_of
 from monet.planner.search.smallest_moving import halve_budgets
 from monet.planner.search.solving import Solving
@@ -73,7 +73,7 @@ def smallest_plan(
     limit_s = float("inf") if most_s is None else most_s
     best = BestPlan(problem, lambda cost: cost.peak_bytes, lambda cost: cost.objective_s <= limit_s)
     hunt = hunt_for(best, solving, progress)
-    with hunt:
+    with cancelled_by_ctrl_c(hunt.clock):
         if problem.second is not None:
 
             def without_moves(time_limit_s: float) -> Solution:
@@ -85,6 +85,8 @@ def smallest_plan(
             _search(hunt, start, most_s, limit_s)
     solution = hunt.solution(None)
     if solution is None:
+        if hunt.clock.cancelled:
+            raise KeyboardInterrupt
         if hunt.status == "infeasible":
             raise InfeasibleBudget(f"no plan of {problem.name} takes at most {limit_s:.6g} s; allow more overhead")
         raise SolverError(
@@ -97,6 +99,8 @@ def smallest_plan(
 def _search(hunt: Hunt, start: Runs | None, most_s: float | None, limit_s: float) -> None:
     best, problem, solving = hunt.best, hunt.best.problem, hunt.solving
     hunt.bound = float(max(floor_bytes(problem), _first_plans(hunt, start, limit_s)))
+    if hunt.clock.cancelled:
+        return
     program = _build(problem, best, scope_of(problem, solving.window), most_s)
     hunt.built_s = hunt.clock.elapsed_s()
     hunt.run(program, hunt.first_s(FIRST_SHARE, ALONE_SHARE))
@@ -125,16 +129,16 @@ def _first_plans(hunt: Hunt, start: Runs | None, limit_s: float) -> int:
         middle = (low + high) // 2
         try:
             plan = plan_problem(problem, middle, step, enough_s=limit_s)
-        except (InfeasibleBudget, SolverError):
+        except InfeasibleBudget:
             low = middle
             continue
         if plan.objective_s <= limit_s and best.offer(plan.runs):
             high = plan.peak_bytes
         else:
             low = middle
-            proven = middle if plan.bound_s > limit_s else proven
+            proven = middle if plan.bound_scope == "full" and plan.bound_s > limit_s else proven
         if plan.status == "interrupted":
-            raise KeyboardInterrupt
+            hunt.clock.cancellation.asked = True
     return proven
 
 

@@ -15,7 +15,7 @@ from monet.planner.construction.first_plans import fastest_plan, smallest_budget
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.program.index import Index, index_of
 from monet.planner.search.best import BestPlan
-from monet.planner.search.hunt import Hunt, hunt_for
+from monet.planner.search.hunt import Hunt, cancelled_by_ctrl_c, hunt_for
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.solving import Solving
 from monet.planner.search.two_memories import improve_around_moves
@@ -34,7 +34,6 @@ def halve_budgets(hunt: Hunt, limit_s: float, start: Runs | None, without_moves:
 
     Raises:
         InfeasibleBudget: no plan is that fast.
-        KeyboardInterrupt: on Ctrl-C.
         SolverError: none that fast was found in time.
     """
     best, problem, clock = hunt.best, hunt.best.problem, hunt.clock
@@ -66,15 +65,12 @@ def _tried(index: Index, budget_bytes: int, solving: Solving, limit_s: float) ->
     """A hunt for any plan with moves that fits and takes at most ``limit_s``."""
     best = BestPlan.fastest_within(index.problem, budget_bytes)
     hunt = hunt_for(best, solving, None, enough=limit_s)
-    with hunt:
+    with cancelled_by_ctrl_c(hunt.clock):
         moments = MomentSearch(index, budget_bytes, hunt.solve, best, hunt.clock, solving.gap, enough=limit_s)
-        try:
-            moments.run(MOMENTS_SHARE * solving.time_limit_s)
-        finally:
-            hunt.known = moments.bound
+        moments.run(MOMENTS_SHARE * solving.time_limit_s)
+        hunt.known = moments.bound
         hunt.status = "infeasible" if moments.infeasible else "time_limit"
-        hunt.stop_if_enough()
-        if best.runs is not None:
+        if best.runs is not None and not hunt.is_over():
             improve_around_moves(hunt, moments, budget_bytes, solving.time_limit_s)
     return hunt
 
@@ -98,5 +94,5 @@ def _halve(hunt: Hunt, index: Index, limit_s: float, step_s: float) -> None:
             if tried.status == "infeasible" or tried.known > limit_s:
                 hunt.bound = max(hunt.bound, float(middle))
         clock.tell(best, hunt.bound)
-        if tried.status == "interrupted":
-            raise KeyboardInterrupt
+        if tried.clock.cancelled:
+            clock.cancellation.asked = True

@@ -57,22 +57,18 @@ def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Cal
     """Offers plans from the program of moments, and bounds every plan.
 
     ``without_moves`` offers one of another search, in so many seconds.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C.
     """
     clock, limit_s = hunt.clock, hunt.solving.time_limit_s
     begun_with_a_plan = hunt.best.runs is not None
     moments = MomentSearch(index, budget_bytes, hunt.solve, hunt.best, clock, hunt.solving.gap, hunt.enough)
-    try:
-        moments.run(MOVES_SHARE * limit_s)
-    finally:
-        hunt.known = moments.bound
+    moments.run(MOVES_SHARE * limit_s)
+    hunt.known = moments.bound
     hunt.built_s = clock.elapsed_s()
     if moments.infeasible:
         hunt.status, hunt.scope = "infeasible", "full"
         return moments
-    hunt.stop_if_enough()
+    if hunt.is_enough() or hunt.clock.cancelled:
+        return moments
     if index.movable:
         alone = index_of(_without_recomputation(index.problem))
         ends_s = clock.elapsed_s() + MOVES_ALONE_SHARE * limit_s
@@ -80,7 +76,6 @@ def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Cal
     if not moments.is_close() and not begun_with_a_plan:  # which is one of its parts', where others have searched
         without_moves(WITHOUT_SHARE * limit_s)
     hunt.status = "optimal" if moments.is_close() else "time_limit"
-    hunt.stop_if_enough()
     return moments
 
 
@@ -103,7 +98,7 @@ def improve_around_moves(hunt: Hunt, moments: MomentSearch, budget_bytes: int, u
         _improve(hunt, start, index, budget_bytes, now_s + share * (until_s - now_s), rounds)
 
     def is_over() -> bool:
-        return hunt.is_close() or hunt.clock.elapsed_s() >= until_s
+        return hunt.is_over() or hunt.clock.left_s(until_s) <= 0
 
     others = _starts(hunt, moments, budget_bytes)
     first = [] if hunt.best.runs is None or hunt.best.runs.moved else list(islice(others, FIRST_STARTS))
@@ -158,7 +153,7 @@ def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: 
     on them, and again for each better one; one that gets no better with more moves, as far as they cost nothing. Offers
     what it finds."""
     problem, around = hunt.best.problem, _from(hunt, start)
-    while (runs := around.best.runs) is not None and hunt.clock.elapsed_s() < until_s and not hunt.is_close():
+    while (runs := around.best.runs) is not None and hunt.clock.left_s(until_s) > 0 and not hunt.is_over():
         known = around.best.value
         for decides in (False,) if problem.in_place else (False, True):
             runs = _improved(hunt, around, budget_bytes, until_s, rounds, decides=decides)
@@ -188,10 +183,8 @@ def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, round
     rounds.searched = True
     given_share = GIVEN_ALONE_SHARE if problem.in_place else GIVEN_SHARE
     share = given_share if program.moves is None else DECIDING_SHARE
-    try:
-        around.improve(program, now_s + share * (until_s - now_s), rounds.seed, rounds.nodes)
-    finally:
-        runs = _taken_over(hunt, around)
+    around.improve(program, now_s + share * (until_s - now_s), rounds.seed, rounds.nodes)
+    runs = _taken_over(hunt, around)
     if program.moves is not None:
         rounds.intervals |= program.moves.intervals
     around.best.offer(with_copies(problem, runs, budget_bytes))

@@ -71,8 +71,8 @@ def solve_cvxpy(name: str, model: Model, limits: Limits, tick: Tick | None = Non
     problem = cvxpy.Problem(cvxpy.Minimize(arrays.cost @ x), constraints)
     try:
         problem.solve(solver=name, **_options(name, limits))
-    except KeyboardInterrupt:
-        raise
+    except KeyboardInterrupt:  # no solver keeps its point
+        return Answer("interrupted", None, float("inf"), float("-inf"))
     except Exception as error:  # every solver raises errors of its own
         limited = name == "GUROBI" and _gurobi_is_size_limited()
         raise SolverError(_explain(name, error, shape, limited=limited)) from error

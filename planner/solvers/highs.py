@@ -69,7 +69,6 @@ def solve_highs(model: Model, limits: Limits, tick: Tick | None = None) -> Answe
 
     Raises:
         SolverError: HiGHS ends without an answer for another reason than a limit or infeasibility.
-        KeyboardInterrupt: on Ctrl-C before any point is known; afterwards the best one is returned.
     """
     if not len(model.arrays.cost):
         feasible = model.violation(np.zeros(0)) == 0.0
@@ -128,15 +127,13 @@ def _run(model: Model, limits: Limits, tick: Tick | None, presolve: str) -> Answ
     highs.setCallback(watch.callback, None)
     for kind in ("MipImprovingSolution", "MipInterrupt", "MipLogging", "SimplexInterrupt", "IpmInterrupt"):
         highs.startCallback(getattr(highspy.cb.HighsCallbackType, f"kCallback{kind}"))
-    raised = _wait(highs, watch, tick)
-    answer = _answer(highs, model, watch, raised is not None)
-    if raised is not None and (answer is None or answer.x is None or not isinstance(raised, KeyboardInterrupt)):
-        raise raised
-    return answer
+    interrupted = _wait(highs, watch, tick)
+    return _answer(highs, model, watch, interrupted)
 
 
-def _wait(highs: Any, watch: _Watch, tick: Tick | None) -> BaseException | None:
-    """Runs HiGHS in a thread; returns what the waiting thread raised, once HiGHS has stopped."""
+def _wait(highs: Any, watch: _Watch, tick: Tick | None) -> bool:
+    """Runs HiGHS in a thread; returns whether Ctrl-C has ended it. What ``tick`` raises is raised once HiGHS has
+    stopped."""
 
     def work() -> None:
         try:
@@ -157,11 +154,13 @@ def _wait(highs: Any, watch: _Watch, tick: Tick | None) -> BaseException | None:
             except BaseException as error:  # HiGHS must have stopped before it may leave this function
                 raised = error
                 watch.stop = True
-    if interrupts.seen:  # also where tick had enough: what a caller begins after that would not know of it
-        raised = KeyboardInterrupt()
-    elif watch.error is not None:
+    if interrupts.seen or isinstance(raised, KeyboardInterrupt):  # also where tick had enough at the same moment
+        return True
+    if raised is not None:
+        raise raised
+    if watch.error is not None:
         raise SolverError(f"HiGHS failed: {watch.error}") from watch.error
-    return raised
+    return False
 
 
 class Interrupts:
@@ -229,10 +228,10 @@ def _answer(highs: Any, model: Model, watch: _Watch, interrupted: bool) -> Answe
         bound = objective if ended == kinds.kOptimal else float("-inf")
     elif not np.isfinite(bound) or abs(bound) > INFINITE:
         bound = watch.bound if watch.bound is not None else float("-inf")
-    status: Status
     if interrupted:  # whatever it ended with meanwhile: a caller that solves one program after another must stop
-        status = "interrupted"
-    elif ended == kinds.kOptimal:
+        return Answer("interrupted", x, objective, min(bound, objective))
+    status: Status
+    if ended == kinds.kOptimal:
         status = "optimal"
     elif ended in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
         return _INFEASIBLE

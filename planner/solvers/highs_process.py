@@ -99,10 +99,8 @@ class _Wait:
         self.stop_by = time.monotonic() + self.limits.time_s + GRACE_S
         with Interrupts(self._interrupt):
             answer = self._received()
-        if self.interrupted:
+        if self.interrupted or isinstance(self.raised, KeyboardInterrupt):
             known = answer if answer is not None and answer.x is not None else self._known("interrupted")
-            if known.x is None:
-                raise KeyboardInterrupt
             return replace(known, status="interrupted")
         if self.raised is not None:
             raise self.raised

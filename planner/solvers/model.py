@@ -59,9 +59,9 @@ class Limits:
 class Answer:
     """``x`` is the best point or None; no point costs less than ``bound`` (−inf while unknown).
 
-    ``optimal`` means within the gap, ``stopped`` that the tick asked for the end. Costs are in the model's units. Of a
-    model without integers, ``bound`` is its optimum, or −inf short of that; ``basis`` is what a solve of one that is
-    like it may begin with.
+    ``optimal`` means within the gap, ``stopped`` that the tick asked for the end, ``interrupted`` that Ctrl-C did.
+    Costs are in the model's units. Of a model without integers, ``bound`` is its optimum, or −inf short of that;
+    ``basis`` is what a solve of one that is like it may begin with.
     """
 
     status: Status

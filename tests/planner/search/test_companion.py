@@ -42,10 +42,11 @@ class Idle:
             return Answer("time_limit", None, float("inf"), float("-inf"))
         if limits.nodes is None:
             until = time.monotonic() + LONG_S
-            while time.monotonic() < until:
-                tick(None, self.bound)
+            ended = False
+            while time.monotonic() < until and not ended:
+                ended = bool(tick(None, self.bound))
                 time.sleep(0.01)
-            self.waited = True
+            self.waited = not ended
         assert model.start is not None
         return Answer("time_limit", model.start, float(model.arrays.cost @ model.start), self.bound)
 
@@ -129,9 +130,9 @@ def test_ctrl_c_stops_both(problem: Problem, monkeypatch: pytest.MonkeyPatch) ->
     def endless(model: Model, limits: Limits, tick: Tick | None = None) -> Answer:
         begun.set()
         assert tick is not None
-        while True:
-            tick(None, None)
+        while not tick(None, None):
             time.sleep(0.01)
+        return Answer("stopped", None, float("inf"), float("-inf"))
 
     made = idle(monkeypatch, endless)
     found = plan_problem(problem, budget(problem), Solving(cores=2), progress=_interrupt_after(begun))

@@ -39,7 +39,7 @@ from monet.planner.program.windows import NO_STAGES
 from monet.planner.replay import replay
 from monet.planner.schedules import MOVING, plan_variant
 from monet.planner.search import Solving, plan_problem, smallest_plan
-from monet.planner.search.best import BestPlan, Clock, Elsewhere, GoodEnough
+from monet.planner.search.best import BestPlan, Clock
 from monet.planner.search.ground import Ground
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES, improve
@@ -47,7 +47,7 @@ from monet.planner.search.scope import Scope, build
 from monet.planner.search.smallest import SmallestBudget
 from monet.planner.solution import Runs, Solution
 from monet.planner.solvers.finder import solver
-from monet.planner.solvers.model import Answer, Limits, Model
+from monet.planner.solvers.model import Answer, Limits, Model, Status
 
 QUICK = Solving(time_limit_s=4.0, gap=1e-6, cores=1)
 
@@ -414,8 +414,8 @@ class TestDecided:
         assert set(best.runs.moved) != {"t9", "t10"}
         assert program.scope == "full + moves"
 
-    @pytest.mark.parametrize("over", [GoodEnough, Elsewhere])
-    def test_ctrl_c_counts_where_the_search_is_over_too(self, over: type[Exception]) -> None:
+    @pytest.mark.parametrize("status", ["interrupted", "stopped"])
+    def test_a_round_that_is_ended_is_the_last_and_its_point_counts(self, status: Status) -> None:
         problem = chain(12, 100)
         best = BestPlan.fastest_within(problem, 10**9)
         assert best.offer(plan_variant("pytorch", problem, 10**9).runs)
@@ -424,16 +424,17 @@ class TestDecided:
         model = ground.model()
         x = ground.point(model)
         assert x is not None
+        found: list[Any] = []
+        solves = 0
 
         def solve(model: Model, limits: Limits, tick: Any) -> Answer:
+            nonlocal solves
+            solves += 1
             assert x is not None
-            return Answer("interrupted", x, float(model.arrays.cost @ x) / 2, 0.0)
+            return Answer(status, x, float(model.arrays.cost @ x) / 2, 0.0)
 
-        def found(x: Any) -> None:
-            raise over
-
-        with pytest.raises(KeyboardInterrupt):
-            improve(program, model, solve, x, Limits(30.0, 1e-6, NODES), found, None)
+        improve(program, model, solve, x, Limits(30.0, 1e-6, NODES), found.append, None)
+        assert len(found) == 1 == solves
 
     def test_point_that_is_too_fast_is_cut(self) -> None:
         """The program has rows for few intervals to begin with: a point may be faster than its plan, and is then solved

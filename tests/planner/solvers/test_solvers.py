@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from monet.errors import SolverError
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.replay import replay
 from monet.planner.search import Solving, plan_problem
-from monet.planner.search.best import CloseEnough
 from monet.planner.solvers.cvxpy import _explain, installed_mip_solvers
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Limits, Model
@@ -137,12 +135,23 @@ def test_ctrl_c_stops_the_solve() -> None:
 def test_ctrl_c_counts_where_the_search_has_enough_at_the_same_moment() -> None:
     """Where a tick ends the solve, as one that finds a plan good enough does: whoever solves next must not go on."""
 
-    def press_and_end(x: object, bound: float | None) -> None:
+    def press_and_end(x: object, bound: float | None) -> bool:
         signal.raise_signal(signal.SIGINT)
-        raise CloseEnough
+        return True
 
-    with suppress(KeyboardInterrupt):  # which is raised where no point is known yet
-        assert solver("HIGHS")(knapsack(300, 0), Limits(60.0, 0.0), press_and_end).status == "interrupted"
+    assert solver("HIGHS")(knapsack(300, 0), Limits(60.0, 0.0), press_and_end).status == "interrupted"
+
+
+def test_the_tick_ends_the_solve_and_its_point_is_kept() -> None:
+    model = knapsack(300, 0)
+    points: list[object] = []
+
+    def ends(x: object, bound: float | None) -> bool:
+        points.append(x)
+        return x is not None
+
+    answer = solver("HIGHS")(model, Limits(60.0, 0.0), ends)
+    assert answer.status in ("stopped", "optimal") and answer.x is not None
 
 
 def test_other_errors_of_progress_stop_the_solve() -> None:
