@@ -9,7 +9,7 @@ row after its last full vector is computed with another exp. A trace has each ga
 begin at other elements.
 
 Torch's traced recurrent layers leave out the dropout between them: torch 2.13 asks whether ``num_layers < i - 1``,
-which never holds.
+which never holds. The last states of torch 2.11's traced LSTM have a dimension too many, that of the step.
 """
 
 from __future__ import annotations
@@ -85,11 +85,18 @@ def _stacked(
         both = [layer(x, first, forward, has_biases)]
         if bidirectional:
             both.append(layer(x, first_back, backward, has_biases, reverse=True))
-        last += [state for _, state in both]
+        last += [_of_one_step(state) for _, state in both]
         x = torch.cat([steps for steps, _ in both], -1) if bidirectional else both[0][0]
         if dropout != 0 and train and i < num_layers - 1:
             x = torch.dropout(x, dropout, train=True)
     return (x.transpose(0, 1) if batch_first else x), last
+
+
+def _of_one_step(state: Any) -> Any:
+    """The last state of one layer, rows by columns; an LSTM has two."""
+    if isinstance(state, tuple):
+        return tuple(_of_one_step(part) for part in state)
+    return state.squeeze(0) if state.dim() == 3 else state
 
 
 @contextmanager
