@@ -56,7 +56,7 @@ from monet.planner.order import best_order
 from monet.planner.order.graph import OrderGraph, peak_bytes
 from monet.planner.order.heuristics import Order, captured_order, lescea
 from monet.planner.order.program import solve_order
-from monet.plans.plan import ALIGNMENT
+from monet.plans.format import ALIGNMENT
 from monet.training_step.order_graph import step_graph
 
 BATCHES = (1, 32)

@@ -22,7 +22,8 @@ from monet.executor.step_writer import CopyStep, StepWriter
 from monet.graph import Graph, Operator, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Guard, Implementation
-from monet.plans.plan import READ, WAIT, WRITE, Plan, PlanStep
+from monet.plans.format import READ, WAIT, WRITE, PlanStep
+from monet.plans.plan import Plan
 
 # What tracebacks call the generated code.
 FILE = "<monet plan>"

@@ -14,7 +14,8 @@ from monet.executor.disk_copies import DiskCopies
 from monet.executor.host_copies import HostCopies
 from monet.graph import Value
 from monet.native.channel import Channel
-from monet.plans.plan import READ, WRITE, Plan, PlanStep
+from monet.plans.format import READ, WRITE, PlanStep
+from monet.plans.plan import Plan
 from monet.second_memory.folder import check_room, device_of, find_folder
 from monet.second_memory.streams import CopyStreams, check_host_room, device_name, pinned, released
 from monet.second_memory.waits import Waits

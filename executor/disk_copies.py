@@ -13,7 +13,7 @@ import torch
 from monet.errors import ExecutionError
 from monet.graph import Value
 from monet.native.channel import ALIGNMENT, Channel
-from monet.plans.plan import whole_blocks
+from monet.plans.format import whole_blocks
 from monet.second_memory.waits import Waits
 
 

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from monet.executor.runner import Runner
-from monet.plans.plan import KEPT
+from monet.plans.format import KEPT
 
 logger = logging.getLogger(__name__)
 

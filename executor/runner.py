@@ -22,7 +22,8 @@ from monet.graph import tangents_behind
 from monet.native import allocator, devices, gpu_libraries
 from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.scales import smallest_scale
-from monet.plans.plan import WRITE, Plan
+from monet.plans.format import WRITE
+from monet.plans.plan import Plan
 from monet.torch_versions import say_if_untested
 
 logger = logging.getLogger(__name__)

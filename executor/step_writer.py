@@ -12,7 +12,7 @@ from monet.executor.copies import Copies
 from monet.graph import Operator, Ref, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Implementation
-from monet.plans.plan import READ, WRITE
+from monet.plans.format import READ, WRITE
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ from monet.pipeline.preparation import Prepared, Preparing, prepare, prepare_who
 from monet.planner.ablation import MONET
 from monet.planner.schedules import STORAGE, VARIANTS
 from monet.planner.search import Solving
-from monet.plans.plan import FREED, Plan
+from monet.plans.format import FREED
+from monet.plans.plan import Plan
 from monet.second_memory.offload import Offload, parse_offload, variant_with
 from monet.training_step.whole_step import LossFunction, capture_whole_step, plain_inputs
 

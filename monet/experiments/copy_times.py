@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from monet.planner.channel import Channel
 from monet.planner.problem import ASYNCHRONOUS, SecondMemory
-from monet.plans.plan import READ, WAIT, WRITE, Plan
+from monet.plans.format import READ, WAIT, WRITE
+from monet.plans.plan import Plan
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from monet.errors import CacheRefused, InvalidPlan
 from monet.files.cache import cache_folder, private_folder
 from monet.ops import registry
-from monet.plans.plan import VERSION, Plan
+from monet.plans.format import VERSION
+from monet.plans.plan import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from monet.executor import parallel
 from monet.executor.module import MonetModule
 from monet.in_place import kept_plans
 from monet.ops.measuring.signature import environment
-from monet.plans.plan import FREED, Plan
+from monet.plans.format import FREED
+from monet.plans.plan import Plan
 
 MakePlan = Callable[..., Plan]
 """``monet.plan``."""

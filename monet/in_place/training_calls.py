@@ -29,7 +29,8 @@ from monet.in_place.model_walk import ModelWalk
 from monet.in_place.plan_family import REPLACED, PlanFamily
 from monet.in_place.plan_source import Planned, PlanSource
 from monet.in_place.ranks import Processes, Ranks, failure, portable
-from monet.plans.document import plan_of, plan_text
+from monet.plans.document import plan_text
+from monet.plans.plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -290,7 +291,7 @@ class TrainingCalls:
         """Run calls as rank 0's was by its plan; returns why that is not possible here."""
         assert said.plan is not None
         try:
-            plan = plan_of(said.plan.encode())
+            plan = Plan.of_content(said.plan.encode())
             guard = ModelGuard(self.model, own_hooks=False)
             with self._apart():
                 if geometry is not None and portable(geometry) == said.geometry is not None:
@@ -314,7 +315,7 @@ class TrainingCalls:
         assert said is not None and said.plan is not None
         try:
             guard = ModelGuard(self.model, own_hooks=False)
-            planned = self._source.adopted(self.model, args, kwargs, plan_of(said.plan.encode()), guard)
+            planned = self._source.adopted(self.model, args, kwargs, Plan.of_content(said.plan.encode()), guard)
         except PlanMismatch:
             return False
         self.family.promised = None

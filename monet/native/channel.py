@@ -11,7 +11,7 @@ from pathlib import Path
 
 from monet.errors import ExecutionError
 from monet.native.library import build, declare
-from monet.plans.plan import COPY_ALIGNMENT
+from monet.plans.format import COPY_ALIGNMENT
 
 ALIGNMENT = COPY_ALIGNMENT
 """Bytes: of memory and places that are copied, and of the lengths that are really copied; ``kAlign`` in C++."""

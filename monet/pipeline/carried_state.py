@@ -15,7 +15,7 @@ from monet.graph import STATE
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
 from monet.planner.problem import STATIC, SYNCHRONOUS, Carried, Problem, SecondMemory
-from monet.plans.plan import whole_blocks
+from monet.plans.format import whole_blocks
 
 SLACK = 0.25
 """Of a copy's time: by how much earlier it begins, or later it is waited for, than need be."""

@@ -15,7 +15,7 @@ from monet.pipeline.schedule import Call, calls
 from monet.pipeline.unrolling import unroll
 from monet.planner.layout.load import load_over_time
 from monet.planner.solution import Solution
-from monet.plans.plan import aligned
+from monet.plans.format import aligned
 
 aten = torch.ops.aten
 

@@ -24,7 +24,7 @@ from monet.planner.problem import (
     Problem,
     Tensor,
 )
-from monet.plans.plan import ALIGNMENT, FREED, aligned
+from monet.plans.format import ALIGNMENT, FREED, aligned
 
 # A tensor under this share of all activations is always kept: the program is smaller, the loss is
 # at most (number of such tensors) times this share.

@@ -27,7 +27,7 @@ from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.replay import replay
 from monet.planner.solution import Runs, Stage
-from monet.plans.plan import FREED, KEPT, PlanStep
+from monet.plans.format import FREED, KEPT, PlanStep
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from monet.planner.layout.arena import Lifetime
 from monet.planner.order import Ordered
 from monet.planner.replay import replay
 from monet.planner.solution import Runs
-from monet.plans.plan import ALIGNMENT, COPY_ALIGNMENT, CUDA_ALIGNMENT, Buffer
+from monet.plans.format import ALIGNMENT, COPY_ALIGNMENT, CUDA_ALIGNMENT, Buffer
 
 # Seconds for the order, where none of the fast ones is proven best.
 ORDER_S = 10.0

@@ -27,7 +27,7 @@ from monet.pipeline.lowering import Lowered, lower
 from monet.planner.baselines.pytorch import keep_all
 from monet.planner.problem import Problem
 from monet.planner.solution import Solution
-from monet.plans.plan import FREED, KEPT
+from monet.plans.format import FREED, KEPT
 from monet.training_step.accumulation import with_accumulation
 from monet.training_step.updates import updates_last
 from monet.training_step.whole_step import WholeStep

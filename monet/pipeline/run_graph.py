@@ -17,7 +17,7 @@ from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, placed_storages
 from monet.planner.order import Ordered, best_order
 from monet.planner.order.graph import Node, OrderGraph
-from monet.plans.plan import aligned
+from monet.plans.format import aligned
 
 _BARRIER = "the forward pass returns"
 

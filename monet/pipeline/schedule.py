@@ -10,7 +10,7 @@ from monet.ops.offers.implementation import Implementation
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
 from monet.planner.solution import Run, Runs
-from monet.plans.plan import READ, WAIT, WRITE
+from monet.plans.format import READ, WAIT, WRITE
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from monet.measurement import Request
 from monet.ops.catalogue import Catalogue
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, Copy, placed_storages
-from monet.plans.plan import READ, WRITE, Buffer, PlanStep, whole_blocks
+from monet.plans.format import READ, WRITE, Buffer, PlanStep, whole_blocks
 
 
 @dataclass(frozen=True, slots=True)

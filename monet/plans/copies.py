@@ -21,7 +21,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from monet.errors import InvalidPlan
-from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Plan, PlanStep, whole_blocks
+from monet.plans.format import COPY_ALIGNMENT, READ, WAIT, WRITE, PlanData, PlanStep, whole_blocks
 
 _THERE = "there"
 
@@ -41,7 +41,7 @@ class _Place:
     changed: str | None = None  # of what is carried: the name of its content once its update has changed it
 
 
-def check_copies(plan: Plan) -> None:
+def check_copies(plan: PlanData) -> None:
     """Raises ``InvalidPlan``, which names the step, where a copy does not belong or something interferes with it."""
     buffers = {buffer.id: buffer for buffer in plan.buffers}
     carried = carried_places(plan)
@@ -111,7 +111,7 @@ def check_copies(plan: Plan) -> None:
         raise InvalidPlan(f"{place.value!r}: is read from the second memory, and not written back for the next step")
 
 
-def carried_places(plan: Plan) -> frozenset[int]:
+def carried_places(plan: PlanData) -> frozenset[int]:
     """Places that hold something when the step begins: the first copy of each reads it."""
     first: dict[int, str] = {}
     for step in plan.steps:
@@ -142,7 +142,7 @@ def _check_written_back(step: PlanStep, name: str, place: _Place, buffer: int) -
         raise InvalidPlan(f"{name}: writes {step.node!r}, and the update left {place.changed!r}")
 
 
-def _checked_place(plan: Plan, step: PlanStep, name: str) -> int:
+def _checked_place(plan: PlanData, step: PlanStep, name: str) -> int:
     if step.place is None:
         raise InvalidPlan(f"{name}: has no place in the second memory")
     if step.place < 0 or step.place % COPY_ALIGNMENT:

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 from monet.errors import InvalidPlan
 from monet.files.atomic import write_text_atomically
-from monet.plans.plan import FORMAT, VERSION, Buffer, Plan, PlanStep
+from monet.plans.format import FORMAT, VERSION, Buffer, PlanData, PlanStep
 from monet.plans.verifier import verify
 
 
-def write_plan(plan: Plan, path: Path) -> None:
-    """``Plan.save``."""
+def write_plan(plan: PlanData, path: Path) -> None:
+    """``PlanData.save``."""
     try:
         text = plan_text(plan)
         _read(text.encode())
@@ -26,8 +26,8 @@ def write_plan(plan: Plan, path: Path) -> None:
     write_text_atomically(path, text)
 
 
-def read_plan(path: Path) -> Plan:
-    """``Plan.load``."""
+def read_plan(path: Path) -> PlanData:
+    """``PlanData.load``."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -38,7 +38,7 @@ def read_plan(path: Path) -> Plan:
         raise InvalidPlan(f"{path}: {error}") from error
 
 
-def plan_of(data: bytes) -> Plan:
+def plan_of(data: bytes) -> PlanData:
     """The plan of a file's content, verified. Raises ``InvalidPlan``."""
     plan = _read(data)
     verify(plan)
@@ -46,7 +46,7 @@ def plan_of(data: bytes) -> Plan:
 
 
 # Writing. One top-level member a line, and one step or buffer a line, so that text tools and diffs work.
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: PlanData) -> str:
     """The file's text. Every line but the checksum's own goes into the checksum."""
     document: dict[str, str] = {
         "format": _dump(FORMAT),
@@ -88,7 +88,7 @@ def _checksum(data: bytes) -> str:
 _Reader = Callable[[Any, str], Any]
 
 
-def _read(data: bytes) -> Plan:
+def _read(data: bytes) -> PlanData:
     """A plan of the right form, not verified. Raises InvalidPlan."""
     try:
         document = json.loads(
@@ -111,7 +111,7 @@ def _read(data: bytes) -> Plan:
     peak = values["fixed_bytes"] + values["arena_bytes"]
     if values["peak_bytes"] != peak:
         raise InvalidPlan(f"peak_bytes: is {values['peak_bytes']}, but fixed_bytes + arena_bytes is {peak}")
-    return Plan(**{member.name: values[member.name] for member in fields(Plan)})
+    return PlanData(**{member.name: values[member.name] for member in fields(PlanData)})
 
 
 def _fail(where: str, what: str) -> NoReturn:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from monet.amounts import format_bytes, format_exactly
-from monet.plans.plan import WRITE, Plan
+from monet.plans.format import WRITE, PlanData
 
 
-def named(plan: Plan) -> str:
+def named(plan: PlanData) -> str:
     """The model's name, as it may stand in a terminal."""
     name = plan.model.get("name")
     if not isinstance(name, str) or not name:
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
-def described(plan: Plan) -> Iterator[str]:
+def described(plan: PlanData) -> Iterator[str]:
     """Lines: budget and peak; seconds and the bound on them, where the solver says; what is run again and moved."""
     yield f"plan of {named(plan)}, {_counted(len(plan.steps), 'step')}"
     yield _line("budget", format_bytes(plan.budget_bytes))
@@ -75,7 +75,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 
-def solver_number(plan: Plan, name: str) -> float | None:
+def solver_number(plan: PlanData, name: str) -> float | None:
     """A number of ``solver``, whose content is free."""
     value: Any = plan.solver.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

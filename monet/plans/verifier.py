@@ -15,7 +15,7 @@ from bisect import bisect_left
 
 from monet.errors import InvalidPlan
 from monet.plans.copies import carried_places, check_copies
-from monet.plans.plan import READ, WAIT, WRITE, Buffer, Plan, whole_blocks
+from monet.plans.format import READ, WAIT, WRITE, Buffer, PlanData, whole_blocks
 
 ALIGNMENT = 64  # bytes
 OPERATORS = ("forward", "recompute", "backward", "update")
@@ -23,7 +23,7 @@ COPIES = (WRITE, READ, WAIT)
 KINDS = (*OPERATORS, *COPIES)
 
 
-def verify(plan: Plan) -> None:
+def verify(plan: PlanData) -> None:
     """Return when ``plan`` is valid; raise InvalidPlan naming the step or buffer, and by how much, otherwise.
 
     O((steps + buffers) log buffers): about 0.3 s for 20k steps and buffers.
@@ -39,7 +39,7 @@ def verify(plan: Plan) -> None:
     _check_totals(plan)
 
 
-def _check_buffers(plan: Plan) -> dict[int, Buffer]:
+def _check_buffers(plan: PlanData) -> dict[int, Buffer]:
     """Ids are unique; each buffer has bytes and ticks, is aligned, and lies in the arena."""
     buffers: dict[int, Buffer] = {}
     for buffer in plan.buffers:
@@ -63,7 +63,7 @@ def _check_buffers(plan: Plan) -> dict[int, Buffer]:
     return buffers
 
 
-def _check_steps(plan: Plan) -> None:
+def _check_steps(plan: PlanData) -> None:
     """Kinds are known, and in order unless the step is whole (it has updates); begin ticks do not decrease."""
     whole = any(step.kind == "update" for step in plan.steps)
     carried = carried_places(plan)
@@ -82,7 +82,7 @@ def _check_steps(plan: Plan) -> None:
         tick = step.begin
 
 
-def _check_ticks(plan: Plan) -> None:
+def _check_ticks(plan: PlanData) -> None:
     """A buffer's first and last ticks lie in its first and last steps.
 
     Step k covers the ticks [begin of k, begin of k+1); the last step has no end.
@@ -98,7 +98,7 @@ def _check_ticks(plan: Plan) -> None:
                 )
 
 
-def _check_leaving(plan: Plan) -> None:
+def _check_leaving(plan: PlanData) -> None:
     """What outlives the step is in use until its last tick, so nothing that comes later shares a byte with it."""
     end = max((buffer.end for buffer in plan.buffers), default=0)
     for buffer in plan.buffers:
@@ -118,7 +118,7 @@ def _check_leaving(plan: Plan) -> None:
             )
 
 
-def _check_requests(plan: Plan, buffers: dict[int, Buffer]) -> dict[int, int]:
+def _check_requests(plan: PlanData, buffers: dict[int, Buffer]) -> dict[int, int]:
     """Each buffer serves one request, of its size, in its first step.
 
     Returns buffer id → the step that requests it. Only a step without any request (one whose
@@ -152,7 +152,7 @@ def _check_requests(plan: Plan, buffers: dict[int, Buffer]) -> dict[int, int]:
     return makers
 
 
-def _check_contents(plan: Plan, buffers: dict[int, Buffer], makers: dict[int, int]) -> None:
+def _check_contents(plan: PlanData, buffers: dict[int, Buffer], makers: dict[int, int]) -> None:
     """Replay: every read finds its value in the buffer it names; every write is to a new or in-place buffer."""
     made = {value for step in plan.steps for value in step.writes}
     contents: dict[int, str] = {}
@@ -206,7 +206,7 @@ def _check_alive(where: str, k: int, id: int, buffers: dict[int, Buffer]) -> Non
         raise InvalidPlan(f"{where}: it is in use during steps {buffers[id].first} to {buffers[id].last} only")
 
 
-def _check_overlap(plan: Plan) -> None:
+def _check_overlap(plan: PlanData) -> None:
     """Sweep over the ticks: no two buffers in use at the same tick share a byte.
 
     A buffer that a step reads or writes is in use until that step ends, whatever its own end says: the
@@ -237,14 +237,14 @@ def _check_overlap(plan: Plan) -> None:
         active.insert(at, place)
 
 
-def _events(plan: Plan, ends: dict[int, int]) -> list[tuple[int, bool, Buffer]]:
+def _events(plan: PlanData, ends: dict[int, int]) -> list[tuple[int, bool, Buffer]]:
     """(tick, whether the buffer begins, buffer), in order; at a tick, ends come first (half-open)."""
     events = [(ends[buffer.id], False, buffer) for buffer in plan.buffers]
     events += [(buffer.begin, True, buffer) for buffer in plan.buffers]
     return sorted(events, key=lambda event: event[:2])
 
 
-def _check_totals(plan: Plan) -> None:
+def _check_totals(plan: PlanData) -> None:
     """Load <= bound <= arena; the breakdown of the fixed bytes adds up; fixed and arena fit the budget."""
     load = most = 0
     for _, begins, buffer in _events(plan, {buffer.id: buffer.end for buffer in plan.buffers}):
@@ -272,6 +272,6 @@ def _check_totals(plan: Plan) -> None:
         )
 
 
-def _name(plan: Plan, k: int) -> str:
+def _name(plan: PlanData, k: int) -> str:
     step = plan.steps[k]
     return f"step {k} ({step.kind} {step.node})"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from monet.native.channel import ALIGNMENT, Channel
-from monet.plans.plan import whole_blocks
+from monet.plans.format import whole_blocks
 from monet.second_memory.streams import CopyStreams, pinned, released
 
 PIECE = 64 << 20

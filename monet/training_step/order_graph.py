@@ -11,7 +11,7 @@ from typing import Any
 
 from monet.graph import PARAMETER, Graph, Operator, Source, Value, operator_inputs, overwritten
 from monet.planner.order.graph import Node, OrderGraph
-from monet.plans.plan import aligned
+from monet.plans.format import aligned
 from monet.training_step.optimizer_trace import (
     GRADIENT_STORAGE,
     PARAMETER_STORAGE,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from monet.plans.plan import READ, Buffer, Plan
+from monet.plans.format import READ, Buffer
+from monet.plans.plan import Plan
 
 FIXED = "fixed"
 FORWARD, INTERMEDIATE, RECOMPUTED, RETURNED = "forward", "intermediate", "recomputed", "returned"

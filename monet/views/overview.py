@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from monet.plans.plan import WRITE, Plan
+from monet.plans.format import WRITE
+from monet.plans.plan import Plan
 from monet.plans.text import solver_number
 from monet.views.plain_text import plain
 

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from monet.plans.plan import Buffer, Plan
+from monet.plans.format import Buffer
+from monet.plans.plan import Plan
 from monet.views.contents import kinds
 from monet.views.origins import UNKNOWN, Origins
 

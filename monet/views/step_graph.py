@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import networkx as nx
 
-from monet.plans.plan import READ, WAIT, Plan
+from monet.plans.format import READ, WAIT
+from monet.plans.plan import Plan
 from monet.views.origins import UNKNOWN, Origins
 from monet.views.plain_text import plain
 

@@ -7,7 +7,8 @@ import json
 from itertools import accumulate
 from typing import Any
 
-from monet.plans.plan import READ, WAIT, WRITE, Plan
+from monet.plans.format import READ, WAIT, WRITE
+from monet.plans.plan import Plan
 from monet.views.contents import FIXED, KINDS, last_tick, loads_by_step
 from monet.views.origins import UNKNOWN, Origins
 

@@ -20,7 +20,7 @@ from monet.ops.measuring.timer import host_timer, timer
 from monet.ops.offers.contents import Contents, Operators
 from monet.ops.offers.implementation import Implementation
 from monet.ops.strides import has_strides
-from monet.plans.plan import ALIGNMENT, CUDA_ALIGNMENT, aligned
+from monet.plans.format import ALIGNMENT, CUDA_ALIGNMENT, aligned
 
 # Enough repetitions for a short operator, few for a long one: until two runs agree and that is no chance, or until
 # all runs together took ENOUGH_S.

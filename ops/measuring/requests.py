@@ -10,7 +10,7 @@ from monet.errors import ProfileError
 from monet.measurement import Request
 from monet.native import allocator
 from monet.ops.offers.implementation import Implementation
-from monet.plans.plan import ALIGNMENT
+from monet.plans.format import ALIGNMENT
 
 
 def own_requests(

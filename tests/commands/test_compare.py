@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 
 from monet.cli import program
 from monet.errors import PlanMismatch
-from monet.plans.plan import READ, WAIT, WRITE, Buffer, Plan, PlanStep
+from monet.plans.format import READ, WAIT, WRITE, Buffer, PlanStep
+from monet.plans.plan import Plan
 from monet.plans.verifier import verify
 from monet.views.comparison import OtherChoice, comparison
 

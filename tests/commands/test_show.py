@@ -18,7 +18,8 @@ from monet.amounts import format_bytes
 from monet.cli import program
 from monet.commands.show import summary_lines
 from monet.models.examples import tiny_resnet
-from monet.plans.plan import Buffer, Plan, PlanStep
+from monet.plans.format import Buffer, PlanStep
+from monet.plans.plan import Plan
 
 
 def show(*arguments: object) -> Result:

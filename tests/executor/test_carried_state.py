@@ -27,7 +27,8 @@ import monet
 from monet.errors import ExecutionError
 from monet.executor.disk_copies import DiskCopies
 from monet.native.channel import Channel
-from monet.plans.plan import READ, WAIT, WRITE, Plan
+from monet.plans.format import READ, WAIT, WRITE
+from monet.plans.plan import Plan
 
 WIDTH = 520
 OPTIMIZERS: dict[str, Optimizer] = {

@@ -43,7 +43,8 @@ from monet.pipeline.planning import plan_smallest
 from monet.pipeline.preparation import prepare
 from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
-from monet.plans.plan import READ, WRITE, Plan
+from monet.plans.format import READ, WRITE
+from monet.plans.plan import Plan
 from monet.second_memory.offload import parse_offload
 
 SHORT = -1002

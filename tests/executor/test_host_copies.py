@@ -23,7 +23,8 @@ from simulated_cuda import simulated_cuda
 import monet
 from monet.errors import ConfigError, ExecutionError, PlanMismatch
 from monet.executor.host_copies import HostCopies
-from monet.plans.plan import READ, WRITE, Plan
+from monet.plans.format import READ, WRITE
+from monet.plans.plan import Plan
 from monet.second_memory import bandwidth as rates
 from monet.second_memory import streams, trials
 from monet.second_memory.bandwidth import host_bandwidth

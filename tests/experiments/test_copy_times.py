@@ -17,7 +17,8 @@ from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare
 from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
-from monet.plans.plan import Buffer, Plan, PlanStep
+from monet.plans.format import Buffer, PlanStep
+from monet.plans.plan import Plan
 from monet.second_memory.offload import parse_offload
 
 

@@ -30,7 +30,8 @@ from monet.pipeline.unrolling import place, unroll
 from monet.planner.layout import Lifetime, layout
 from monet.planner.replay import replay
 from monet.planner.solution import Run, Runs, Stage
-from monet.plans.plan import ALIGNMENT, Plan
+from monet.plans.format import ALIGNMENT
+from monet.plans.plan import Plan
 from monet.plans.verifier import verify
 
 

@@ -18,7 +18,7 @@ from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.replay import replay
 from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
-from monet.plans.plan import whole_blocks
+from monet.plans.format import whole_blocks
 from monet.second_memory.offload import parse_offload
 from monet.training_step.whole_step import capture_whole_step
 

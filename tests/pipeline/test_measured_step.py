@@ -29,7 +29,8 @@ from monet.pipeline.measured_step import read_step, write_step
 from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import Prepared, Preparing, prepare
 from monet.planner.search import Solving
-from monet.plans.plan import CUDA_ALIGNMENT, Plan
+from monet.plans.format import CUDA_ALIGNMENT
+from monet.plans.plan import Plan
 
 QUICK = Solving(time_limit_s=5.0)
 

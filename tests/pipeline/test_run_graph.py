@@ -30,7 +30,8 @@ from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import OrderGraph, memory_along, peak_bytes
 from monet.planner.search import Solving
 from monet.planner.solution import Solution
-from monet.plans.plan import ALIGNMENT, Plan
+from monet.plans.format import ALIGNMENT
+from monet.plans.plan import Plan
 from monet.training_step.whole_step import capture_whole_step, plain_inputs
 
 

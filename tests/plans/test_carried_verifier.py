@@ -15,7 +15,8 @@ from plan_mutations import assert_refused_or_harmless
 from monet.errors import InvalidPlan
 from monet.planner.layout import Lifetime, layout
 from monet.plans.copies import carried_places, check_copies
-from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Buffer, Plan, PlanStep, whole_blocks
+from monet.plans.format import COPY_ALIGNMENT, READ, WAIT, WRITE, Buffer, PlanStep, whole_blocks
+from monet.plans.plan import Plan
 from monet.plans.verifier import verify
 
 UPDATES, BYTES = 4, 5000

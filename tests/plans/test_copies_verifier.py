@@ -34,7 +34,8 @@ from plan_mutations import assert_refused_or_harmless
 import monet
 from monet.errors import InvalidPlan
 from monet.plans.copies import check_copies
-from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Buffer, Plan, PlanStep
+from monet.plans.format import COPY_ALIGNMENT, READ, WAIT, WRITE, Buffer, PlanStep
+from monet.plans.plan import Plan
 from monet.plans.verifier import verify
 
 MUTATIONS = 600

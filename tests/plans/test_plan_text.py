@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from random_plans import random_plan
 
-from monet.plans.plan import Buffer, Plan, PlanStep
+from monet.plans.format import Buffer, PlanStep
+from monet.plans.plan import Plan
 from monet.plans.text import compared
 
 SOLVER = {

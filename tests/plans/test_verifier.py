@@ -14,7 +14,8 @@ from plan_corruptions import CORRUPTIONS, with_buffer, with_step
 from random_plans import random_plan
 
 from monet.errors import InvalidPlan
-from monet.plans.plan import Buffer, Plan, PlanStep
+from monet.plans.format import Buffer, PlanStep
+from monet.plans.plan import Plan
 from monet.plans.verifier import verify
 
 seeds = st.integers(0, 10**6)

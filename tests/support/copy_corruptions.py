@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from plan_corruptions import with_buffer, with_step
 
-from monet.plans.plan import COPY_ALIGNMENT, READ, WAIT, WRITE, Buffer, Plan, PlanStep
+from monet.plans.format import COPY_ALIGNMENT, READ, WAIT, WRITE, Buffer, PlanStep
+from monet.plans.plan import Plan
 
 FREE = 1 << 22
 """Bytes at the arena's end in which no buffer lies."""

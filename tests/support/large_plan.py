@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from monet.plans.plan import Buffer, Plan, PlanStep
+from monet.plans.format import Buffer, PlanStep
+from monet.plans.plan import Plan
 
 
 def large_plan(buffers: int) -> Plan:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from monet.plans.plan import Buffer, Plan, PlanStep
+from monet.plans.format import Buffer, PlanStep
+from monet.plans.plan import Plan
 
 Corruption = Callable[[Plan, random.Random], Plan | None]
 CORRUPTIONS: dict[str, Corruption] = {}

@@ -9,7 +9,7 @@ import torch
 
 from monet.executor.disk_copies import DiskCopies
 from monet.native.channel import Channel
-from monet.plans.plan import COPY_ALIGNMENT
+from monet.plans.format import COPY_ALIGNMENT
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, field
 
 from monet.planner.layout import Lifetime, layout
-from monet.plans.plan import Buffer, Plan, PlanStep
+from monet.plans.format import Buffer, PlanStep
+from monet.plans.plan import Plan
 
 
 @dataclass

@@ -22,7 +22,7 @@ from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order import best_order
 from monet.planner.order.graph import OrderGraph, memory_along, peak_bytes
 from monet.planner.order.heuristics import ORDERS, update_nodes
-from monet.plans.plan import aligned
+from monet.plans.format import aligned
 from monet.training_step.optimizer_trace import OptimizerFactory, trace_update
 from monet.training_step.order_graph import GENERATOR, step_graph
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from random_plans import random_plan
 
-from monet.plans.plan import Plan, PlanStep
+from monet.plans.format import PlanStep
+from monet.plans.plan import Plan
 from monet.views.contents import KINDS, TEMPORARY, kinds, last_tick, loads_by_step, peak
 from monet.views.overview import operator_of, overview
 

@@ -16,7 +16,8 @@ from random_plans import random_plan
 from torch.cuda import _memory_viz
 
 from monet.errors import ConfigError
-from monet.plans.plan import READ, WAIT, WRITE, Buffer, Plan, PlanStep
+from monet.plans.format import READ, WAIT, WRITE, Buffer, PlanStep
+from monet.plans.plan import Plan
 from monet.plans.verifier import verify
 from monet.views.contents import KINDS, loads_by_step, peak
 from monet.views.origins import Origins, read_trace
