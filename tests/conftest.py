@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,17 @@ def machine_to_itself() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("monet.ops.measuring.profiling.OtherPrograms", alone)
         yield
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """A command that is called in this process sets them for good: it is alone where people call it. Kernels and what
+    they ask for depend on them."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    yield
+    if torch is not None and before != torch.get_num_threads():
+        torch.set_num_threads(before)
 
 
 @pytest.fixture
