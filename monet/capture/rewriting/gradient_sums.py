@@ -34,15 +34,19 @@ def sum_gradients_in_place(graph: Graph) -> Graph:
 
     backward = tuple(change(op) for op in graph.backward)
     values = dict(graph.values)
+    sharing: dict[str, list[str]] = {}  # storage → the values that are in it
+    for name, value in values.items():
+        sharing.setdefault(value.storage, []).append(name)
     # In order: the memory of a sum is that of its first term, which may be a sum itself.
     for op in backward:
         kept = sums.target.get(op.name)
         if kept is not None:
             (result,) = (name for name in op.outputs if name is not None)
             storage = values[kept].storage
-            for name, value in values.items():
-                if value.storage == result:
-                    values[name] = replace(value, storage=storage, storage_bytes=values[kept].storage_bytes)
+            moved = sharing.pop(result, [])
+            sharing[storage] += moved
+            for name in moved:
+                values[name] = replace(values[name], storage=storage, storage_bytes=values[kept].storage_bytes)
     return replace(graph, backward=backward, values=values)
 
 
