@@ -25,10 +25,10 @@ from monet.planner.program.program import Program
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
 from monet.planner.search import Solving, plan_problem
-from monet.planner.search.best import BestPlan
-from monet.planner.search.hunt import hunt_for
+from monet.planner.search.incumbent import Incumbent
 from monet.planner.search.proof import bound_full_program
 from monet.planner.search.scope import build, needed_besides, scope_of
+from monet.planner.search.state import begun_state
 from monet.planner.solution import Solution
 from monet.planner.solvers.highs import highs_model
 from monet.planner.solvers.model import Answer, Limits, Model, Tick
@@ -122,11 +122,11 @@ def _prove(case: Case, time_limit_s: float) -> None:
         return
     start = time.perf_counter()
     problem = load_published(case.path)
-    best = BestPlan.fastest_within(problem, case.budget_bytes)
+    best = Incumbent.fastest_within(problem, case.budget_bytes)
     best.offer(case.plan.runs)
     scope = scope_of(problem, None)
     program = build(problem, case.budget_bytes, scope, needed_besides(problem, best.runs, scope))
-    planned = hunt_for(best, Solving(time_limit_s, GAP), None).search(program)
+    planned = begun_state(best, Solving(time_limit_s, GAP), None).search(program)
     bound_s, status = bound_full_program(planned, case.budget_bytes, time_limit_s)
     if status == "interrupted" or best.cost is None:
         raise KeyboardInterrupt

@@ -26,7 +26,7 @@ from monet.planner.moments.program import moment_program
 from monet.planner.moments.repair import repaired
 from monet.planner.program.index import Index
 from monet.planner.replay import Replay, replay
-from monet.planner.search.best import BestPlan, Clock
+from monet.planner.search.incumbent import Deadline, Incumbent
 from monet.planner.search.search import Search
 from monet.planner.solution import Runs
 from monet.planner.solvers.model import Answer, Limits, Model, Solve
@@ -80,8 +80,8 @@ class MomentSearch:
     index: Index
     budget_bytes: int
     solve: Solve
-    best: BestPlan
-    clock: Clock
+    incumbent: Incumbent
+    deadline: Deadline
     gap: float
     enough: float = float("-inf")
     bound: float = 0.0
@@ -93,7 +93,7 @@ class MomentSearch:
     _tried: Floats | None = None
 
     def run(self, until_s: float, poor_until_s: float | None = None) -> None:
-        """Until the best plan is within the gap, plans stop getting better, or the clock shows ``until_s``;
+        """Until the best plan is within the gap, plans stop getting better, or until ``until_s``;
         ``poor_until_s`` as long as the best plan is further than ``POOR_GAP`` from the bound.
         """
         self._moments = Moments(forward=forward_moments(self.index))
@@ -108,12 +108,12 @@ class MomentSearch:
             return
         stale = 0
         while stale < STALE_ROUNDS:
-            if poor_until_s is not None and self.best.is_within(POOR_GAP, self.bound):
+            if poor_until_s is not None and self.incumbent.is_within(POOR_GAP, self.bound):
                 poor_until_s = None
             ends_s = until_s if poor_until_s is None else poor_until_s
             if self._left_s(ends_s) <= 0:
                 return
-            known = self.best.value
+            known = self.incumbent.value
             made = self._plan(program, ends_s)
             if made is None:
                 return
@@ -121,7 +121,11 @@ class MomentSearch:
             self._offer(*made, ends_s)
             if self._is_enough():
                 return
-            stale = 0 if self.best.value == float("inf") or self.best.value < known * (1 - LEAST_GAIN) else stale + 1
+            stale = (
+                0
+                if self.incumbent.value == float("inf") or self.incumbent.value < known * (1 - LEAST_GAIN)
+                else stale + 1
+            )
             if cost.peak_bytes <= self.budget_bytes:
                 if not self._set_aside_less():
                     return
@@ -149,11 +153,11 @@ class MomentSearch:
         return made
 
     def prove(self, until_s: float, planned: Search | None = None) -> None:
-        """Branch and bound on the program of moments, until the best plan is within the gap of the bound or the clock
-        shows ``until_s``: where the linear relaxation is weak, as with large workspaces, the integer program is strong.
+        """Branch and bound on the program of moments, until the best plan is within the gap of the bound or until
+        ``until_s``: where the linear relaxation is weak, as with large workspaces, the integer program is strong.
         Where it is solved and its plan does not fit, again with the moments at which it does not; where the plan waits
         for copies, with those at which there is no room for an earlier one.
-        ``planned``: the search of a program whose companion improves the best plan meanwhile.
+        ``planned``: the search of a program whose worker improves the best plan meanwhile.
         """
         moments = self._moments
         for _, cost in self.seen:
@@ -185,14 +189,14 @@ class MomentSearch:
             return self.is_close()
 
         model = _model(program, {})
-        if self.best.runs is not None:  # a plan that waits longer than this is none better
-            spare_s = max(0.0, self.best.value - program.base_s)
+        if self.incumbent.runs is not None:  # a plan that waits longer than this is none better
+            spare_s = max(0.0, self.incumbent.value - program.base_s)
             for column in program.waiting:
                 model.fixed_upper[column] = min(1.0, spare_s / program.rows.costs[column])
         answer = self.solve(model, Limits(self._left_s(until_s), POINT_GAP), tick)
         if np.isfinite(answer.bound):
             self.bound = max(self.bound, program.base_s + answer.bound)
-        if self.clock.cancelled or tick(answer.x, None) or answer.status != "optimal" or last is None:
+        if self.deadline.cancelled or tick(answer.x, None) or answer.status != "optimal" or last is None:
             return None
         runs, cost = last
         limit_bytes = self.budget_bytes
@@ -212,15 +216,15 @@ class MomentSearch:
                 return
             runs = fixed
             self.seen.append((runs, replay(self.index.problem, runs)))
-        if self.best.offer(runs):
+        if self.incumbent.offer(runs):
             self._tick(None, None)
 
     def is_close(self) -> bool:
         """Whether the best plan is within the gap of the bound."""
-        return self.best.is_within(self.gap, self.bound)
+        return self.incumbent.is_within(self.gap, self.bound)
 
     def _is_enough(self) -> bool:
-        return self.is_close() or self.best.value <= self.enough
+        return self.is_close() or self.incumbent.value <= self.enough
 
     def _plan(self, program: MomentProgram, until_s: float) -> tuple[Runs, Replay] | None:
         """A plan for the budget less what is set aside, and the bound where that is nothing."""
@@ -232,7 +236,7 @@ class MomentSearch:
         if answer.basis is not None:
             self._basis = program, answer.basis
         if not reserves:
-            self.infeasible = answer.status == "infeasible" and self.best.runs is None
+            self.infeasible = answer.status == "infeasible" and self.incumbent.runs is None
             if np.isfinite(answer.bound):
                 self.bound = max(self.bound, program.base_s + answer.bound)
         if answer.x is None or answer.status != "optimal":
@@ -270,7 +274,7 @@ class MomentSearch:
         return self.solve(model, limits, self._tick)
 
     def _left_s(self, until_s: float) -> float:
-        return self.clock.left_s(until_s)
+        return self.deadline.left_s(until_s)
 
     def _with_worst(self, moments: Moments, cost: Replay) -> Moments:
         """The moments, and besides those where a plan exceeds the budget most and that are not near one of them."""
@@ -314,7 +318,7 @@ class MomentSearch:
         return changed
 
     def _tick(self, x: Floats | None, bound: float | None) -> None:
-        self.clock.tell(self.best, self.bound)
+        self.deadline.tell(self.incumbent, self.bound)
 
 
 def _over(cost: Replay, budget_bytes: int) -> dict[Moment, int]:

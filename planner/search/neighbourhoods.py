@@ -1,10 +1,10 @@
-"""Large-neighbourhood search: re-solve stretches of the network around the best plan known.
+"""Large-neighbourhood search: re-solve parts of the network around the incumbent.
 
-Every column of the program belongs to a position in the forward pass. A round frees the columns of
-one or two contiguous stretches, fixes all others to the best point, and lets the solver improve it.
-Two stretches, because what one gives up in memory another can use. Stretches follow a fixed sequence
-and rounds are limited by search nodes: the same problem gives the same rounds, unless a round reaches
-``ROUND_S`` or the time runs out.
+Every column of the program belongs to a position in the forward pass. A neighbourhood is one or two contiguous
+stretches of it: a round frees their columns, fixes all others to the incumbent, and lets the solver improve that. Two
+stretches, because what one gives up in memory another can use. Neighbourhoods follow a fixed sequence and rounds are
+limited by search nodes: the same problem gives the same rounds, unless a round reaches ``ROUND_S`` or the time runs
+out.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ WIDER, NARROWER = 1.15, 0.7
 """Factors of the width after a round that was solved to its gap, and after one that was stopped. One step down
 takes more than two steps up to undo: a round that is too narrow ends soon, one that is too wide uses up its limit."""
 STALE_ROUNDS = 20
-"""Rounds without a better plan that end the search: five of each kind of stretch."""
+"""Rounds without a better plan that end the search: five of each kind of neighbourhood."""
 SCATTERED = 1.5
 """Single operators anywhere may be this much more of the network than a stretch: few of their columns interact."""
 MOST_CUTS = 8
-"""Times that a stretch is solved while its points break rows that the program does not have yet."""
+"""Times that a neighbourhood is solved while its points break rows that the program does not have yet."""
 LEAST_GAIN = 1e-6
 """Relative. A plan that is better by less may be better by the solver's tolerance only."""
 
@@ -73,10 +73,10 @@ def positions(program: Program) -> npt.NDArray[np.int64]:
     return at
 
 
-def _stretches(count: int, rng: np.random.Generator) -> Iterator[Callable[[float], npt.NDArray[np.bool_]]]:
+def _neighbourhoods(count: int, rng: np.random.Generator) -> Iterator[Callable[[float], npt.NDArray[np.bool_]]]:
     """Endless: a function from width (a fraction of the network) to the freed operators, as a mask over ``count``.
 
-    In turn one stretch, two anywhere, two mirrored ones, which skip connections join, and operators anywhere.
+    In turn one neighbourhood, two anywhere, two mirrored ones, which skip connections join, and operators anywhere.
     """
     while True:
         for kind in ("one", "two", "mirrored", "scattered"):
@@ -118,14 +118,14 @@ def improve(
 
     ``limits.nodes`` is that of a round, ``limits.time_s`` that of all rounds. ``found`` is called with every better
     point, as the solver returned it, also of a round that ``tick`` or Ctrl-C ended. ``seed``: another one frees other
-    stretches. ``cut``: the model with more rows for a point that breaks one of them, else None; such a point is no
-    better one, and its stretch is solved again.
+    neighbourhoods. ``cut``: the model with more rows for a point that breaks one of them, else None; such a point is no
+    better one, and its neighbourhood is solved again.
     """
     at = positions(program)
     deadline = time.monotonic() + limits.time_s
     best, objective = x, float(model.arrays.cost @ x)
     width, stale = FIRST_WIDTH if program.moves is None else FIRST_WIDTH_MOVING, 0
-    for free in _stretches(len(program.problem.forward), np.random.default_rng(seed)):
+    for free in _neighbourhoods(len(program.problem.forward), np.random.default_rng(seed)):
         if time.monotonic() >= deadline or stale >= STALE_ROUNDS or over():
             break
         freed = free(width)[at] | ~model.arrays.integer

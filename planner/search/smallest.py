@@ -20,17 +20,17 @@ from monet.planner.program.constraints import build_program
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.program import Program
 from monet.planner.progress import Progress
-from monet.planner.search.best import BestPlan
 from monet.planner.search.fastest import CONSTRUCTION_SHARE, plan_problem
-from monet.planner.search.hunt import Hunt, cancelled_by_ctrl_c, hunt_for
+from monet.planner.search.incumbent import Incumbent
 from monet.planner.search.scope import Scope, needed_besides, scope_of
 from monet.planner.search.smallest_moving import halve_budgets
 from monet.planner.search.solving import Solving
+from monet.planner.search.state import SearchState, begun_state, cancelled_by_ctrl_c
 from monet.planner.solution import Runs, Solution
 from monet.planner.solvers.rows import Sum
 
 FIRST_SHARE, ALONE_SHARE = 0.2, 0.8
-"""Until which share of the time limit stretches are improved first; ``ALONE`` where there is no companion."""
+"""Until which share of the time limit neighbourhoods are improved first; ``ALONE`` where there is no worker."""
 DESCENT_SHARE, DESCENT_STEP = 0.6, 0.12
 """Under a limit of plan time: shares of the time limit for halving budgets, and for each half."""
 
@@ -71,51 +71,51 @@ def smallest_plan(
     """
     solving = solving or Solving()
     limit_s = float("inf") if most_s is None else most_s
-    best = BestPlan(problem, lambda cost: cost.peak_bytes, lambda cost: cost.objective_s <= limit_s)
-    hunt = hunt_for(best, solving, progress)
-    with cancelled_by_ctrl_c(hunt.clock):
+    best = Incumbent(problem, lambda cost: cost.peak_bytes, lambda cost: cost.objective_s <= limit_s)
+    state = begun_state(best, solving, progress)
+    with cancelled_by_ctrl_c(state.deadline):
         if problem.second is not None:
 
             def without_moves(time_limit_s: float) -> Solution:
                 plain, less = replace(problem, second=None), replace(solving, time_limit_s=time_limit_s)
                 return smallest_plan(plain, most_s, less).solution
 
-            halve_budgets(hunt, limit_s, start, without_moves)
+            halve_budgets(state, limit_s, start, without_moves)
         else:
-            _search(hunt, start, most_s, limit_s)
-    solution = hunt.solution(None)
+            _search(state, start, most_s, limit_s)
+    solution = state.solution(None)
     if solution is None:
-        if hunt.clock.cancelled:
+        if state.deadline.cancelled:
             raise KeyboardInterrupt
-        if hunt.status == "infeasible":
+        if state.status == "infeasible":
             raise InfeasibleBudget(f"no plan of {problem.name} takes at most {limit_s:.6g} s; allow more overhead")
         raise SolverError(
             f"no plan of {problem.name} that takes at most {limit_s:.6g} s was found in {solving.time_limit_s:g} s"
         )
-    least = max(problem.fixed_bytes, int(np.ceil(hunt.bound - 1e-3)))
-    return SmallestBudget(solution, min(least, solution.peak_bytes), hunt.scope)
+    least = max(problem.fixed_bytes, int(np.ceil(state.program_bound - 1e-3)))
+    return SmallestBudget(solution, min(least, solution.peak_bytes), state.scope)
 
 
-def _search(hunt: Hunt, start: Runs | None, most_s: float | None, limit_s: float) -> None:
-    best, problem, solving = hunt.best, hunt.best.problem, hunt.solving
-    hunt.bound = float(max(floor_bytes(problem), _first_plans(hunt, start, limit_s)))
-    if hunt.clock.cancelled:
+def _search(state: SearchState, start: Runs | None, most_s: float | None, limit_s: float) -> None:
+    best, problem, solving = state.incumbent, state.incumbent.problem, state.solving
+    state.program_bound = float(max(floor_bytes(problem), _first_plans(state, start, limit_s)))
+    if state.deadline.cancelled:
         return
     program = _build(problem, best, scope_of(problem, solving.window), most_s)
-    hunt.built_s = hunt.clock.elapsed_s()
-    hunt.run(program, hunt.first_s(FIRST_SHARE, ALONE_SHARE))
+    state.built_s = state.deadline.elapsed_s()
+    state.run(program, state.first_s(FIRST_SHARE, ALONE_SHARE))
 
 
-def _first_plans(hunt: Hunt, start: Runs | None, limit_s: float) -> int:
+def _first_plans(state: SearchState, start: Runs | None, limit_s: float) -> int:
     """Plans to begin with: the caller's and the thriftiest known; under a limit of time, also from budgets halved
     between what is too slow and what is fast enough, since the search for time under a budget finds better plans.
 
     Returns a budget that was proven too small on the way, or 0.
     """
-    best, problem, clock = hunt.best, hunt.best.problem, hunt.clock
+    best, problem, deadline = state.incumbent, state.incumbent.problem, state.deadline
     if start is not None:
         best.offer(start)
-    known = smallest_budget(problem, time.monotonic() + CONSTRUCTION_SHARE * clock.time_limit_s)
+    known = smallest_budget(problem, time.monotonic() + CONSTRUCTION_SHARE * deadline.time_limit_s)
     if known is None:
         return 0
     best.offer(known[1].runs)
@@ -123,9 +123,9 @@ def _first_plans(hunt: Hunt, start: Runs | None, limit_s: float) -> int:
         return 0
     if limit_s == float("inf"):
         return 0
-    step = replace(hunt.solving, time_limit_s=clock.time_limit_s * DESCENT_STEP, prove=False)
+    step = replace(state.solving, time_limit_s=deadline.time_limit_s * DESCENT_STEP, prove=False)
     low, high, proven = known[0], keep_everything_bytes(problem), 0
-    while clock.left_s() > (1 - DESCENT_SHARE) * clock.time_limit_s and high - low > max(1.0, step.gap * high):
+    while deadline.left_s() > (1 - DESCENT_SHARE) * deadline.time_limit_s and high - low > max(1.0, step.gap * high):
         middle = (low + high) // 2
         try:
             plan = plan_problem(problem, middle, step, enough_s=limit_s)
@@ -138,7 +138,7 @@ def _first_plans(hunt: Hunt, start: Runs | None, limit_s: float) -> int:
             low = middle
             proven = middle if plan.bound_scope == "full" and plan.bound_s > limit_s else proven
         if plan.status == "interrupted":
-            hunt.clock.cancellation.asked = True
+            state.deadline.cancellation.asked = True
     return proven
 
 
@@ -153,11 +153,11 @@ def keep_everything_bytes(problem: Problem) -> int:
     return problem.fixed_bytes + tensors * 2 + gradients + max(workspaces, default=0)
 
 
-def _build(problem: Problem, best: BestPlan, scope: Scope, most_s: float | None) -> Program:
+def _build(problem: Problem, incumbent: Incumbent, scope: Scope, most_s: float | None) -> Program:
     """The program of least peak, in shares of the best plan's peak; without a plan, of everything kept at once."""
-    most_bytes = best.cost.peak_bytes if best.cost is not None else keep_everything_bytes(problem)
+    most_bytes = incumbent.cost.peak_bytes if incumbent.cost is not None else keep_everything_bytes(problem)
     program = build_program(
-        problem, most_bytes, scope.window, needed_besides(problem, best.runs, scope), scope.after_peaks
+        problem, most_bytes, scope.window, needed_besides(problem, incumbent.runs, scope), scope.after_peaks
     )
     rows = program.rows
     if most_s is not None:

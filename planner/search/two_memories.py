@@ -21,9 +21,7 @@ from monet.planner.program.index import Index, index_of
 from monet.planner.program.moves import Interval, MoveOffers
 from monet.planner.program.program import Program
 from monet.planner.program.windows import NO_STAGES
-from monet.planner.search.best import Clock
-from monet.planner.search.companion import MOST_NODES
-from monet.planner.search.hunt import Hunt
+from monet.planner.search.incumbent import Deadline
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES
 from monet.planner.search.scope import (
@@ -37,6 +35,8 @@ from monet.planner.search.scope import (
     scope_of,
     with_first_uses,
 )
+from monet.planner.search.state import SearchState
+from monet.planner.search.worker import MOST_NODES
 from monet.planner.solution import Runs
 
 MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
@@ -53,80 +53,84 @@ LEAST_GAIN = 1e-3
 """Relative: by how much a plan must get better around its moves to be improved around those that it has then."""
 
 
-def search_moves(hunt: Hunt, index: Index, budget_bytes: int, without_moves: Callable[[float], None]) -> MomentSearch:
+def search_moves(
+    state: SearchState, index: Index, budget_bytes: int, without_moves: Callable[[float], None]
+) -> MomentSearch:
     """Offers plans from the program of moments, and bounds every plan.
 
     ``without_moves`` offers one of another search, in so many seconds.
     """
-    clock, limit_s = hunt.clock, hunt.solving.time_limit_s
-    begun_with_a_plan = hunt.best.runs is not None
-    moments = MomentSearch(index, budget_bytes, hunt.solve, hunt.best, clock, hunt.solving.gap, hunt.enough)
+    deadline, limit_s = state.deadline, state.solving.time_limit_s
+    begun_with_a_plan = state.incumbent.runs is not None
+    moments = MomentSearch(index, budget_bytes, state.solve, state.incumbent, deadline, state.solving.gap, state.enough)
     moments.run(MOVES_SHARE * limit_s)
-    hunt.known = moments.bound
-    hunt.built_s = clock.elapsed_s()
+    state.full_bound = moments.bound
+    state.built_s = deadline.elapsed_s()
     if moments.infeasible:
-        hunt.status, hunt.scope = "infeasible", "full"
+        state.status, state.scope = "infeasible", "full"
         return moments
-    if hunt.is_enough() or hunt.clock.cancelled:
+    if state.is_enough() or state.deadline.cancelled:
         return moments
     if index.movable:
         alone = index_of(_without_recomputation(index.problem))
-        ends_s = clock.elapsed_s() + MOVES_ALONE_SHARE * limit_s
-        MomentSearch(alone, budget_bytes, hunt.solve, hunt.best, _unheard(clock), hunt.solving.gap).run(ends_s)
+        ends_s = deadline.elapsed_s() + MOVES_ALONE_SHARE * limit_s
+        MomentSearch(alone, budget_bytes, state.solve, state.incumbent, _unheard(deadline), state.solving.gap).run(
+            ends_s
+        )
     if not moments.is_close() and not begun_with_a_plan:  # which is one of its parts', where others have searched
         without_moves(WITHOUT_SHARE * limit_s)
-    hunt.status = "optimal" if moments.is_close() else "time_limit"
+    state.status = "optimal" if moments.is_close() else "time_limit"
     return moments
 
 
-def _unheard(clock: Clock) -> Clock:
-    """The same clock, for a search whose bound is about other plans."""
-    return replace(clock, progress=None)
+def _unheard(deadline: Deadline) -> Deadline:
+    """The same deadline, for a search whose bound is about other plans."""
+    return replace(deadline, progress=None)
 
 
 def _without_recomputation(problem: Problem) -> Problem:
     return replace(problem, forward=tuple(replace(operator, recomputable=False) for operator in problem.forward))
 
 
-def improve_around_moves(hunt: Hunt, moments: MomentSearch, budget_bytes: int, until_s: float) -> None:
-    """Improves plans around their moves until the clock shows ``until_s``: first some that promise most, then the best
-    of all, by longer rounds, and the others, in turn. What one plan's stretches lead to, another's may not."""
+def improve_around_moves(state: SearchState, moments: MomentSearch, budget_bytes: int, until_s: float) -> None:
+    """Improves plans around their moves until ``until_s``: first some that promise most, then the best
+    of all, by longer rounds, and the others, in turn. What one plan's neighbourhoods lead to, another's may not."""
     index, rounds = moments.index, _Rounds()
 
     def improve(start: Runs, share: float, rounds: _Rounds) -> None:
-        now_s = hunt.clock.elapsed_s()
-        _improve(hunt, start, index, budget_bytes, now_s + share * (until_s - now_s), rounds)
+        now_s = state.deadline.elapsed_s()
+        _improve(state, start, index, budget_bytes, now_s + share * (until_s - now_s), rounds)
 
     def is_over() -> bool:
-        return hunt.is_over() or hunt.clock.left_s(until_s) <= 0
+        return state.is_over() or state.deadline.left_s(until_s) <= 0
 
-    others = _starts(hunt, moments, budget_bytes)
-    first = [] if hunt.best.runs is None or hunt.best.runs.moved else list(islice(others, FIRST_STARTS))
+    others = _starts(state, moments, budget_bytes)
+    first = [] if state.incumbent.runs is None or state.incumbent.runs.moved else list(islice(others, FIRST_STARTS))
     for position, start in enumerate(first):
         improve(start, 1 / (len(first) - position + 1), _Rounds())
         if is_over():
             return
     known = float("inf")
     while not is_over():
-        other = None if hunt.best.value < known else next(others, None)
+        other = None if state.incumbent.value < known else next(others, None)
         if other is not None:
             improve(other, OTHER_SHARE, _Rounds())
             continue
-        assert hunt.best.runs is not None
-        known = hunt.best.value
-        improve(hunt.best.runs, 1.0, rounds)
-        over = hunt.clock.elapsed_s() + rounds.built_s >= until_s
-        if over or not rounds.searched or (rounds.nodes >= MOST_NODES and hunt.best.value >= known):
+        assert state.incumbent.runs is not None
+        known = state.incumbent.value
+        improve(state.incumbent.runs, 1.0, rounds)
+        over = state.deadline.elapsed_s() + rounds.built_s >= until_s
+        if over or not rounds.searched or (rounds.nodes >= MOST_NODES and state.incumbent.value >= known):
             return
         rounds.nodes = min(MOST_NODES, rounds.nodes * 2)
 
 
-def _starts(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Iterator[Runs]:
+def _starts(state: SearchState, moments: MomentSearch, budget_bytes: int) -> Iterator[Runs]:
     """Plans that fit besides the best of all, and move something: the best, where it moves nothing, with moves that
     cost nothing, and the others from the fastest on."""
-    best = hunt.best
+    best = state.incumbent
     if best.runs is not None and not best.runs.moved:
-        yield with_hidden_moves(moments.index, best.runs, budget_bytes, time.monotonic() + _hidden_s(hunt))
+        yield with_hidden_moves(moments.index, best.runs, budget_bytes, time.monotonic() + _hidden_s(state))
     fitting = [(cost.objective_s, n) for n, (runs, cost) in enumerate(moments.seen) if runs.moved and best.fits(cost)]
     known = 0.0
     for objective_s, n in sorted(fitting):
@@ -138,7 +142,7 @@ def _starts(hunt: Hunt, moments: MomentSearch, budget_bytes: int) -> Iterator[Ru
 @dataclass(slots=True)
 class _Rounds:
     """Of programs around one plan after the other: ``intervals``: rows that those that decide on moves needed.
-    ``seed``: which stretches come next. ``nodes``: of a round. ``searched``: whether any program was small enough.
+    ``seed``: which neighbourhoods come next. ``nodes``: of a round. ``searched``: whether any program was small enough.
     ``built_s``: how long the last one took to build; none is begun with less time than that left."""
 
     intervals: frozenset[Interval] = frozenset()
@@ -148,35 +152,37 @@ class _Rounds:
     built_s: float = 0.0
 
 
-def _improve(hunt: Hunt, start: Runs, index: Index, budget_bytes: int, until_s: float, rounds: _Rounds) -> None:
+def _improve(state: SearchState, start: Runs, index: Index, budget_bytes: int, until_s: float, rounds: _Rounds) -> None:
     """Improves a plan in the exact program in which its moves are given, which is smaller, then in the one that decides
     on them, and again for each better one; one that gets no better with more moves, as far as they cost nothing. Offers
     what it finds."""
-    problem, around = hunt.best.problem, _from(hunt, start)
-    while (runs := around.best.runs) is not None and hunt.clock.left_s(until_s) > 0 and not hunt.is_over():
-        known = around.best.value
+    problem, around = state.incumbent.problem, _from(state, start)
+    while (runs := around.incumbent.runs) is not None and state.deadline.left_s(until_s) > 0 and not state.is_over():
+        known = around.incumbent.value
         for decides in (False,) if problem.in_place else (False, True):
-            runs = _improved(hunt, around, budget_bytes, until_s, rounds, decides=decides)
+            runs = _improved(state, around, budget_bytes, until_s, rounds, decides=decides)
         rounds.seed += 1
-        if around.best.value >= known * (1 - LEAST_GAIN):
-            deadline_s = time.monotonic() + min(until_s - hunt.clock.elapsed_s(), _hidden_s(hunt))
+        if around.incumbent.value >= known * (1 - LEAST_GAIN):
+            deadline_s = time.monotonic() + min(until_s - state.deadline.elapsed_s(), _hidden_s(state))
             more = with_hidden_moves(index, runs, budget_bytes, deadline_s)
             if len(more.moved) == len(runs.moved):
                 return
-            around = _from(hunt, more)
+            around = _from(state, more)
 
 
-def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, rounds: _Rounds, *, decides: bool) -> Runs:
+def _improved(
+    state: SearchState, around: SearchState, budget_bytes: int, until_s: float, rounds: _Rounds, *, decides: bool
+) -> Runs:
     """The best plan of ``around`` after a share of the time in a program around it, with its copies timed anew; one
     that ``decides`` on moves, or one in which they are given."""
-    problem, runs = around.best.problem, around.best.runs
+    problem, runs = around.incumbent.problem, around.incumbent.runs
     assert runs is not None
-    offers = MoveOffers(runs, around.best.value, rounds.intervals) if decides else None
-    begun_s = hunt.clock.elapsed_s()
+    offers = MoveOffers(runs, around.incumbent.value, rounds.intervals) if decides else None
+    begun_s = state.deadline.elapsed_s()
     if begun_s + rounds.built_s >= until_s:
         return runs
-    program = _program_around(problem, runs, budget_bytes, hunt.solving.window, offers)
-    now_s = hunt.clock.elapsed_s()
+    program = _program_around(problem, runs, budget_bytes, state.solving.window, offers)
+    now_s = state.deadline.elapsed_s()
     rounds.built_s = now_s - begun_s
     if program is None:
         return runs
@@ -184,30 +190,30 @@ def _improved(hunt: Hunt, around: Hunt, budget_bytes: int, until_s: float, round
     given_share = GIVEN_ALONE_SHARE if problem.in_place else GIVEN_SHARE
     share = given_share if program.moves is None else DECIDING_SHARE
     around.improve(program, now_s + share * (until_s - now_s), rounds.seed, rounds.nodes)
-    runs = _taken_over(hunt, around)
+    runs = _taken_over(state, around)
     if program.moves is not None:
         rounds.intervals |= program.moves.intervals
-    around.best.offer(with_copies(problem, runs, budget_bytes))
-    return _taken_over(hunt, around)
+    around.incumbent.offer(with_copies(problem, runs, budget_bytes))
+    return _taken_over(state, around)
 
 
-def _taken_over(hunt: Hunt, around: Hunt) -> Runs:
-    """The best plan of the other hunt, which this one is offered."""
-    runs = around.best.runs
+def _taken_over(state: SearchState, around: SearchState) -> Runs:
+    """The best plan of the other state, which this one is offered."""
+    runs = around.incumbent.runs
     assert runs is not None
-    hunt.best.offer(runs)
+    state.incumbent.offer(runs)
     return runs
 
 
-def _from(hunt: Hunt, start: Runs) -> Hunt:
-    """The same hunt from another plan, of which the best of all knows nothing."""
-    best = replace(hunt.best, runs=None, cost=None)
+def _from(state: SearchState, start: Runs) -> SearchState:
+    """The same state from another plan, of which the best of all knows nothing."""
+    best = replace(state.incumbent, runs=None, cost=None)
     best.offer(start)
-    return replace(hunt, best=best)
+    return replace(state, incumbent=best)
 
 
-def _hidden_s(hunt: Hunt) -> float:
-    return HIDDEN_SHARE * hunt.solving.time_limit_s
+def _hidden_s(state: SearchState) -> float:
+    return HIDDEN_SHARE * state.solving.time_limit_s
 
 
 def _program_around(

@@ -23,7 +23,7 @@ from monet.planner.solvers.model import Answer, Limits, Model, Status, Tick
 from monet.planner.solvers.rows import Floats
 
 THREADS = 1
-"""The search of the tree uses one; another core improves stretches meanwhile (``search/companion.py``)."""
+"""The search of the tree uses one; another core improves neighbourhoods meanwhile (``search/worker.py``)."""
 SEED = 0
 """HiGHS's own default. Set here so that equal inputs give equal plans, whatever that default becomes."""
 POLL_S = 0.05

@@ -22,7 +22,7 @@ from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
 from monet.planner.replay import replay
 from monet.planner.search import Solving, plan_problem
-from monet.planner.search.best import BestPlan, Clock
+from monet.planner.search.incumbent import Deadline, Incumbent
 from monet.planner.search.moments import MomentSearch
 from monet.planner.solution import Run, Runs, Stage
 from monet.planner.solvers.finder import solver
@@ -157,8 +157,8 @@ def test_a_repaired_plan_fits(problem: Problem, data: st.DataObject) -> None:
 
 
 def search(problem: Problem, budget_bytes: int, gap: float = 0.0) -> MomentSearch:
-    best = BestPlan.fastest_within(problem, budget_bytes)
-    found = MomentSearch(index_of(problem), budget_bytes, solver("HIGHS"), best, Clock(60.0), gap)
+    best = Incumbent.fastest_within(problem, budget_bytes)
+    found = MomentSearch(index_of(problem), budget_bytes, solver("HIGHS"), best, Deadline(60.0), gap)
     found.run(60.0)
     return found
 
@@ -173,9 +173,9 @@ def test_deep_networks_are_planned_and_proven(blocks: int, gap: float) -> None:
         budget = round(fastest.peak_bytes * share)
         found = search(problem, budget, gap)
         assert not found.infeasible
-        assert found.best.cost is not None
-        assert found.best.cost.peak_bytes <= budget
-        assert found.is_close(), (share, found.best.value, found.bound)
+        assert found.incumbent.cost is not None
+        assert found.incumbent.cost.peak_bytes <= budget
+        assert found.is_close(), (share, found.incumbent.value, found.bound)
 
 
 @settings(quick, max_examples=40)
@@ -188,11 +188,11 @@ def test_repeated_networks_are_bounded_by_the_full_program(problem: Problem, sha
     try:
         full = plan_problem(problem, budget, Solving(window=len(problem.backward), gap=0.0))
     except InfeasibleBudget:
-        assert found.best.runs is None
+        assert found.incumbent.runs is None
         return
     assert not found.infeasible
     assert found.bound <= full.objective_s * (1 + 1e-9)
-    assert found.best.value >= full.objective_s * (1 - 1e-9)
+    assert found.incumbent.value >= full.objective_s * (1 - 1e-9)
     assert replay(problem, full.runs).peak_bytes <= budget
 
 
@@ -217,7 +217,7 @@ def test_a_budget_that_nothing_fits_is_proven_too_small() -> None:
     problem = repeated(12)
     found = search(problem, problem.fixed_bytes + 60)
     assert found.infeasible
-    assert found.best.runs is None
+    assert found.incumbent.runs is None
 
 
 def test_plans_that_do_not_fit_are_not_offered() -> None:
@@ -226,8 +226,8 @@ def test_plans_that_do_not_fit_are_not_offered() -> None:
     assert fastest is not None
     found = search(problem, fastest.peak_bytes // 2)
     assert any(cost.peak_bytes > found.budget_bytes for _, cost in found.seen)
-    assert found.best.cost is not None
-    assert found.best.cost.peak_bytes <= found.budget_bytes
+    assert found.incumbent.cost is not None
+    assert found.incumbent.cost.peak_bytes <= found.budget_bytes
     fitting = [cost.objective_s for _, cost in found.seen if cost.peak_bytes <= found.budget_bytes]
-    assert min(fitting) == found.best.value
-    assert found.best.value >= found.bound * (1 - 1e-9)
+    assert min(fitting) == found.incumbent.value
+    assert found.incumbent.value >= found.bound * (1 - 1e-9)

@@ -132,10 +132,10 @@ def test_proofs_get_tighter(
     bound_beside = Search.bound_beside
 
     def noting(search: Search, planned: Search, *, relaxed: bool) -> str:
-        window = search.ground.program.windows.window
+        window = search.formulation.program.windows.window
         seen.append((len(problem.backward) if window is None else window, relaxed))
         status = bound_beside(search, planned, relaxed=relaxed)
-        bounds.append(search.bound)
+        bounds.append(search.program_bound)
         return status
 
     monkeypatch.setattr(proof, "PROOF_SMALL", small)

@@ -39,8 +39,8 @@ from monet.planner.program.windows import NO_STAGES
 from monet.planner.replay import replay
 from monet.planner.schedules import MOVING, plan_variant
 from monet.planner.search import Solving, plan_problem, smallest_plan
-from monet.planner.search.best import BestPlan, Clock
-from monet.planner.search.ground import Ground
+from monet.planner.search.formulation import Formulation
+from monet.planner.search.incumbent import Deadline, Incumbent
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES, improve
 from monet.planner.search.scope import Scope, build
@@ -109,8 +109,8 @@ class TestAgainstEveryPlan:
     def test_proof_goes_on_with_the_moments_that_its_plan_breaks(self, rate: float) -> None:
         problem = read_after_large_ones(rate)
         truth = least(problem, 20, 10**6)
-        best = BestPlan.fastest_within(problem, 20)
-        search = MomentSearch(index_of(problem), 20, solver("HIGHS"), best, Clock(60.0), 0.0)
+        best = Incumbent.fastest_within(problem, 20)
+        search = MomentSearch(index_of(problem), 20, solver("HIGHS"), best, Deadline(60.0), 0.0)
         search.prove(60.0)
         assert search.bound == pytest.approx(truth)
 
@@ -400,16 +400,25 @@ class TestDecided:
         start = moved(problem, {"t10": (11, 1, 1), "t9": (11, 2, 2)})
         begun = replay(problem, start)
         assert begun.objective_s > eager_s + 5e-3
-        best = BestPlan.fastest_within(problem, begun.peak_bytes - 100)
+        best = Incumbent.fastest_within(problem, begun.peak_bytes - 100)
         assert not best.offer(start)
-        best = BestPlan.fastest_within(problem, begun.peak_bytes)
+        best = Incumbent.fastest_within(problem, begun.peak_bytes)
         assert best.offer(start)
         program = build(problem, begun.peak_bytes, Scope(None, NO_STAGES), {}, moves=MoveOffers(start, best.value))
-        ground = Ground(program, solver("HIGHS"), best, 1e-6)
-        model = ground.model()
-        x = ground.point(model)
+        formulation = Formulation(program, solver("HIGHS"), best, 1e-6)
+        model = formulation.model()
+        x = formulation.point(model)
         assert x is not None
-        improve(program, model, ground.solve, x, Limits(30.0, 1e-6, NODES), ground.offer, None, cut=ground.cut)
+        improve(
+            program,
+            model,
+            formulation.solve,
+            x,
+            Limits(30.0, 1e-6, NODES),
+            formulation.offer,
+            None,
+            cut=formulation.cut,
+        )
         assert best.runs is not None and best.value == pytest.approx(eager_s)
         assert set(best.runs.moved) != {"t9", "t10"}
         assert program.scope == "full + moves"
@@ -417,12 +426,12 @@ class TestDecided:
     @pytest.mark.parametrize("status", ["interrupted", "stopped"])
     def test_a_round_that_is_ended_is_the_last_and_its_point_counts(self, status: Status) -> None:
         problem = chain(12, 100)
-        best = BestPlan.fastest_within(problem, 10**9)
+        best = Incumbent.fastest_within(problem, 10**9)
         assert best.offer(plan_variant("pytorch", problem, 10**9).runs)
         program = build(problem, 10**9, Scope(None, NO_STAGES), {})
-        ground = Ground(program, solver("HIGHS"), best, 1e-6)
-        model = ground.model()
-        x = ground.point(model)
+        formulation = Formulation(program, solver("HIGHS"), best, 1e-6)
+        model = formulation.model()
+        x = formulation.point(model)
         assert x is not None
         found: list[Any] = []
         solves = 0
@@ -441,15 +450,15 @@ class TestDecided:
         again with the rows that it breaks."""
         problem = replace(chain(12, 100), second=second(1e4))
         start = moved(problem, {"t0": (11, 11, 11), "t3": (11, 8, 8)})
-        best = BestPlan.fastest_within(problem, replay(problem, start).peak_bytes)
+        best = Incumbent.fastest_within(problem, replay(problem, start).peak_bytes)
         best.offer(start)
         program = build(problem, 10**6, Scope(None, NO_STAGES), {}, moves=MoveOffers(start))
-        ground = Ground(program, solver("HIGHS"), best, 1e-6)
-        x = ground.point(ground.model())
+        formulation = Formulation(program, solver("HIGHS"), best, 1e-6)
+        x = formulation.point(formulation.model())
         assert x is not None
-        assert ground.cut(x) is None
+        assert formulation.cut(x) is None
         hurried = without_waiting(program, x)
-        model = ground.cut(hurried)
+        model = formulation.cut(hurried)
         assert model is not None
         assert model.violation(hurried) > 1e-6
         assert model.violation(x) <= 1e-6

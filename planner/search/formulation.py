@@ -1,4 +1,4 @@
-"""What a search and its companion work on together: a program, its solver, and the best plan."""
+"""What a search and its worker work on together: a program, its solver, and the best plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monet.planner.construction.copies import with_copies
 from monet.planner.program.channel_rows import add_late_rows
 from monet.planner.program.program import Program
 from monet.planner.program.readback import read_point, write_point
-from monet.planner.search.best import BestPlan
+from monet.planner.search.incumbent import Incumbent
 from monet.planner.solvers.model import Model, Solve
 from monet.planner.solvers.rows import Floats
 
@@ -22,13 +22,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """Plans go into ``best`` from either thread; ``gap`` is relative. ``seeds``: of the companion's rounds; one that is
-    begun again frees other stretches than before. Rows are added to the program by either thread, one at a time."""
+class Formulation:
+    """A program, and the incumbent as a point of it. Plans are offered from either thread; ``gap`` is relative.
+    ``seeds``: of the worker's rounds; one that is begun again frees other neighbourhoods than before. Rows are added to
+    the program by either thread, one at a time."""
 
     program: Program
     solve: Solve
-    best: BestPlan
+    incumbent: Incumbent
     gap: float
     seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -48,7 +49,7 @@ class Ground:
 
     def point(self, model: Model) -> Floats | None:
         """The best plan as a point of the program, if it is one."""
-        known = self.best.both()
+        known = self.incumbent.both()
         if known is None:
             return None
         runs, cost = known
@@ -67,7 +68,7 @@ class Ground:
         runs = read_point(self.program, x)
         if self.program.given is not None:
             runs = self.program.given.added_to(runs)
-        if not self.best.offer(runs):
+        if not self.incumbent.offer(runs):
             log.warning("a point of the solver exceeds the limit when replayed and is dropped")
         elif self.program.moves is not None:  # at times of few to choose from
-            self.best.offer(with_copies(self.best.problem, runs, self.program.budget_bytes))
+            self.incumbent.offer(with_copies(self.incumbent.problem, runs, self.program.budget_bytes))

@@ -1,4 +1,4 @@
-"""The companion of a solve: what it finds counts, what it fails with is told, and it never stays behind."""
+"""The worker of a solve: what it finds counts, what it fails with is told, and it never stays behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner_problems import chain
 from monet.errors import SolverError
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import Problem
-from monet.planner.search import Solving, companion, hunt, plan_problem
+from monet.planner.search import Solving, plan_problem, state, worker
 from monet.planner.search.search import Search
 from monet.planner.solution import Solution
 from monet.planner.solvers.finder import solver
@@ -25,18 +25,18 @@ LONG_S = 20.0
 
 @dataclass
 class Idle:
-    """Solves stretches in the companion's thread, and of the whole knows nothing but ``bound``: it waits. Of the
+    """Solves neighbourhoods in the worker's thread, and of the whole knows nothing but ``bound``: it waits. Of the
     program of moments, which is solved without a start, it knows nothing at all."""
 
-    stretches: Solve
+    neighbourhoods: Solve
     bound: float = 0.0
     waited: bool = False
     threads: set[str] = field(default_factory=set)
 
     def __call__(self, model: Model, limits: Limits, tick: Tick | None = None) -> Answer:
         self.threads.add(threading.current_thread().name)
-        if threading.current_thread().name == "companion":
-            return self.stretches(model, limits, tick)
+        if threading.current_thread().name == "worker":
+            return self.neighbourhoods(model, limits, tick)
         assert tick is not None
         if model.start is None:
             return Answer("time_limit", None, float("inf"), float("-inf"))
@@ -53,9 +53,9 @@ class Idle:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(companion, "AFTER_S", 0.0)
+    monkeypatch.setattr(worker, "AFTER_S", 0.0)
     yield
-    assert all(thread.name != "companion" for thread in threading.enumerate())
+    assert all(thread.name != "worker" for thread in threading.enumerate())
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,9 @@ def budget(problem: Problem) -> int:
     return known[0] + 8
 
 
-def idle(monkeypatch: pytest.MonkeyPatch, stretches: Solve | None = None, bound: float = 0.0) -> Idle:
-    made = Idle(stretches or solver("HIGHS"), bound)
-    monkeypatch.setattr(hunt, "find_solver", lambda name: made)
+def idle(monkeypatch: pytest.MonkeyPatch, neighbourhoods: Solve | None = None, bound: float = 0.0) -> Idle:
+    made = Idle(neighbourhoods or solver("HIGHS"), bound)
+    monkeypatch.setattr(state, "find_solver", lambda name: made)
     return made
 
 
@@ -88,7 +88,7 @@ def test_its_plan_ends_the_solve_of_the_whole(
 ) -> None:
     made = idle(monkeypatch, bound=known.objective_s * (1 - 1e-9))
     found = plan_problem(problem, budget(problem), Solving(gap=1e-6, cores=2))
-    assert found.status == "optimal" and not made.waited and "companion" in made.threads
+    assert found.status == "optimal" and not made.waited and "worker" in made.threads
     assert found.objective_s == pytest.approx(known.objective_s, rel=1e-9)
 
 
@@ -111,7 +111,7 @@ def test_there_is_none_without_a_core(
 
     found = plan_problem(problem, budget(problem), Solving(gap=1e-6, solver=name, cores=cores), progress=stop)
     assert found.status == "interrupted" and found.objective_s > known.objective_s
-    assert "companion" not in made.threads
+    assert "worker" not in made.threads
 
 
 def test_its_error_is_raised(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:

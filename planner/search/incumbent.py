@@ -1,4 +1,4 @@
-"""The best plan found so far, and the clock of a search."""
+"""The best plan found so far, and the deadline of a search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
-class BestPlan:
+class Incumbent:
     """The best replayed plan so far, offered to from any thread.
 
     ``measure``: what is minimised, seconds or bytes, of a replayed plan. ``fits``: whether one is within the limit.
@@ -47,7 +47,7 @@ class BestPlan:
             return None if self.runs is None or self.cost is None else (self.runs, self.cost)
 
     @classmethod
-    def fastest_within(cls, problem: Problem, budget_bytes: int) -> BestPlan:
+    def fastest_within(cls, problem: Problem, budget_bytes: int) -> Incumbent:
         """No plan yet; seconds are minimised, and a plan fits if its peak is at most ``budget_bytes``."""
         return cls(problem, lambda cost: cost.objective_s, lambda cost: cost.peak_bytes <= budget_bytes)
 
@@ -69,19 +69,19 @@ class Cancellation:
 
 
 @dataclass(slots=True)
-class Clock:
-    """The time that all phases share, and who wants to know how far they are. No time is left once the search is
-    cancelled."""
+class Deadline:
+    """The time that all strategies share, in seconds since the search began, and who wants to know how far they are.
+    No time is left once the search is cancelled."""
 
     time_limit_s: float
     progress: Progress | None = None
     begun: float = field(default_factory=time.monotonic)
     cancellation: Cancellation = field(default_factory=Cancellation)
 
-    def tell(self, best: BestPlan, bound: float) -> None:
+    def tell(self, incumbent: Incumbent, bound: float) -> None:
         """Reports the best plan and a bound, 0 while nothing is proven, to whoever wants to know."""
         if self.progress is not None:
-            value = None if best.cost is None else best.value
+            value = None if incumbent.cost is None else incumbent.value
             gap = max(0.0, (value - bound) / value) if value and bound > 0 else None
             self.progress(value, bound if bound > 0 else None, gap, self.elapsed_s())
 
@@ -90,7 +90,7 @@ class Clock:
         return self.cancellation.asked
 
     def left_s(self, until_s: float | None = None) -> float:
-        """Until the clock shows ``until_s`` (None: the time limit)."""
+        """Until ``until_s`` (None: the time limit)."""
         ends_s = self.time_limit_s if until_s is None else until_s
         return 0.0 if self.cancelled else max(0.0, ends_s - self.elapsed_s())
 
