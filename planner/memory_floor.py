@@ -1,10 +1,17 @@
-"""A bound from below on the memory of every plan in the problem's order: what each operator needs to run at all."""
+"""Bounds from below that need no search: on the memory of every plan in the problem's order, by what each operator
+needs to run at all, and on its seconds."""
 
 from __future__ import annotations
 
 import math
 
 from monet.planner.problem import Problem
+
+
+def floor_s(problem: Problem) -> float:
+    """No plan in any order of these operators takes fewer seconds: each runs once, by its fastest implementation."""
+    choices = [*(o.implementations for o in problem.forward), *(o.implementations for o in problem.backward)]
+    return sum(min(q.time_s for q in offered) for offered in choices)
 
 
 def floor_bytes(problem: Problem) -> int:

@@ -26,7 +26,7 @@ from monet.pipeline.orders import along, first_order, in_order, order_of
 from monet.pipeline.placement import ORDER_S, placement
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
-from monet.planner.memory_floor import floor_bytes
+from monet.planner.memory_floor import floor_bytes, floor_s
 from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
@@ -216,14 +216,14 @@ class _Search:
             self._search_in(in_order(fit.lowered, order_of(best[0].runs)), self.left_s())
 
     def _is_over(self) -> bool:
-        """Whether nobody wants more: interrupted, or as fast as a plan can be that needs not fit."""
+        """Whether nobody wants more: interrupted, or within the gap of what no plan of any order beats."""
         if self.interrupted:
             return True
         if self.best is None:
             return False
         fit = self.fit
-        fastest = fastest_plan(restrict(fit.lowered.problem, fit.variant)) if fit.has_orders else None
-        return fastest is not None and self.best[0].objective_s <= fastest.objective_s * (1 + fit.solving.gap)
+        least_s = floor_s(restrict(fit.lowered.problem, fit.variant)) if fit.has_orders else 0.0
+        return self.best[0].objective_s * (1 - fit.solving.gap) <= least_s
 
     def _search_in(self, lowered: Lowered, limit_s: float, start: Runs | None = None) -> None:
         if self.best is not None and not self.has_time():

@@ -11,6 +11,7 @@ import itertools
 import math
 import sys
 import time
+from dataclasses import replace
 
 from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.passes import backward_pass, forward_pass
@@ -106,8 +107,24 @@ def _halved(index: Index, best: Solution, deadline_s: float) -> Solution:
 
 def fastest_plan(problem: Problem) -> Solution | None:
     """The fastest implementations and nothing recomputed, whatever memory that takes; None where something that the
-    backward pass needs can neither be kept nor made again."""
-    return _unlimited(index_of(problem))
+    backward pass needs can neither be kept nor made again.
+
+    A walk prices only the first stage that misses what an in-place run destroys, and may end with nothing: then without
+    runs in place.
+    """
+    found = _unlimited(index_of(problem))
+    return found or _unlimited(index_of(_without_overwriting(problem)))
+
+
+def _without_overwriting(problem: Problem) -> Problem:
+    """Without the implementations that destroy an input, of operators that have others."""
+    return replace(
+        problem,
+        forward=tuple(
+            replace(o, implementations=tuple(q for q in o.implementations if q.overwrites is None) or o.implementations)
+            for o in problem.forward
+        ),
+    )
 
 
 def _unlimited(index: Index) -> Solution | None:
