@@ -42,27 +42,27 @@ TRIES = 4
 WORTH_SHARE = 0.005
 """Solving again pays where another order saves this share of the budget, and searching in another order where plans can
 be faster by this share."""
-LEFT_SHARE = 0.25
+LEFT_SHARE = 0.1
 """Of the time limit: with less than this left and a plan in hand, nothing is solved again."""
 STARTS = ("block", "sqrt-n-blocks", "selective")
 """Baselines that take milliseconds, and that no plan should be slower than."""
-SOLVE_SHARE, AGAIN_SHARE, LATER_SHARE = 0.5, 0.3, 0.75
+SOLVE_SHARE, AGAIN_SHARE, LATER_SHARE = 0.7, 0.5, 0.75
 """Of the time that an order has left: how much of it the first solve gets, one after an arena that did not fit, and one
 for another budget after an arena that did; the rest is for order and layout, and for the next try."""
-PLACE_SHARE = 0.6
+PLACE_SHARE = 0.35
 """Of the time that is left: how much of it order and layout get while no arena fits yet."""
-LESS_SHARES = (0.25, 0.5, 2.0)
+LESS_SHARES = (1.0, 1.0, 2.0)
 """Of an arena's excess: how much less the program gets after the first arena that does not fit, the second and the
-third, while none fits. Another plan often fits for a part of it, and near the smallest budget every byte is dear; but
-after the last one there is only a refusal."""
+third, while none fits. A solve takes a second and a placement several, so the first one that fits is worth more than
+the bytes that it leaves: later targets are between it and the one that did not fit."""
 SMALLEST_SHARE = 0.25
 """Of the time limit: how long the smallest plans are looked for, ordered and placed, at most, where none fits."""
 LEAST_SHARE = 0.05
 """Of the time limit: what a solve or a placement gets that is needed and for which there is no time left."""
 ORDER_SHARE = 0.25
 """Of the time limit: how long the order of keeping everything is looked for, at most."""
-FIRST_SHARE = 0.6
-"""Of the time that is left: what the first of several orders gets."""
+EACH_SHARE = 0.6
+"""Of the time that is left: what each of several orders gets; the rest is for the best plan's order. Tuned on ``bench_orders.py``, where RegNet wants more of it for the first order and GoogLeNet for the second."""
 INTERRUPTED_S = 1.0
 """How long the plan of an interrupted solve is ordered and placed, unless no arena fits by then."""
 
@@ -202,8 +202,8 @@ class _Search:
     def run(self) -> None:
         """Raises ``InfeasibleBudget``, and ``KeyboardInterrupt`` on Ctrl-C amid a placement or where no plan fits."""
         fit, orders = self.fit, orders_of(self.fit)
-        for number, order in enumerate(orders):
-            share = FIRST_SHARE if number < len(orders) - 1 else 1.0
+        for order in orders:
+            share = 1.0 if len(orders) == 1 else EACH_SHARE
             self._search_in(order, share * self.left_s())
             if self._is_over():
                 return
