@@ -62,7 +62,8 @@ LEAST_SHARE = 0.05
 ORDER_SHARE = 0.25
 """Of the time limit: how long the order of keeping everything is looked for, at most."""
 EACH_SHARE = 0.6
-"""Of the time that is left: what each of several orders gets; the rest is for the best plan's order. Tuned on ``bench_orders.py``, where RegNet wants more of it for the first order and GoogLeNet for the second."""
+"""Of the time that is left: what each of several orders gets; the rest is for the best plan's order. Tuned on
+``bench_orders.py``, where RegNet wants more of it for the first order and GoogLeNet for the second."""
 INTERRUPTED_S = 1.0
 """How long the plan of an interrupted solve is ordered and placed, unless no arena fits by then."""
 
