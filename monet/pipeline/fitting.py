@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from monet.errors import InfeasibleBudget, InvalidPlan
+from monet.errors import InfeasibleBudget, InvalidPlan, SolverError
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
@@ -214,7 +214,8 @@ class _Search:
             pass
         best = self.best
         if best is not None and best[0].status == "time_limit" and fit.has_orders and not self._is_over():
-            self._search_in(in_order(fit.lowered, order_of(best[0].runs)), self.left_s())
+            first_bytes = max(fit.budget_bytes, best[0].peak_bytes)
+            self._search_in(in_order(fit.lowered, order_of(best[0].runs)), self.left_s(), first_bytes=first_bytes)
 
     def _is_over(self) -> bool:
         """Whether nobody wants more: interrupted, or within the gap of what no plan of any order beats."""
@@ -226,11 +227,19 @@ class _Search:
         least_s = floor_s(restrict(fit.lowered.problem, fit.variant)) if fit.has_orders else 0.0
         return self.best[0].objective_s * (1 - fit.solving.gap) <= least_s
 
-    def _search_in(self, lowered: Lowered, limit_s: float, start: Runs | None = None) -> None:
+    def _search_in(
+        self, lowered: Lowered, limit_s: float, start: Runs | None = None, first_bytes: int | None = None
+    ) -> None:
+        """``start``: a plan along this order to begin with; ``first_bytes``: what the program gets first, None for the
+        budget."""
         if self.best is not None and not self.has_time():
             return
-        attempts = _Attempts(self, lowered, limit_s, start)
-        attempts.run()
+        try:
+            _Attempts(self, lowered, limit_s, start, first_bytes).run()
+        except SolverError as error:
+            if self.best is None and self.known is None:
+                raise
+            logger.warning("a solver failed, the best plan so far is kept: %s", error)
 
     def _improved_along_best(self) -> bool:
         """Searches in the best plan's own order, where that needs less than the program counted."""
@@ -267,27 +276,35 @@ class _Search:
         if self.best is not None or refused is None:
             return
         if other is not None and self.refused:
-            again, _ = self._smallest()
+            again, _ = self._smallest(smallest)
             smallest = min(smallest, again, key=fit.needed_bytes)
-        raise self._refusal(smallest, refused)
+        if fit.excess_bytes(smallest) > 0:
+            raise self._refusal(smallest, refused)
+        self.best = replace(smallest[0], status="smallest_known", proof=None), smallest[1]
 
-    def _smallest(self) -> tuple[Placed, InfeasibleBudget]:
-        """The smallest plan of those orders in which none fits, and why none does."""
+    def _smallest(self, known: Placed | None = None) -> tuple[Placed, InfeasibleBudget]:
+        """The smallest plan of those orders in which none fits, and why none does. ``known``: where no order has one.
+        Raises ``InfeasibleBudget`` where there is none at all."""
         fit = self.fit
-        limit_s = SMALLEST_SHARE * fit.solving.time_limit_s / len(self.refused)
+        limit_s = min(self.left_s(), SMALLEST_SHARE * fit.solving.time_limit_s) / len(self.refused)
         found: list[tuple[Placed, InfeasibleBudget]] = []
+        refused = InfeasibleBudget("no plan was looked for")
         for lowered, refusal in self.refused:
             refused = refusal or _without_gaps(fit, lowered, limit_s)
             if not isinstance(refused.smallest_plan, Solution):
-                raise refused
+                continue
             candidates: list[Solution | None] = [refused.smallest_plan]
             if fit.variant in ABLATION:
                 candidates.append(fastest_plan(restrict(lowered.problem, fit.variant)))
-            placed = smallest_placed(candidates, lowered, min(self.left_s(), limit_s))
+            placed = smallest_placed(candidates, lowered, limit_s)
             if fit.remembers:
                 remember(fit.lowered, fit.variant, placed)
             found.append((placed, refused))
-        return min(found, key=lambda each: fit.needed_bytes(each[0]))
+        if found:
+            return min(found, key=lambda each: fit.needed_bytes(each[0]))
+        if known is None:
+            raise refused
+        return known, refused
 
     def _refusal(self, smallest: Placed, refused: InfeasibleBudget) -> InfeasibleBudget:
         """What it names works: the least that an arena of this search or an earlier one needs."""
@@ -307,7 +324,15 @@ class _Attempts:
     ``fits_bytes``: the most that it got where the arena fitted; ``breaks_bytes``: the least where it did not.
     """
 
-    def __init__(self, search: _Search, lowered: Lowered, limit_s: float, start: Runs | None = None) -> None:
+    def __init__(
+        self,
+        search: _Search,
+        lowered: Lowered,
+        limit_s: float,
+        start: Runs | None = None,
+        first_bytes: int | None = None,
+    ) -> None:
+        self._first_bytes = search.fit.budget_bytes if first_bytes is None else first_bytes
         self._search = search
         self._lowered = lowered
         self._until_s = time.monotonic() + limit_s
@@ -326,22 +351,25 @@ class _Attempts:
         """Until no other target is worth it. A plan that is not faster than the best by what is worth it, and is proven
         to be none here, ends the first solve."""
         search = self._search
-        fit, before = search.fit, search.best
+        before = search.best
         enough_s = None if before is None else before[0].objective_s * (1 - WORTH_SHARE)
-        target_bytes: int | None = fit.budget_bytes
+        target_bytes: int | None = self._first_bytes
         for _ in range(TRIES):
             if target_bytes is None:
                 return
             try:
                 solution = self.solve(target_bytes, enough_s)
             except InfeasibleBudget as refused:
-                if not self._too_large and not self._fitted:
-                    search.refused.append((self._lowered, refused))
+                if not self._fitted:
+                    search.refused.append((self._lowered, None if self._too_large else refused))
                 return
             search.interrupted = search.interrupted or solution.status == "interrupted"
             if before is not None and solution.objective_s >= before[0].objective_s:
+                self._prove_best(solution)
                 return
             improving = enough_s is not None and solution.objective_s <= enough_s
+            if solution.status == "good_enough":  # for this search, not for whoever asked
+                solution = replace(solution, status="time_limit")
             target_bytes = self._after(target_bytes, solution, improving=improving)
             if enough_s is not None and not improving:
                 return
@@ -365,11 +393,25 @@ class _Attempts:
         self._fitted, self.fits_bytes = True, max(self.fits_bytes, target_bytes)
         if search.best is None or solution.objective_s < search.best[0].objective_s:
             search.best = placed
+        else:
+            self._prove_best(solution)
         if search.interrupted:
             return None
         if improving:
             return target_bytes if search.has_time() else None
         return self._larger(target_bytes, solution, solution.peak_bytes - fit.needed_bytes(placed))
+
+    def _prove_best(self, solution: Solution) -> None:
+        """The best plan has what a later solve along its order has proven, where that is more."""
+        best, proof = self._search.best, solution.proof
+        if best is None or proof is None or order_of(best[0].runs) != order_of(solution.runs):
+            return
+        known = best[0].proof
+        if solution.objective_s < best[0].objective_s * (1 - 1e-9) or (known and known.bound_s >= proof.bound_s):
+            return
+        status = "optimal" if solution.status == "optimal" else best[0].status
+        proof = replace(proof, bound_s=min(proof.bound_s, best[0].objective_s))
+        self._search.best = replace(best[0], proof=proof, status=status), best[1]
 
     def _smaller(self, target_bytes: int, excess_bytes: int) -> int | None:
         """The arena is too large: the program gets less."""
@@ -482,13 +524,17 @@ class _Attempts:
 
 
 def _without_gaps(fit: Fit, lowered: Lowered, limit_s: float) -> InfeasibleBudget:
-    """Of a budget that plans fit, but no arena: with the smallest plan."""
-    problem = restrict(lowered.problem, fit.variant) if fit.variant in ABLATION else lowered.problem
+    """Of a budget that plans fit, but no arena: with the variant's smallest plan."""
     reason = ("A plan for ", fit.budget_bytes, " exists, but none was found whose buffers fit without gaps.")
-    known = smallest_budget(problem, time.monotonic() + limit_s)
-    if known is None:
-        return InfeasibleBudget(reason)
-    return InfeasibleBudget(reason, known[0], smallest_plan=known[1])
+    if fit.variant in ABLATION:
+        known = smallest_budget(restrict(lowered.problem, fit.variant), time.monotonic() + limit_s)
+        return InfeasibleBudget(reason) if known is None else InfeasibleBudget(reason, known[0], smallest_plan=known[1])
+    problem, solving = lowered.problem, replace(fit.solving, time_limit_s=limit_s)
+    try:
+        plan_variant(fit.variant, problem, problem.fixed_bytes, solving, start=fit.start)
+    except InfeasibleBudget as error:
+        return InfeasibleBudget(reason, error.smallest_bytes, smallest_plan=error.smallest_plan)
+    raise AssertionError("a plan needs memory beside the fixed bytes")
 
 
 def _replays(problem: Problem, plans: Sequence[Runs], budget_bytes: int) -> Iterator[tuple[int, Replay]]:

@@ -171,12 +171,18 @@ def _smallest(
     everything, with the search that found it."""
     orders = orders_of(Fit(prepared.lowered, sys.maxsize, solving=solving))
     found: list[tuple[SmallestBudget, Placed]] = []
+    interrupted = False
     for lowered in orders:
         problem = restrict(lowered.problem, MONET)
         limited = replace(solving, time_limit_s=solving.time_limit_s / len(orders))
         try:
             with meter(limited.time_limit_s, unit="bytes") as progress:
                 least = smallest_plan(problem, most_s, limited, progress=progress)
+            # The program counts one order. In another one a plan that recomputes nothing can be the smaller.
+            fastest = fastest_plan(problem)
+            if fastest is not None and most_s is not None and fastest.objective_s > most_s:
+                fastest = None
+            found.append((least, smallest_placed([least.solution, fastest], lowered)))
         except (InfeasibleBudget, SolverError):
             if lowered is orders[-1] and not found:
                 raise
@@ -184,15 +190,15 @@ def _smallest(
         except KeyboardInterrupt:
             if not found:
                 raise
-            return replace(found[-1][0], solution=replace(found[-1][0].solution, status="interrupted")), found[-1][1]
-        # The program counts one order. In another one a plan that recomputes nothing can be the smaller.
-        fastest = fastest_plan(problem)
-        if fastest is not None and most_s is not None and fastest.objective_s > most_s:
-            fastest = None
-        found.append((least, smallest_placed([least.solution, fastest], lowered)))
-        if least.solution.status == "interrupted":
+            interrupted = True
+        interrupted = interrupted or found[-1][0].solution.status == "interrupted"
+        if interrupted:
             break
-    return min(found, key=lambda each: each[1][1].layout.arena_bytes)
+    least, (solution, placed) = min(found, key=lambda each: each[1][1].layout.arena_bytes)
+    if interrupted:
+        least = replace(least, solution=replace(least.solution, status="interrupted"))
+        solution = replace(solution, status="interrupted")
+    return least, (solution, placed)
 
 
 def _faster(prepared: Prepared, smallest: Placed, variant: str, solving: Solving, meter: Meter) -> Placed:

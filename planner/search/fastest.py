@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from monet.errors import InfeasibleBudget, InvalidPlan
+from monet.errors import InfeasibleBudget, InvalidPlan, SolverError
 from monet.planner.construction.first_plans import construct, smallest_budget
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
@@ -121,8 +121,10 @@ def _search_all(state: SearchState, budget_bytes: int, start: Runs | None) -> No
     few = is_within(index, Scope(1, NO_STAGES), LARGEST)
     moments = MomentSearch(index, budget_bytes, state.solve, best, deadline, state.solving.gap)
     share = WINDOWED_MOMENTS if windowed else MOMENTS_SHARE if few else 1.0
-    moments.run(limit_s * share, limit_s * max(share, POOR_MOMENTS_SHARE))
-    state.full_bound = moments.bound
+    try:
+        moments.run(limit_s * share, limit_s * max(share, POOR_MOMENTS_SHARE))
+    finally:  # also where Ctrl-C comes between solves
+        state.full_bound = moments.bound
     state.built_s = deadline.elapsed_s()
     if moments.infeasible:
         state.status, state.scope = "infeasible", "full"
@@ -139,7 +141,8 @@ def _search_all(state: SearchState, budget_bytes: int, start: Runs | None) -> No
         planned = _search_windows(state, scope, budget_bytes)
     elif few and best.runs is not None:
         planned = _search_few_stages(state, moments, budget_bytes)
-    if best.runs is not None and not state.is_over():
+    hopeless = state.program_bound > state.enough > 0  # nothing in the program, and what it leaves out is seldom better
+    if best.runs is not None and not state.is_over() and not hopeless:
         _prove(state, moments, planned)
 
 
@@ -149,7 +152,10 @@ def _search_with_moves(state: SearchState, index: Index, budget_bytes: int) -> N
     def without_moves(limit_s: float) -> None:
         problem, solving = replace(state.incumbent.problem, second=None), replace(state.solving, time_limit_s=limit_s)
         with suppress(InfeasibleBudget):
-            state.take(plan_problem(problem, budget_bytes, replace(solving, prove=False)))
+            try:
+                state.take(plan_problem(problem, budget_bytes, replace(solving, prove=False)))
+            except SolverError as error:  # what moves find is not lost with it
+                log.warning("plans without moves are not looked for: %s", error)
 
     moments = search_moves(state, index, budget_bytes, without_moves)
     if state.status == "infeasible" or state.is_over():
@@ -223,7 +229,7 @@ def _search_windows(state: SearchState, scope: Scope, budget_bytes: int) -> Sear
     full = program.scope == "full"
     turn_s = float("inf") if full or best.runs is None else PLANS_SHARE * solving.time_limit_s
     search = state.run(program, first_s, turn_s=turn_s)
-    if solving.prove and best.runs is not None and not state.deadline.cancelled and not full:
+    if solving.prove and best.runs is not None and not state.is_over() and not full:
         full_s, state.status = bound_full_program(search, budget_bytes, solving.time_limit_s)
         state.full_bound = max(state.full_bound, full_s)
     return search
@@ -235,6 +241,8 @@ def _prove(state: SearchState, moments: MomentSearch, planned: Search | None, un
     everything before it."""
     status, limit_s = state.status, state.solving.time_limit_s if until_s is None else until_s
     moments.bound = max(moments.bound, state.full_bound)
-    moments.prove(min(limit_s, 2 * state.deadline.elapsed_s()) if status == "optimal" else limit_s, planned)
-    state.full_bound = moments.bound
+    try:
+        moments.prove(min(limit_s, 2 * state.deadline.elapsed_s()) if status == "optimal" else limit_s, planned)
+    finally:
+        state.full_bound = moments.bound
     state.status = "optimal" if state.is_close() else status

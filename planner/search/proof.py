@@ -36,7 +36,7 @@ def bound_full_program(planned: Search, budget_bytes: int, time_limit_s: float) 
         search = Search(formulation, deadline, planned.enough, bound, planned.full_bound, planned.gap, planned.worker)
         status = search.bound_beside(planned, relaxed=not whole)
         bound = search.program_bound
-        if whole:
+        if whole or search.is_over():
             break
         window *= 2
     return bound, status

@@ -63,8 +63,10 @@ def search_moves(
     deadline, limit_s = state.deadline, state.solving.time_limit_s
     begun_with_a_plan = state.incumbent.runs is not None
     moments = MomentSearch(index, budget_bytes, state.solve, state.incumbent, deadline, state.solving.gap, state.enough)
-    moments.run(MOVES_SHARE * limit_s)
-    state.full_bound = moments.bound
+    try:
+        moments.run(MOVES_SHARE * limit_s)
+    finally:  # also where Ctrl-C comes between solves
+        state.full_bound = moments.bound
     state.built_s = deadline.elapsed_s()
     if moments.infeasible:
         state.status, state.scope = "infeasible", "full"
@@ -189,8 +191,10 @@ def _improved(
     rounds.searched = True
     given_share = GIVEN_ALONE_SHARE if problem.in_place else GIVEN_SHARE
     share = given_share if program.moves is None else DECIDING_SHARE
-    around.improve(program, now_s + share * (until_s - now_s), rounds.seed, rounds.nodes)
-    runs = _taken_over(state, around)
+    try:
+        around.improve(program, now_s + share * (until_s - now_s), rounds.seed, rounds.nodes)
+    finally:
+        runs = _taken_over(state, around)
     if program.moves is not None:
         rounds.intervals |= program.moves.intervals
     around.incumbent.offer(with_copies(problem, runs, budget_bytes))

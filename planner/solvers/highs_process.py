@@ -31,6 +31,8 @@ takes hundredths of a second with 10,000 and more than 10 s with 45,000; startin
 GRACE_S = 0.5
 """How long HiGHS has, after its limit or a request to stop, to end by itself and give its last point and bound."""
 NUMBER_BYTES = 8
+IDLE_S = 60.0
+"""How long a process waits for another solve: a training that was planned needs none any more."""
 
 _COMMAND = (
     "import sys; sys.path[:] = sys.argv[3:]; from monet.planner.solvers.highs_process import serve; "
@@ -64,24 +66,32 @@ def solve(model: Model, limits: Limits, tick: Tick | None = None) -> Answer:
     """As ``solve_highs``; a large integer program in another process, which ends ``GRACE_S`` after its time limit or
     after it is told to stop, with the best point and bound that it has sent by then."""
     large = len(model.arrays.value) >= APART_FROM and bool(model.arrays.integer.any())
-    process = _take() if large else None
-    if process is None:
-        return solve_highs(model, limits, tick)
-    try:
-        answer = _Wait(process, model, limits, tick).answer()
-    except (EOFError, ConnectionError):
-        process.end()
-        raise SolverError("the process in which HiGHS ran has died (out of memory?)") from None
-    except BaseException:
-        process.end()
-        raise
-    _give_back(process)
-    return answer
+    for first in (True, False):
+        process = _take() if large else None
+        if process is None:
+            return solve_highs(model, limits, tick)
+        wait = _Wait(process, model, limits, tick)
+        try:
+            answer = wait.answer()
+        except (EOFError, ConnectionError):
+            process.end()
+            if wait.x is not None:
+                return wait.known("time_limit")
+            if first and not wait.told:  # it was idle for too long, and ended while it was taken
+                continue
+            break
+        except BaseException:
+            process.end()
+            raise
+        _give_back(process)
+        return answer
+    raise SolverError("the process in which HiGHS ran has died (out of memory?)")
 
 
 @dataclass(slots=True)
 class _Wait:
-    """The side that waits. ``x``, ``bound``: the last that were sent. ``enough``: the tick asked for the end."""
+    """The side that waits. ``x``, ``bound``: the last that were sent; ``told``: anything was. ``enough``: the tick
+    asked for the end."""
 
     process: _Process
     model: Model
@@ -92,6 +102,7 @@ class _Wait:
     raised: BaseException | None = None
     interrupted: bool = False
     enough: bool = False
+    told: bool = False
     stop_by: float = field(init=False)
 
     def answer(self) -> Answer:
@@ -100,11 +111,11 @@ class _Wait:
         with Interrupts(self._interrupt):
             answer = self._received()
         if self.interrupted or isinstance(self.raised, KeyboardInterrupt):
-            known = answer if answer is not None and answer.x is not None else self._known("interrupted")
+            known = answer if answer is not None and answer.x is not None else self.known("interrupted")
             return replace(known, status="interrupted")
         if self.raised is not None:
             raise self.raised
-        return answer if answer is not None else self._known("stopped" if self.enough else "time_limit")
+        return answer if answer is not None else self.known("stopped" if self.enough else "time_limit")
 
     def _received(self) -> Answer | None:
         """What the process answers; None, and it is ended, where it does not do so in time."""
@@ -113,6 +124,7 @@ class _Wait:
                 self._tell()
                 continue
             message = self.process.end_of_pipe.recv()
+            self.told = True
             if isinstance(message, Answer):
                 return message
             if isinstance(message, _Failure):
@@ -142,7 +154,7 @@ class _Wait:
         self.process.stop()
         self.stop_by = min(self.stop_by, time.monotonic() + GRACE_S)
 
-    def _known(self, status: Literal["interrupted", "stopped", "time_limit"]) -> Answer:
+    def known(self, status: Literal["interrupted", "stopped", "time_limit"]) -> Answer:
         objective = float("inf") if self.x is None else float(self.model.arrays.cost @ self.x)
         bound = float("-inf") if self.bound is None else self.bound
         return Answer(status, self.x, objective, min(bound, objective))
@@ -177,7 +189,9 @@ class _Process:
 
     def stop(self) -> None:
         """Asks for the end of the solve that runs."""
-        with contextlib.suppress(BrokenPipeError):
+        if self.end_of_pipe.closed:
+            return
+        with contextlib.suppress(OSError):
             os.write(self._stops, self._count.to_bytes(NUMBER_BYTES))
 
     def end(self) -> None:
@@ -210,7 +224,8 @@ def _take() -> _Process | None:
                 return process
             process.end()
     try:
-        return _Process() if sys.executable else None
+        is_python = sys.executable and not getattr(sys, "frozen", False)
+        return _Process() if is_python else None
     except OSError:
         return None
 
@@ -246,6 +261,7 @@ class _Stops:
 
     def __init__(self, pipe: int) -> None:
         self.number = 0
+        self.idle_since: float | None = time.monotonic()
         self._pipe = pipe
         self._parent = os.getppid()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -255,6 +271,9 @@ class _Stops:
             ready = connection.wait([self._pipe], 1.0)
             if os.getppid() != self._parent:
                 os._exit(1)
+            idle_since = self.idle_since
+            if idle_since is not None and time.monotonic() - idle_since > IDLE_S:
+                os._exit(0)
             if ready:
                 number = os.read(self._pipe, NUMBER_BYTES)
                 if not number:
@@ -268,7 +287,10 @@ def serve(pipe: int, stops: int) -> None:
     parent, asked_to_stop = connection.Connection(pipe), _Stops(stops)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            parent.send(_solved(parent.recv(), parent, asked_to_stop))
+            asked = parent.recv()
+            asked_to_stop.idle_since = None
+            parent.send(_solved(asked, parent, asked_to_stop))
+            asked_to_stop.idle_since = time.monotonic()
 
 
 def _solved(asked: _Solve, parent: connection.Connection, stops: _Stops) -> Answer | _Failure:

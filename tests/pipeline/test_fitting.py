@@ -84,6 +84,52 @@ def test_an_interrupted_plan_is_placed_quickly_where_it_fits(
     assert limits_s[0] == fitting.INTERRUPTED_S and [limit_s > 10 for limit_s in limits_s[1:]] == [True] * again
 
 
+@pytest.mark.parametrize("variant", ["block", "monet"])
+def test_no_arena_fits_and_no_plan_for_less(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal names the arena of the variant's own smallest plan."""
+    lowered = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}).lowered
+    found = fastest_plan(lowered.problem)
+    assert found is not None
+    targets: list[int] = []
+
+    def plan_variant(name: str, problem: Any, target_bytes: int, *_: Any, **__: Any) -> Solution:
+        assert name == variant
+        targets.append(target_bytes)
+        if target_bytes < found.peak_bytes:
+            raise InfeasibleBudget("none fits", found.peak_bytes, smallest_plan=found)
+        return found
+
+    def placement(runs: Runs, *_: Any) -> Placement:
+        made = placement_of(runs, lowered, found.peak_bytes, 1.0)
+        arena_bytes = found.peak_bytes - lowered.problem.fixed_bytes + 64
+        return replace(made, layout=replace(made.layout, arena_bytes=arena_bytes))
+
+    monkeypatch.setattr(fitting, "plan_variant", plan_variant)
+    monkeypatch.setattr(fitting, "placement", placement)
+    monkeypatch.setattr(fitting, "along", lambda *_: None)
+    monkeypatch.setattr(fitting, "orders_of", lambda fit: [fit.lowered])
+    with pytest.raises(InfeasibleBudget) as caught:
+        fit_budget(Fit(lowered, found.peak_bytes, variant, Solving(time_limit_s=20.0), remembers=False))
+    assert caught.value.smallest_bytes == found.peak_bytes + 64
+    assert len(targets) >= 2
+
+
+def test_ctrl_c_in_the_second_order_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the least memory, too, where the plan is the first order's."""
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    least = smallest_plan(prepared.problem)
+    orders: list[Any] = []
+
+    def asked(problem: Any, *_: Any, **__: Any) -> Any:
+        orders.append(problem)
+        return least if len(orders) == 1 else replace(least, solution=replace(least.solution, status="interrupted"))
+
+    monkeypatch.setattr(planning, "orders_of", lambda fit: [fit.lowered, fit.lowered])
+    monkeypatch.setattr(planning, "smallest_plan", asked)
+    result = plan_smallest(prepared, None, Solving(time_limit_s=5.0))
+    assert len(orders) == 2 and result.solution.status == "interrupted"
+
+
 @pytest.mark.parametrize("when", ["solving", "placing"])
 @pytest.mark.parametrize("remembered", [False, True])
 def test_ctrl_c_keeps_a_plan_that_fits(when: str, remembered: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,13 +113,27 @@ def test_a_request_to_stop_that_comes_late_is_for_nobody_else() -> None:
     assert solve(knapsack(40, 1), Limits(20.0, 0.0)).status == "optimal"
 
 
-def test_a_process_that_dies_is_an_error() -> None:
+def test_a_process_that_dies_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     solve(knapsack(5, 0), Limits(20.0, 0.0))
     number = pid()
     os.kill(number, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (number, signal.SIGKILL)).start()
+    assert solve(knapsack(5, 0), Limits(20.0, 0.0)).status == "optimal"  # by another one
+    monkeypatch.setattr(highs_process, "_COMMAND", "import sys; sys.exit(1)")
+    highs_process._end_all()
     with pytest.raises(SolverError, match="has died"):
         solve(knapsack(5, 0), Limits(20.0, 0.0))
+    monkeypatch.undo()
+    assert solve(knapsack(5, 0), Limits(20.0, 0.0)).status == "optimal"
+
+
+def test_an_idle_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = highs_process._COMMAND.replace("; serve(int", "; h.IDLE_S = 0.1; serve(int").replace(
+        "from monet", "import monet.planner.solvers.highs_process as h; from monet"
+    )
+    monkeypatch.setattr(highs_process, "_COMMAND", command)
+    assert solve(knapsack(5, 0), Limits(20.0, 0.0)).status == "optimal"
+    assert ended(pid())
     assert solve(knapsack(5, 0), Limits(20.0, 0.0)).status == "optimal"
 
 
