@@ -237,7 +237,7 @@ class _Search:
         try:
             _Attempts(self, lowered, limit_s, start, first_bytes).run()
         except SolverError as error:
-            if self.best is None and self.known is None:
+            if self.best is None:
                 raise
             logger.warning("a solver failed, the best plan so far is kept: %s", error)
 
@@ -266,9 +266,13 @@ class _Search:
             smallest = self.known
         else:
             smallest, refused = self._smallest()
-            if fit.excess_bytes(smallest) <= 0:
-                self.best = replace(smallest[0], status="smallest_known", proof=None), smallest[1]
         other = along(fit.lowered, smallest[0].runs, smallest[1].unrolled.steps) if fit.has_orders else None
+        if refused is not None and fit.excess_bytes(smallest) <= 0:
+            solution = replace(smallest[0], status="smallest_known", proof=None)
+            if other is not None:  # along the order that it has once it is placed, in which it can be improved
+                peak_bytes = replay(other[0].problem, other[1]).peak_bytes
+                solution = replace(solution, runs=other[1], peak_bytes=peak_bytes)
+            self.best = solution, smallest[1]
         if other is not None and self.has_time():
             logger.info("searching along the order of the smallest plan")
             self.refused.clear()

@@ -281,7 +281,7 @@ def test_links_to_files_lead_somewhere(path: Path) -> None:
 
 def test_stale_names_would_be_noticed() -> None:
     assert is_named_thing("monet.Plan.save") and is_named_thing("monet.planner.order.best_order")
-    assert is_named_thing("monet.plans.plan.Plan.peak_bytes") and is_named_thing("monet.ops")
+    assert is_named_thing("monet.plans.format.PlanData.peak_bytes") and is_named_thing("monet.ops")
     assert not is_named_thing("monet.planfile") and not is_named_thing("monet.Plan.store")
     assert not is_named_thing("monet.planner.order.worst_order")
     assert is_file("planner/order/graph.py") and is_file("crew.cpp") and is_file("ops/families")
