@@ -22,11 +22,11 @@ from monet.errors import InfeasibleBudget, InvalidPlan, SolverError
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
-from monet.pipeline.orders import along, first_order, in_order, order_of
+from monet.pipeline.orders import FirstOrder, along, first_orders, in_order, order_of
 from monet.pipeline.placement import ORDER_S, placement
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
-from monet.planner.memory_floor import floor_bytes, floor_s
+from monet.planner.memory_floor import floor_s
 from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
@@ -133,18 +133,14 @@ def orders_of(fit: Fit) -> list[Lowered]:
     what the fastest plan needs. One in which no plan fits is left out, unless none fits in either."""
     if not fit.has_orders:
         return [fit.lowered]
-    ahead = first_order(fit.lowered, fit.variant, min(ORDER_S, ORDER_SHARE * fit.solving.time_limit_s))
-    orders = [fit.lowered] if ahead is None else [ahead, fit.lowered]
-    room = {id(order): _room(order.problem, fit) for order in orders}
-    fitting = [order for order in orders if room[id(order)] > 0] or orders
-    return sorted(fitting, key=lambda order: -room[id(order)])
+    orders = first_orders(fit.lowered, fit.variant, min(ORDER_S, ORDER_SHARE * fit.solving.time_limit_s))
+    ranked = sorted(((_room(order, fit.budget_bytes), order.lowered) for order in orders), key=lambda each: -each[0])
+    return [lowered for room, lowered in ranked if room > 0] or [lowered for _, lowered in ranked]
 
 
-def _room(problem: Problem, fit: Fit) -> float:
+def _room(order: FirstOrder, budget_bytes: int) -> float:
     """0: the budget is the least that any plan needs; 1: what the fastest plan needs."""
-    least, fastest = floor_bytes(problem), fastest_plan(restrict(problem, fit.variant))
-    most = least if fastest is None else fastest.peak_bytes
-    return (fit.budget_bytes - least + 1) / max(1, most - least)
+    return (budget_bytes - order.least_bytes + 1) / max(1, order.fastest_bytes - order.least_bytes)
 
 
 def _known(fit: Fit, parts: Sequence[Placed]) -> Placed | None:
@@ -268,7 +264,7 @@ class _Search:
             smallest, refused = self._smallest()
         other = along(fit.lowered, smallest[0].runs, smallest[1].unrolled.steps) if fit.has_orders else None
         if refused is not None and fit.excess_bytes(smallest) <= 0:
-            solution = replace(smallest[0], status="smallest_known", proof=None)
+            solution = _as_found(smallest, None)
             if other is not None:  # along the order that it has once it is placed, in which it can be improved
                 peak_bytes = replay(other[0].problem, other[1]).peak_bytes
                 solution = replace(solution, runs=other[1], peak_bytes=peak_bytes)
@@ -284,7 +280,7 @@ class _Search:
             smallest = min(smallest, again, key=fit.needed_bytes)
         if fit.excess_bytes(smallest) > 0:
             raise self._refusal(smallest, refused)
-        self.best = replace(smallest[0], status="smallest_known", proof=None), smallest[1]
+        self.best = _as_found(smallest, None), smallest[1]
 
     def _smallest(self, known: Placed | None = None) -> tuple[Placed, InfeasibleBudget]:
         """The smallest plan of those orders in which none fits, and why none does. ``known``: where no order has one.

@@ -26,7 +26,7 @@ from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.replay import replay
-from monet.planner.solution import Runs, Stage
+from monet.planner.solution import Runs, Solution, Stage
 from monet.plans.format import FREED, KEPT, PlanStep
 
 logger = logging.getLogger(__name__)
@@ -75,12 +75,27 @@ def in_order(lowered: Lowered, order: Order) -> Lowered:
     return replace(again, problem=ordered, fixed=lowered.fixed)
 
 
-def first_order(lowered: Lowered, variant: str, time_limit_s: float) -> Lowered | None:
-    """The step in the best order of keeping everything; None where that saves nothing, neither of the fastest plan's
-    bytes nor of the least that any plan needs."""
+@dataclass(frozen=True, slots=True)
+class FirstOrder:
+    """A step along one order, with the least that any plan needs in it and what the fastest one does."""
+
+    lowered: Lowered
+    least_bytes: int
+    fastest_bytes: int
+
+    @classmethod
+    def of(cls, lowered: Lowered, fastest: Solution) -> FirstOrder:
+        return cls(lowered, floor_bytes(lowered.problem), fastest.peak_bytes)
+
+
+def first_orders(lowered: Lowered, variant: str, time_limit_s: float) -> list[FirstOrder]:
+    """The step in the best order of keeping everything, unless that saves nothing, neither of the fastest plan's bytes
+    nor of the least that any plan needs; and as it is, with which it ends. Raises ``KeyboardInterrupt`` on Ctrl-C."""
     fastest = fastest_plan(restrict(lowered.problem, variant))
     if fastest is None:
-        return None
+        least_bytes = floor_bytes(lowered.problem)
+        return [FirstOrder(lowered, least_bytes, least_bytes)]
+    captured = FirstOrder.of(lowered, fastest)
     schedule, ordered = reorder(calls(fastest.runs, lowered), lowered, time_limit_s=time_limit_s)
     if ordered.interrupted:
         raise KeyboardInterrupt
@@ -90,9 +105,10 @@ def first_order(lowered: Lowered, variant: str, time_limit_s: float) -> Lowered 
     other = in_order(lowered, Order(tuple(name for name in forward if name not in made), backward))
     along = fastest_plan(restrict(other.problem, variant))
     if along is None:
-        return None
-    saved = fastest.peak_bytes - along.peak_bytes, floor_bytes(lowered.problem) - floor_bytes(other.problem)
-    return other if max(saved) > LEAST_SAVING * fastest.peak_bytes else None
+        return [captured]
+    ahead = FirstOrder.of(other, along)
+    saved_bytes = max(captured.fastest_bytes - ahead.fastest_bytes, captured.least_bytes - ahead.least_bytes)
+    return [ahead, captured] if saved_bytes > LEAST_SAVING * captured.fastest_bytes else [captured]
 
 
 def along(lowered: Lowered, runs: Runs, steps: Sequence[PlanStep]) -> tuple[Lowered, Runs] | None:

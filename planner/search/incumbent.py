@@ -56,6 +56,10 @@ class Incumbent:
         """Of the best plan; infinity without one."""
         return float("inf") if self.cost is None else self.measure(self.cost)
 
+    def reaches(self, enough: float) -> bool:
+        """Whether there is a plan of this value or less."""
+        return self.runs is not None and self.value <= enough
+
     def is_within(self, gap: float, bound: float) -> bool:
         """Whether there is a plan, and within that gap (relative) of the bound."""
         return self.value < float("inf") and self.value - bound <= gap * self.value

@@ -224,7 +224,7 @@ class MomentSearch:
         return self.incumbent.is_within(self.gap, self.bound)
 
     def _is_enough(self) -> bool:
-        return self.is_close() or float("inf") > self.incumbent.value <= self.enough
+        return self.is_close() or self.incumbent.reaches(self.enough)
 
     def _plan(self, program: MomentProgram, until_s: float) -> tuple[Runs, Replay] | None:
         """A plan for the budget less what is set aside, and the bound where that is nothing."""

@@ -85,7 +85,7 @@ class Search:
             raise SolverError("internal error: the solver's point breaks the limit when it is replayed")
         if answer.status in ("interrupted", "infeasible"):
             return answer.status
-        if float("inf") > self.formulation.incumbent.value <= self.enough:
+        if self.formulation.incumbent.reaches(self.enough):
             return "good_enough"
         # A point that breaks the limit when it is replayed is dropped: what is optimal then is no plan.
         solved = answer.status == "optimal" and self.formulation.incumbent.value <= answer.objective * (1 + SAME)
@@ -108,8 +108,7 @@ class Search:
 
     def is_enough(self) -> bool:
         """Whether the best plan is as good as was asked for, or no point of the program is."""
-        good = float("inf") > self.formulation.incumbent.value <= self.enough
-        return good or self.program_bound > self.enough > 0
+        return self.formulation.incumbent.reaches(self.enough) or self.program_bound > self.enough > 0
 
     def is_over(self) -> bool:
         """Whether nothing better is wanted: good enough, near enough to what is proven, or cancelled."""
