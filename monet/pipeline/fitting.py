@@ -64,8 +64,9 @@ ORDER_SHARE = 0.25
 EACH_SHARE = 0.6
 """Of the time that is left: what each of several orders gets; the rest is for the best plan's order. Tuned on
 ``bench_orders.py``, where RegNet wants more of it for the first order and GoogLeNet for the second."""
-INTERRUPTED_S = 1.0
-"""How long the plan of an interrupted solve is ordered and placed, unless no arena fits by then."""
+INTERRUPTED_S, INTERRUPTED_AGAIN_S = 1.0, 10.0
+"""How long the plan of an interrupted solve is ordered and placed; where its arena does not fit, how long each smaller
+plan is looked for and placed; and how long the plan is placed again where none is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,12 +383,15 @@ class _Attempts:
         soon as the plan was faster than the best, and goes on from there."""
         search = self._search
         fit = search.fit
-        placed = self._placed(solution)
-        excess_bytes = fit.excess_bytes(placed)
         self._last = solution
+        if solution.status == "interrupted":
+            placed = self._placed_soon(target_bytes, solution)
+            solution = placed[0]
+        else:
+            left_s = self.left_s() if search.best is not None else PLACE_SHARE * self.left_s()
+            placed = self._placed(solution, left_s)
+        excess_bytes = fit.excess_bytes(placed)
         if excess_bytes > 0:
-            if search.best is None and search.known is None and solution.status == "interrupted":
-                raise KeyboardInterrupt  # whoever interrupts does not wait for another solve
             self.breaks_bytes = min(self.breaks_bytes, target_bytes)
             return self._smaller(target_bytes, excess_bytes)
         self._fitted, self.fits_bytes = True, max(self.fits_bytes, target_bytes)
@@ -449,16 +453,32 @@ class _Attempts:
             return None
         return (self.fits_bytes + int(self.breaks_bytes)) // 2
 
-    def _placed(self, solution: Solution) -> Placed:
+    def _placed(self, solution: Solution, limit_s: float) -> Placed:
+        return solution, placement(solution.runs, self._lowered, self._search.fit.budget_bytes, limit_s)
+
+    def _placed_soon(self, target_bytes: int, solution: Solution) -> Placed:
+        """The plan of an interrupted solve; where its arena does not fit and no other plan is known, one that is made
+        of it and needs less. Whoever interrupts waits for no better order and no other solve. Raises
+        ``KeyboardInterrupt`` where none fits."""
         search = self._search
-        fit, left_s = search.fit, self.left_s() if search.best is not None else PLACE_SHARE * self.left_s()
-        if solution.status == "interrupted" and left_s > INTERRUPTED_S:
-            # Whoever interrupts waits for no better order, but the plan is lost if none fits.
-            placed = solution, placement(solution.runs, self._lowered, fit.budget_bytes, INTERRUPTED_S)
-            if fit.excess_bytes(placed) <= 0 or search.best is not None or search.known is not None:
+        fit = search.fit
+        placed = self._placed(solution, INTERRUPTED_S)
+        if search.best is not None or search.known is not None:
+            return placed
+        for _ in range(TRIES):
+            if fit.excess_bytes(placed) <= 0:
                 return placed
-            logger.warning("interrupted; looking for an arena for the best plan so far: Ctrl-C again gives it up")
-        return solution, placement(solution.runs, self._lowered, fit.budget_bytes, left_s)
+            target_bytes -= fit.excess_bytes(placed)
+            smaller = self._repaired(target_bytes, INTERRUPTED_S)
+            if not smaller:
+                break
+            made = _with_runs(solution, smaller[0], self._lowered.problem)
+            placed = self._placed(made, INTERRUPTED_S)
+        if fit.excess_bytes(placed) > 0:
+            placed = self._placed(solution, INTERRUPTED_AGAIN_S)
+        if fit.excess_bytes(placed) > 0:
+            raise KeyboardInterrupt
+        return placed
 
     def solve(self, target_bytes: int, enough_s: float | None = None) -> Solution:
         """The best plan of ``target_bytes`` in this order. Raises ``InfeasibleBudget``; ``KeyboardInterrupt`` where
@@ -503,7 +523,7 @@ class _Attempts:
             return None
         starts = [runs for runs in (fit.start, self._begin) if runs is not None]
         starts += [placed[0].runs for placed in (search.known, search.best, *search.parts) if placed is not None]
-        starts += self._repaired(target_bytes)
+        starts += self._repaired(target_bytes, LEAST_SHARE * fit.solving.time_limit_s)
         for name in STARTS:
             try:
                 starts.append(VARIANTS[name].plan(problem, target_bytes).runs)
@@ -512,15 +532,23 @@ class _Attempts:
         costs = [(cost.objective_s, k) for k, cost in _replays(problem, starts, target_bytes)]
         return starts[min(costs)[1]] if costs else None
 
-    def _repaired(self, target_bytes: int) -> list[Runs]:
-        """The last plan made to fit, where its arena did not."""
+    def _repaired(self, target_bytes: int, limit_s: float) -> list[Runs]:
+        """The last plan made to fit, where its arena did not; none where that takes longer than ``limit_s``."""
         fit = self._search.fit
         if self._last is None or fit.variant not in ABLATION:
             return []
         index = index_of(restrict(self._lowered.problem, fit.variant))
-        deadline_s = time.monotonic() + LEAST_SHARE * fit.solving.time_limit_s
-        runs = repaired(index, self._last.runs, target_bytes, deadline_s)
+        runs = repaired(index, self._last.runs, target_bytes, time.monotonic() + limit_s)
         return [] if runs is None else [runs]
+
+
+def _with_runs(solution: Solution, runs: Runs, problem: Problem) -> Solution:
+    """Another plan that was made of a solution's and takes longer: what was proven of all plans holds for it."""
+    cost = replay(problem, runs)
+    proof = solution.proof
+    if proof is not None:
+        proof = replace(proof, bound_s=min(proof.bound_s, cost.objective_s))
+    return replace(solution, runs=runs, objective_s=cost.objective_s, peak_bytes=cost.peak_bytes, proof=proof)
 
 
 def _without_gaps(fit: Fit, lowered: Lowered, limit_s: float) -> InfeasibleBudget:
