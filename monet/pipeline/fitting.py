@@ -468,7 +468,7 @@ class _Attempts:
         for _ in range(TRIES):
             if fit.excess_bytes(placed) <= 0:
                 return placed
-            target_bytes -= fit.excess_bytes(placed)
+            target_bytes = min(target_bytes, placed[0].peak_bytes) - fit.excess_bytes(placed)
             smaller = self._repaired(target_bytes, INTERRUPTED_S)
             if not smaller:
                 break
