@@ -1,20 +1,22 @@
-"""What the two searches share: from first plans to a solution, whatever is minimised under whatever limit.
-
-    first plans  →  improve neighbourhoods of the best  →  solve the whole program  →  a solution
+"""The state of a search, which strategies better in turn (``policy.py``): from a first plan to a solution.
 
 ``fastest.py`` looks for seconds under a limit of bytes, ``smallest.py`` for bytes under a limit of seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+from monet.planner.problem import Problem
+from monet.planner.program.index import Index, index_of
 from monet.planner.program.program import Program
 from monet.planner.progress import Progress
 from monet.planner.search.formulation import Formulation
-from monet.planner.search.incumbent import ROUNDING, Deadline, Incumbent
+from monet.planner.search.incumbent import ROUNDING, Cancellation, Deadline, Incumbent
+from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES
 from monet.planner.search.search import Search
 from monet.planner.search.solving import Solving
@@ -24,22 +26,39 @@ from monet.planner.solvers.finder import solver as find_solver
 from monet.planner.solvers.model import Solve
 
 
+class Strategy(Protocol):
+    """One way to better plans, or to a better bound. What it finds is the state's at once, so that it can be stopped at
+    any time; where it does not apply, it does nothing. Its fields are shares of the time limit, which ``policy.py``
+    gives it."""
+
+    def run(self, state: SearchState) -> None: ...
+
+
+Policy = Sequence[Strategy]
+PolicyOf = Callable[["SearchState"], Policy]
+"""Which strategies a search follows: by the size of its problem."""
+
+
 @dataclass(slots=True)
 class SearchState:
-    """The state of a search for a plan, until it ``is_over`` or there is no time left. Ctrl-C cancels its deadline.
+    """A search for a plan, until it ``is_over`` or there is no time left. Ctrl-C cancels its deadline.
 
+    ``limit``: bytes that a plan may hold where seconds are minimised, seconds that it may take where bytes are.
     ``program_bound``: no point of the program named by ``scope`` has a smaller value; ``full_bound``: no plan has.
-    ``enough``: as for ``Search``.
+    ``enough``: as for ``Search``. ``started``: whether it began with a plan of the caller's.
     ``status``: how it ended, as in ``Solution``. ``smallest``: the smallest budget known, where it was
-    looked for, and its plan. ``built_s``: seconds until the program was there, ``size`` its columns
-    and rows.
+    looked for, and its plan. ``built_s``: seconds until the program was there, ``size`` its columns and rows.
+    ``moments``: the relaxation, once it was solved; ``planned``: the search of an exact program, whose worker can go on
+    beside a proof.
     """
 
     incumbent: Incumbent
+    limit: float
     solving: Solving
     deadline: Deadline
     solve: Solve
     enough: float = float("-inf")
+    started: bool = False
     program_bound: float = 0.0
     full_bound: float = 0.0
     scope: str = "none"
@@ -47,17 +66,33 @@ class SearchState:
     smallest: tuple[int, Solution] | None = None
     built_s: float = 0.0
     size: tuple[int, int] = (0, 0)
+    moments: MomentSearch | None = None
+    planned: Search | None = None
     worker: bool = field(init=False)
+    _index: Index | None = None
 
     def __post_init__(self) -> None:
         self.worker = has_room(self.solving.solver, self.solving.cores)
-        self.built_s = self.deadline.elapsed_s()
 
-    def take(self, found: Solution) -> None:
-        """Offers what a search inside of this one found. Where Ctrl-C has ended that one, it is meant for both."""
-        self.incumbent.offer(found.runs)
-        if found.status == "interrupted":
-            self.deadline.cancellation.asked = True
+    @property
+    def index(self) -> Index:
+        """Of the problem."""
+        if self._index is None:
+            self._index = index_of(self.incumbent.problem)
+        return self._index
+
+    @property
+    def budget_bytes(self) -> int:
+        """Where seconds are minimised."""
+        return int(self.limit)
+
+    @property
+    def limit_s(self) -> float:
+        return self.solving.time_limit_s
+
+    def until_s(self, share: float) -> float:
+        """When a share of the time limit will have passed from now on, but for that limit."""
+        return min(self.limit_s, self.deadline.elapsed_s() + share * self.limit_s)
 
     def is_enough(self) -> bool:
         """Whether the best plan is as good as was asked for, or is proven not to get that good."""
@@ -69,11 +104,39 @@ class SearchState:
         """Whether the best plan is within the gap of what is proven of every plan."""
         return self.incumbent.is_within(self.solving.gap, self.full_bound)
 
+    def is_proven_slower(self, limit_s: float) -> bool:
+        """Where seconds are minimised: whether no plan at all takes at most ``limit_s``."""
+        return (self.status == "infeasible" and self.scope == "full") or self.full_bound > limit_s
+
     def is_over(self) -> bool:
-        """Whether nobody wants the search to go on: cancelled, good enough, or within the gap of a bound on every
-        plan."""
-        solved = self.status == "optimal" and self.scope == "full"
-        return self.deadline.cancelled or self.is_enough() or self.is_close() or solved
+        """Whether nobody wants the search to go on: cancelled, good enough, within the gap of a bound on every plan, or
+        without any plan."""
+        ended = self.status == "infeasible" or (self.status == "optimal" and self.scope == "full")
+        return self.deadline.cancelled or self.is_enough() or self.is_close() or ended
+
+    def follow(self, policy: PolicyOf) -> None:
+        """Has the strategies of the policy run in turn, until the search is over."""
+        if self.is_over():
+            return
+        for strategy in policy(self):
+            strategy.run(self)
+            if self.is_over():
+                return
+
+    def relax(self, until_s: float, poor_until_s: float | None = None) -> None:
+        """Solves the program of moments for a bound on every plan, and for plans: see ``MomentSearch.run``."""
+        self.moments = moments = MomentSearch(
+            self.index, self.budget_bytes, self.solve, self.incumbent, self.deadline, self.solving.gap, self.enough
+        )
+        try:
+            moments.run(until_s, poor_until_s)
+        finally:  # also where Ctrl-C comes between solves
+            self.full_bound = moments.bound
+        self.built_s = self.deadline.elapsed_s()
+        if moments.infeasible:
+            self.status, self.scope = "infeasible", "full"
+        else:
+            self.status = "optimal" if self.is_close() else "time_limit"
 
     def improve(self, program: Program, until_s: float, seed: int = 0, nodes: int = NODES) -> None:
         """Improves neighbourhoods of the best plan in ``program`` until ``until_s``; ``seed`` and ``nodes``
@@ -101,10 +164,6 @@ class SearchState:
             self.full_bound = max(self.full_bound, search.program_bound)
         return search
 
-    def first_s(self, share: float, alone_share: float) -> float:
-        """A share of the time limit for neighbourhoods; ``alone_share`` where no worker goes on with them."""
-        return (share if self.worker else alone_share) * self.solving.time_limit_s
-
     def proof(self) -> Proof | None:
         """The better of the two bounds. That on every plan if it was asked for, of equals, or where the other says
         nothing about the best plan, which is no point of its program then."""
@@ -116,9 +175,12 @@ class SearchState:
         )
 
     def solution(self, proof: Proof | None) -> Solution | None:
-        """The best plan, ``proof`` of it, and how the search ended; None where no plan was found."""
+        """The best plan, ``proof`` of it, and how the search ended; None where no plan was found. Raises
+        ``KeyboardInterrupt`` where none was found before Ctrl-C."""
         known = self.incumbent.both()
         if known is None:
+            if self.deadline.cancelled:
+                raise KeyboardInterrupt
             return None
         runs, cost = known
         status = "interrupted" if self.deadline.cancelled else "good_enough" if self.is_enough() else self.status
@@ -142,6 +204,14 @@ class SearchState:
             formulation, deadline, self.enough, self.program_bound, self.full_bound, self.solving.gap, self.worker
         )
 
+    def inner(
+        self, problem: Problem, limit: float, time_limit_s: float, *, enough: float = float("-inf")
+    ) -> SearchState:
+        """A search inside this one, for the fastest plan of ``problem`` in ``limit`` bytes. Ctrl-C ends both."""
+        solving = replace(self.solving, time_limit_s=min(time_limit_s, self.deadline.left_s()), prove=False)
+        best = Incumbent.fastest_within(problem, int(limit))
+        return begun_state(best, limit, solving, enough=enough, cancellation=self.deadline.cancellation)
+
 
 @contextmanager
 def cancelled_by_ctrl_c(deadline: Deadline) -> Iterator[None]:
@@ -153,12 +223,18 @@ def cancelled_by_ctrl_c(deadline: Deadline) -> Iterator[None]:
 
 
 def begun_state(
-    incumbent: Incumbent, solving: Solving, progress: Progress | None, *, enough: float = float("-inf")
+    incumbent: Incumbent,
+    limit: float,
+    solving: Solving,
+    progress: Progress | None = None,
+    *,
+    enough: float = float("-inf"),
+    cancellation: Cancellation | None = None,
 ) -> SearchState:
-    """A state whose time begins now.
+    """A state whose time begins now. ``cancellation``: of a search that this one is a part of.
 
     Raises:
         SolverError: the solver is missing.
     """
-    deadline = Deadline(solving.time_limit_s, progress)
-    return SearchState(incumbent, solving, deadline, deadline.heeded(find_solver(solving.solver)), enough)
+    deadline = Deadline(solving.time_limit_s, progress, cancellation=cancellation or Cancellation())
+    return SearchState(incumbent, limit, solving, deadline, deadline.heeded(find_solver(solving.solver)), enough)

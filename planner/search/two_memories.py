@@ -1,28 +1,26 @@
-"""Plans that keep, make again or move, where there is a second memory.
+"""Strategies where there is a second memory: plans that keep, make again or move.
 
-program of moments  →  what is moved, kept and made again, and a bound on every plan
-                    →  the same without recomputation, and recomputation without moves: no plan is slower
-                    →  around good ones, the exact program with their moves, then the one that decides on moves;
-                       their copies timed anew, and again
+The program of moments (``relaxation.py``) says what is moved, kept and made again. Around good plans, the exact program
+with their moves is improved, then the one that decides on moves; their copies are timed anew, and again.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from monet.errors import SolverError
 from monet.planner.construction.copies import stage_reads, with_copies
 from monet.planner.construction.hidden_moves import with_hidden_moves
 from monet.planner.problem import Problem
 from monet.planner.program.given import GivenMoves, given_moves, with_given
-from monet.planner.program.index import Index, index_of
+from monet.planner.program.index import index_of
 from monet.planner.program.moves import Interval, MoveOffers
 from monet.planner.program.program import Program
 from monet.planner.program.windows import NO_STAGES
-from monet.planner.search.incumbent import Deadline
-from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES
 from monet.planner.search.scope import (
     LARGEST,
@@ -35,110 +33,153 @@ from monet.planner.search.scope import (
     scope_of,
     with_first_uses,
 )
-from monet.planner.search.state import SearchState
+from monet.planner.search.state import PolicyOf, SearchState, cancelled_by_ctrl_c
 from monet.planner.search.worker import MOST_NODES
 from monet.planner.solution import Runs
 
-MOVES_SHARE, MOVES_ALONE_SHARE, WITHOUT_SHARE = 0.3, 0.1, 0.2
-"""Of the time limit: for the program of moments, for the same without recomputation, and for plans without moves."""
-GIVEN_SHARE, GIVEN_ALONE_SHARE, DECIDING_SHARE = 0.35, 0.5, 0.4
-"""Of what is left for a plan: for each program in which its moves are given, where another comes after it and where
-none does, and for each that decides on them."""
-HIDDEN_SHARE = 0.1
-"""Of the time limit: for moves that cost a plan nothing, at most."""
-FIRST_STARTS, OTHER_SHARE = 2, 0.3
-"""Plans that are improved before the best, where that moves nothing; of the time that is left, how much one of the
-others gets after it."""
+log = logging.getLogger(__name__)
+
+FIRST_STARTS = 2
+"""Plans that are improved before the best, where that moves nothing."""
 LEAST_GAIN = 1e-3
 """Relative: by how much a plan must get better around its moves to be improved around those that it has then."""
 
 
-def search_moves(
-    state: SearchState, index: Index, budget_bytes: int, without_moves: Callable[[float], None]
-) -> MomentSearch:
-    """Offers plans from the program of moments, and bounds every plan.
+@dataclass(frozen=True, slots=True)
+class WithoutMoves:
+    """A whole search without the second memory, so that no plan is slower than recomputation alone; none where the
+    search began with a plan, which has what such a search found before.
 
-    ``without_moves`` offers one of another search, in so many seconds.
+    ``share``: of the time limit; ``by``: what that search follows.
     """
-    deadline, limit_s = state.deadline, state.solving.time_limit_s
-    begun_with_a_plan = state.incumbent.runs is not None
-    moments = MomentSearch(index, budget_bytes, state.solve, state.incumbent, deadline, state.solving.gap, state.enough)
-    try:
-        moments.run(MOVES_SHARE * limit_s)
-    finally:  # also where Ctrl-C comes between solves
-        state.full_bound = moments.bound
-    state.built_s = deadline.elapsed_s()
-    if moments.infeasible:
-        state.status, state.scope = "infeasible", "full"
-        return moments
-    if state.is_enough() or state.deadline.cancelled:
-        return moments
-    if index.movable:
-        alone = index_of(_without_recomputation(index.problem))
-        ends_s = deadline.elapsed_s() + MOVES_ALONE_SHARE * limit_s
-        MomentSearch(alone, budget_bytes, state.solve, state.incumbent, _unheard(deadline), state.solving.gap).run(
-            ends_s
-        )
-    if not moments.is_close() and not begun_with_a_plan:  # which is one of its parts', where others have searched
-        without_moves(WITHOUT_SHARE * limit_s)
-    state.status = "optimal" if moments.is_close() else "time_limit"
-    return moments
+
+    share: float
+    by: PolicyOf
+
+    def run(self, state: SearchState) -> None:
+        if state.started:
+            return
+        inner = state.inner(replace(state.incumbent.problem, second=None), state.limit, self.share * state.limit_s)
+        try:
+            with cancelled_by_ctrl_c(inner.deadline):
+                inner.follow(self.by)
+        except SolverError as error:  # what moves find is not lost with it
+            log.warning("plans without moves are not looked for: %s", error)
+        if inner.incumbent.runs is not None:
+            state.incumbent.offer(inner.incumbent.runs)
 
 
-def _unheard(deadline: Deadline) -> Deadline:
-    """The same deadline, for a search whose bound is about other plans."""
-    return replace(deadline, progress=None)
+@dataclass(frozen=True, slots=True)
+class AroundMoves:
+    """Improves plans around their moves: first some that promise most, then the best of all, by longer rounds, and the
+    others, in turn. What one plan's neighbourhoods lead to, another's may not.
 
+    ``given``, ``given_alone``, ``deciding``: of what is left for a plan: for each program in which its moves are given,
+    where another comes after it and where none does, and for each that decides on them. ``hidden``: of the time limit:
+    for moves that cost a plan nothing, at most. ``other``: of the time that is left: what one of the others gets.
+    """
 
-def _without_recomputation(problem: Problem) -> Problem:
-    return replace(problem, forward=tuple(replace(operator, recomputable=False) for operator in problem.forward))
+    given: float
+    given_alone: float
+    deciding: float
+    hidden: float
+    other: float
 
+    def run(self, state: SearchState) -> None:
+        if state.incumbent.runs is None:
+            return
+        rounds, until_s = _Rounds(), state.limit_s
+        others = self._starts(state)
+        first = [] if state.incumbent.runs.moved else list(islice(others, FIRST_STARTS))
+        for position, start in enumerate(first):
+            self._improve_in(state, start, 1 / (len(first) - position + 1), _Rounds())
+            if state.is_over():
+                return
+        known = float("inf")
+        while not state.is_over() and state.deadline.left_s() > 0:
+            other = None if state.incumbent.value < known else next(others, None)
+            if other is not None:
+                self._improve_in(state, other, self.other, _Rounds())
+                continue
+            assert state.incumbent.runs is not None
+            known = state.incumbent.value
+            self._improve_in(state, state.incumbent.runs, 1.0, rounds)
+            over = state.deadline.elapsed_s() + rounds.built_s >= until_s
+            if over or not rounds.searched or (rounds.nodes >= MOST_NODES and state.incumbent.value >= known):
+                break
+            rounds.nodes = min(MOST_NODES, rounds.nodes * 2)
+        if state.is_close():
+            state.status = "optimal"
 
-def improve_around_moves(state: SearchState, moments: MomentSearch, budget_bytes: int, until_s: float) -> None:
-    """Improves plans around their moves until ``until_s``: first some that promise most, then the best
-    of all, by longer rounds, and the others, in turn. What one plan's neighbourhoods lead to, another's may not."""
-    index, rounds = moments.index, _Rounds()
-
-    def improve(start: Runs, share: float, rounds: _Rounds) -> None:
+    def _improve_in(self, state: SearchState, start: Runs, share: float, rounds: _Rounds) -> None:
+        """Improves a plan for a share of the time that is left."""
         now_s = state.deadline.elapsed_s()
-        _improve(state, start, index, budget_bytes, now_s + share * (until_s - now_s), rounds)
+        self._improve(state, start, now_s + share * (state.limit_s - now_s), rounds)
 
-    def is_over() -> bool:
-        return state.is_over() or state.deadline.left_s(until_s) <= 0
+    def _starts(self, state: SearchState) -> Iterator[Runs]:
+        """Plans that fit besides the best of all, and move something: the best, where it moves nothing, with moves that
+        cost nothing, and the others from the fastest on."""
+        best = state.incumbent
+        if best.runs is not None and not best.runs.moved:
+            yield with_hidden_moves(state.index, best.runs, state.budget_bytes, self._hidden_until_s(state))
+        seen = [] if state.moments is None else state.moments.seen
+        fitting = [(cost.objective_s, n) for n, (runs, cost) in enumerate(seen) if runs.moved and best.fits(cost)]
+        known = 0.0
+        for objective_s, n in sorted(fitting):
+            if objective_s > known * (1 + LEAST_GAIN):
+                known = objective_s
+                yield seen[n][0]
 
-    others = _starts(state, moments, budget_bytes)
-    first = [] if state.incumbent.runs is None or state.incumbent.runs.moved else list(islice(others, FIRST_STARTS))
-    for position, start in enumerate(first):
-        improve(start, 1 / (len(first) - position + 1), _Rounds())
-        if is_over():
-            return
-    known = float("inf")
-    while not is_over():
-        other = None if state.incumbent.value < known else next(others, None)
-        if other is not None:
-            improve(other, OTHER_SHARE, _Rounds())
-            continue
-        assert state.incumbent.runs is not None
-        known = state.incumbent.value
-        improve(state.incumbent.runs, 1.0, rounds)
-        over = state.deadline.elapsed_s() + rounds.built_s >= until_s
-        if over or not rounds.searched or (rounds.nodes >= MOST_NODES and state.incumbent.value >= known):
-            return
-        rounds.nodes = min(MOST_NODES, rounds.nodes * 2)
+    def _improve(self, state: SearchState, start: Runs, until_s: float, rounds: _Rounds) -> None:
+        """Improves a plan in the exact program in which its moves are given, which is smaller, then in the one that
+        decides on them, and again for each better one; one that gets no better with more moves, as far as they cost
+        nothing. Offers what it finds."""
+        problem, around = state.incumbent.problem, _from(state, start)
+        while (
+            (runs := around.incumbent.runs) is not None and state.deadline.left_s(until_s) > 0 and not state.is_over()
+        ):
+            known = around.incumbent.value
+            for decides in (False,) if problem.in_place else (False, True):
+                runs = self._improved(state, around, until_s, rounds, decides=decides)
+            rounds.seed += 1
+            if around.incumbent.value >= known * (1 - LEAST_GAIN):
+                left_s = until_s - state.deadline.elapsed_s()
+                deadline_s = min(time.monotonic() + left_s, self._hidden_until_s(state))
+                more = with_hidden_moves(state.index, runs, state.budget_bytes, deadline_s)
+                if len(more.moved) == len(runs.moved):
+                    return
+                around = _from(state, more)
 
+    def _improved(
+        self, state: SearchState, around: SearchState, until_s: float, rounds: _Rounds, *, decides: bool
+    ) -> Runs:
+        """The best plan of ``around`` after a share of the time in a program around it, with its copies timed anew; one
+        that ``decides`` on moves, or one in which they are given."""
+        problem, runs = around.incumbent.problem, around.incumbent.runs
+        assert runs is not None
+        offers = MoveOffers(runs, around.incumbent.value, rounds.intervals) if decides else None
+        begun_s = state.deadline.elapsed_s()
+        if begun_s + rounds.built_s >= until_s:
+            return runs
+        program = _program_around(problem, runs, state.budget_bytes, state.solving.window, offers)
+        now_s = state.deadline.elapsed_s()
+        rounds.built_s = now_s - begun_s
+        if program is None:
+            return runs
+        rounds.searched = True
+        given = self.given_alone if problem.in_place else self.given
+        share = given if program.moves is None else self.deciding
+        try:
+            around.improve(program, now_s + share * (until_s - now_s), rounds.seed, rounds.nodes)
+        finally:
+            runs = _taken_over(state, around)
+        if program.moves is not None:
+            rounds.intervals |= program.moves.intervals
+        around.incumbent.offer(with_copies(problem, runs, state.budget_bytes))
+        return _taken_over(state, around)
 
-def _starts(state: SearchState, moments: MomentSearch, budget_bytes: int) -> Iterator[Runs]:
-    """Plans that fit besides the best of all, and move something: the best, where it moves nothing, with moves that
-    cost nothing, and the others from the fastest on."""
-    best = state.incumbent
-    if best.runs is not None and not best.runs.moved:
-        yield with_hidden_moves(moments.index, best.runs, budget_bytes, time.monotonic() + _hidden_s(state))
-    fitting = [(cost.objective_s, n) for n, (runs, cost) in enumerate(moments.seen) if runs.moved and best.fits(cost)]
-    known = 0.0
-    for objective_s, n in sorted(fitting):
-        if objective_s > known * (1 + LEAST_GAIN):
-            known = objective_s
-            yield moments.seen[n][0]
+    def _hidden_until_s(self, state: SearchState) -> float:
+        return time.monotonic() + self.hidden * state.limit_s
 
 
 @dataclass(slots=True)
@@ -154,53 +195,6 @@ class _Rounds:
     built_s: float = 0.0
 
 
-def _improve(state: SearchState, start: Runs, index: Index, budget_bytes: int, until_s: float, rounds: _Rounds) -> None:
-    """Improves a plan in the exact program in which its moves are given, which is smaller, then in the one that decides
-    on them, and again for each better one; one that gets no better with more moves, as far as they cost nothing. Offers
-    what it finds."""
-    problem, around = state.incumbent.problem, _from(state, start)
-    while (runs := around.incumbent.runs) is not None and state.deadline.left_s(until_s) > 0 and not state.is_over():
-        known = around.incumbent.value
-        for decides in (False,) if problem.in_place else (False, True):
-            runs = _improved(state, around, budget_bytes, until_s, rounds, decides=decides)
-        rounds.seed += 1
-        if around.incumbent.value >= known * (1 - LEAST_GAIN):
-            deadline_s = time.monotonic() + min(until_s - state.deadline.elapsed_s(), _hidden_s(state))
-            more = with_hidden_moves(index, runs, budget_bytes, deadline_s)
-            if len(more.moved) == len(runs.moved):
-                return
-            around = _from(state, more)
-
-
-def _improved(
-    state: SearchState, around: SearchState, budget_bytes: int, until_s: float, rounds: _Rounds, *, decides: bool
-) -> Runs:
-    """The best plan of ``around`` after a share of the time in a program around it, with its copies timed anew; one
-    that ``decides`` on moves, or one in which they are given."""
-    problem, runs = around.incumbent.problem, around.incumbent.runs
-    assert runs is not None
-    offers = MoveOffers(runs, around.incumbent.value, rounds.intervals) if decides else None
-    begun_s = state.deadline.elapsed_s()
-    if begun_s + rounds.built_s >= until_s:
-        return runs
-    program = _program_around(problem, runs, budget_bytes, state.solving.window, offers)
-    now_s = state.deadline.elapsed_s()
-    rounds.built_s = now_s - begun_s
-    if program is None:
-        return runs
-    rounds.searched = True
-    given_share = GIVEN_ALONE_SHARE if problem.in_place else GIVEN_SHARE
-    share = given_share if program.moves is None else DECIDING_SHARE
-    try:
-        around.improve(program, now_s + share * (until_s - now_s), rounds.seed, rounds.nodes)
-    finally:
-        runs = _taken_over(state, around)
-    if program.moves is not None:
-        rounds.intervals |= program.moves.intervals
-    around.incumbent.offer(with_copies(problem, runs, budget_bytes))
-    return _taken_over(state, around)
-
-
 def _taken_over(state: SearchState, around: SearchState) -> Runs:
     """The best plan of the other state, which this one is offered."""
     runs = around.incumbent.runs
@@ -214,10 +208,6 @@ def _from(state: SearchState, start: Runs) -> SearchState:
     best = replace(state.incumbent, runs=None, cost=None)
     best.offer(start)
     return replace(state, incumbent=best)
-
-
-def _hidden_s(state: SearchState) -> float:
-    return HIDDEN_SHARE * state.solving.time_limit_s
 
 
 def _program_around(

@@ -19,7 +19,7 @@ from monet.planner.published.profile import load_published
 from monet.planner.published.solution import runs_from_published
 from monet.planner.replay import Replay, replay
 from monet.planner.schedules import plan_variant
-from monet.planner.search.smallest import keep_everything_bytes
+from monet.planner.search.least_peak import keep_everything_bytes
 
 KEYS = {
     "name", "variant", "status", "budget_bytes", "peak_bytes", "fixed_bytes", "baseline_s", "baseline_peak_bytes",

@@ -15,9 +15,10 @@ from monet.errors import InfeasibleBudget
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import Problem
 from monet.planner.replay import replay
-from monet.planner.search import Solving, fastest, plan_problem, proof, smallest_plan
+from monet.planner.search import Solving, exact, plan_problem, proof, smallest_plan
+from monet.planner.search.least_peak import keep_everything_bytes
 from monet.planner.search.search import Search
-from monet.planner.search.smallest import SmallestBudget, keep_everything_bytes
+from monet.planner.search.smallest import SmallestBudget
 
 options = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
@@ -179,7 +180,7 @@ def test_interrupting_the_proof_keeps_the_plan() -> None:
         return prove(*arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fastest, "bound_full_program", noting)
+        patch.setattr(exact, "bound_full_program", noting)
         plan = plan_problem(problem, budget, Solving(gap=0.0, time_limit_s=plan_s, prove=True), progress=progress)
     assert proving == [True]
     # Stopped before it was about anything, the proof leaves the bound of the search in its place.

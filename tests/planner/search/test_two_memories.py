@@ -44,8 +44,8 @@ from monet.planner.search.incumbent import Deadline, Incumbent
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES, improve
 from monet.planner.search.scope import Scope, build
-from monet.planner.search.smallest import SmallestBudget
-from monet.planner.solution import Runs, Solution
+from monet.planner.search.state import PolicyOf, SearchState
+from monet.planner.solution import Runs
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Answer, Limits, Model, Status
 
@@ -210,14 +210,7 @@ class TestSmallestBudget:
         assert found.bound_bytes <= found.solution.peak_bytes == replay(problem, found.solution.runs).peak_bytes
 
     def test_ctrl_c_in_a_search_inside_ends_all_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[Problem] = []
-
-        def interrupted(problem: Problem, *args: Any) -> SmallestBudget:
-            asked.append(problem)
-            found = smallest_plan(problem, *args)
-            return replace(found, solution=replace(found.solution, status="interrupted"))
-
-        monkeypatch.setattr("monet.planner.search.smallest.smallest_plan", interrupted)
+        asked = interrupted_without_moves(monkeypatch)
         problem = replace(chain(20, 100), second=second(1e4))
         most_s = plan_variant("pytorch", problem, 10**9).objective_s * 1.05
         found = smallest_plan(problem, most_s, Solving(time_limit_s=5.0, gap=0.0))
@@ -225,14 +218,23 @@ class TestSmallestBudget:
         assert found.solution.status == "interrupted"
 
 
-def test_ctrl_c_without_moves_ends_the_search_with_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted_without_moves(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+    """Ctrl-C comes in each search without a second memory; their problems."""
     asked: list[Problem] = []
+    follow = SearchState.follow
 
-    def interrupted(problem: Problem, *args: Any) -> Solution:
-        asked.append(problem)
-        return replace(plan_problem(problem, *args), status="interrupted")
+    def interrupted(state: SearchState, policy: PolicyOf) -> None:
+        if state.incumbent.problem.second is None:
+            asked.append(state.incumbent.problem)
+            raise KeyboardInterrupt
+        follow(state, policy)
 
-    monkeypatch.setattr("monet.planner.search.fastest.plan_problem", interrupted)
+    monkeypatch.setattr(SearchState, "follow", interrupted)
+    return asked
+
+
+def test_ctrl_c_without_moves_ends_the_search_with_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = interrupted_without_moves(monkeypatch)
     problem = replace(chain(20, 100), second=second(2e2))
     found = plan_problem(problem, plan_variant("pytorch", problem, 10**9).peak_bytes * 2 // 3, Solving(5.0, gap=0.0))
     assert asked == [replace(problem, second=None)]

@@ -1,0 +1,68 @@
+"""Strategies on the program of moments (``moments.py``): its relaxation first, its branch and bound last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from monet.planner.program.index import index_of
+from monet.planner.search.incumbent import Deadline
+from monet.planner.search.moments import MomentSearch
+from monet.planner.search.state import SearchState
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """The linear relaxation, by row generation and relax-and-fix: a bound on every plan and plans near it. For most
+    deep networks there is nothing left to do after it.
+
+    ``until``: of the time limit; ``poor_until``: as long as its plans are far from the bound.
+    """
+
+    until: float
+    poor_until: float | None = None
+
+    def run(self, state: SearchState) -> None:
+        poor_until_s = None if self.poor_until is None else self.poor_until * state.limit_s
+        state.relax(self.until * state.limit_s, poor_until_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutRecomputation:
+    """The same relaxation where nothing is made again, only moved: plans that the whole one does not come to.
+    ``share``: of the time limit."""
+
+    share: float
+
+    def run(self, state: SearchState) -> None:
+        if not state.index.movable:
+            return
+        problem = state.incumbent.problem
+        alone = index_of(replace(problem, forward=tuple(replace(o, recomputable=False) for o in problem.forward)))
+        unheard: Deadline = replace(state.deadline, progress=None)  # its bound is about other plans
+        search = MomentSearch(alone, state.budget_bytes, state.solve, state.incumbent, unheard, state.solving.gap)
+        search.run(state.until_s(self.share))
+
+
+@dataclass(frozen=True, slots=True)
+class BranchAndBound:
+    """Branch and bound on the program of moments, for a bound on every plan where the relaxation is weak, as with the
+    large workspaces of convolutions. A worker goes on improving the best plan meanwhile. Where that is already proven
+    within its windows, it takes no longer than everything before it. ``share``: of the time limit, at most."""
+
+    share: float = 1.0
+
+    def run(self, state: SearchState) -> None:
+        moments = state.moments
+        # Nothing in the exact program is good enough, and what it leaves out is seldom better.
+        hopeless = state.program_bound > state.enough > 0
+        if moments is None or state.incumbent.runs is None or hopeless:
+            return
+        moments.bound = max(moments.bound, state.full_bound)
+        status, until_s = state.status, state.until_s(self.share)
+        if status == "optimal":
+            until_s = min(until_s, 2 * state.deadline.elapsed_s())
+        try:
+            moments.prove(until_s, state.planned)
+        finally:
+            state.full_bound = moments.bound
+        state.status = "optimal" if state.is_close() else status
