@@ -30,7 +30,7 @@ from monet.errors import InfeasibleBudget
 from monet.models.transformers import random_weights
 from monet.ops.estimating.rates import Rates
 from monet.pipeline import fitting
-from monet.pipeline.fitting import Fit
+from monet.pipeline.fit import Fit
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, Preparing, prepare
@@ -64,8 +64,9 @@ class Loss(nn.Module):
 def _network(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     ids = torch.randint(0, 8000, (4, 256))
     words = {"input_ids": ids, "labels": ids}
-    if name == "bert":
-        sizes = {"num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+    if name.startswith("bert"):
+        layers = int(name.partition("-")[2] or 6)
+        sizes = {"num_hidden_layers": layers, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
         return random_weights("BertForMaskedLM", **sizes, vocab_size=8000), (), words
     if name == "gpt2":
         sizes = {"n_layer": 6, "n_embd": 256, "n_head": 4, "n_positions": 256, "bos_token_id": 0, "eos_token_id": 0}
@@ -82,6 +83,12 @@ def _network(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         return made
 
     return with_torchvision_schemas(make), (torch.randn(8, 3, size, size),), {}
+
+
+def prepared_network(name: str) -> Prepared:
+    """The training step, with estimated costs."""
+    model, args, kwargs = _network(name)
+    return prepare(Loss(model).train(), args, kwargs, Preparing(costs=Rates.given(2e11, 2e10), cache=False))
 
 
 @contextmanager
@@ -129,9 +136,7 @@ def main(names: tuple[str, ...], time_limit: float) -> None:
     for name, shares in CELLS.items():
         if names and name not in names:
             continue
-        model, args, kwargs = _network(name)
-        preparing = Preparing(costs=Rates.given(2e11, 2e10), cache=False)
-        prepared = prepare(Loss(model).train(), args, kwargs, preparing)
+        prepared = prepared_network(name)
         for share in shares:
             row = results[f"{name} {share:g}"] = {which: _cell(prepared, share, which, time_limit) for which in ORDERS}
             said = (

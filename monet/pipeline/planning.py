@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from monet.amounts import ByteBudget, parse_budget, refusals_of
 from monet.errors import InfeasibleBudget, SolverError
 from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
-from monet.pipeline.fitting import LEAST_SHARE, Fit, fit_budget, orders_of, smallest_placed
+from monet.pipeline.fit import SHARES, Fit
+from monet.pipeline.fitting import fit_budget, orders_of, smallest_placed
 from monet.pipeline.known_plans import Placed, remember
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.orders import in_order, order_of
@@ -87,7 +88,7 @@ def _with_best_state(
     fastest = fastest_plan(prepared.problem)
     for number, moves in enumerate(choices):
         tried = replace(prepared, lowered=with_carried(prepared.lowered, moves))
-        left_s = max(LEAST_SHARE * solving.time_limit_s, deadline_s - time.monotonic())
+        left_s = max(SHARES.least * solving.time_limit_s, deadline_s - time.monotonic())
         limited = replace(solving, time_limit_s=left_s / (len(choices) - number))
         try:
             fit = Fit(tried.lowered, budget_bytes, variant, limited, remembers=prepared.remembers)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from replaced_stages import in_both
 from small_models import Residual
 
 import monet
 from monet.errors import InfeasibleBudget
-from monet.pipeline import fitting, known_plans
+from monet.pipeline import known_plans
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.offloading import offloaded
 from monet.pipeline.placement import placement
@@ -54,7 +55,7 @@ def _finds_nothing_small(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found is not None
         raise InfeasibleBudget("No plan was found.", found.peak_bytes, smallest_plan=found)
 
-    monkeypatch.setattr(fitting, "plan_variant", plan_variant)
+    in_both(monkeypatch, "plan_variant", plan_variant)
 
 
 def test_a_named_budget_works_whatever_the_next_search_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,7 @@ def test_a_budget_below_what_is_counted_says_how_it_can_be(monkeypatch: pytest.M
         def plan_variant(*_: Any, **__: Any) -> Any:
             raise InfeasibleBudget("Counted.", fastest.peak_bytes, smallest_plan=fastest, counted_bytes=counted_bytes)
 
-        monkeypatch.setattr(fitting, "plan_variant", plan_variant)
+        in_both(monkeypatch, "plan_variant", plan_variant)
         with pytest.raises(InfeasibleBudget) as caught:
             plan_prepared(prepared, 1, Solving(time_limit_s=5.0))
         assert caught.value.smallest_bytes is not None
@@ -110,7 +111,7 @@ def test_no_plan_is_slower_than_one_for_less(monkeypatch: pytest.MonkeyPatch) ->
     prepared = _prepared()
     found = plan_prepared(prepared, prepared.eager.peak_bytes, Solving(time_limit_s=5.0))
     slower = replace(found.solution, objective_s=found.solution.objective_s + 1.0)
-    monkeypatch.setattr(fitting, "plan_variant", lambda *_, **__: slower)
+    in_both(monkeypatch, "plan_variant", lambda *_, **__: slower)
     larger = plan_prepared(prepared, prepared.eager.peak_bytes * 2)
     assert larger.summary.objective_s == found.summary.objective_s
     assert larger.plan.steps == found.plan.steps

@@ -14,7 +14,8 @@ import monet
 from monet.errors import InfeasibleBudget
 from monet.graph import operator_inputs
 from monet.pipeline import fitting
-from monet.pipeline.fitting import Fit, fit_budget, orders_of
+from monet.pipeline.fit import Fit
+from monet.pipeline.fitting import fit_budget, orders_of
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.orders import along, first_orders, in_order, order_of
 from monet.pipeline.placement import placement

@@ -1,0 +1,129 @@
+"""What each strategy of the search is worth: the same problems under the same time limit, with one left out at a time.
+
+python benchmarks/bench_strategies.py [--only bert] [--time-limit 20]
+
+A problem is a network along its best order of keeping everything, with a budget in shares of what the fastest plan
+needs there; ``deep`` ones have no windowed program, ``moving`` ones a second memory, and of ``least`` ones the smallest
+budget is looked for, with a tenth more seconds than the fastest plan's. ``second core``: without the worker.
+
+Costs are estimated; overheads (of ``least``: bytes) are over the fastest plan, gaps to what is proven.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import click
+import record
+from bench_orders import prepared_network
+
+from monet.errors import InfeasibleBudget
+from monet.pipeline.orders import first_orders
+from monet.planner.ablation import MONET, restrict
+from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.problem import Problem, SecondMemory
+from monet.planner.search import Solving, plan_problem, policy, smallest_plan
+from monet.planner.search.state import Policy
+from monet.planner.solution import Solution
+
+SECOND = SecondMemory(write_rate=5e9, read_rate=5e9)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``policies``: the names in ``policy.py`` whose strategies are left out in turn."""
+
+    name: str
+    policies: tuple[str, ...]
+    cells: dict[str, tuple[float, ...]]
+
+
+KINDS = (
+    Kind(
+        "windowed",
+        ("WINDOWED",),
+        {
+            "resnet50": (0.8,), "efficientnet_b0": (0.6, 0.45), "convnext_tiny": (0.5,), "shufflenet_v2_x1_0": (0.6,),
+            "googlenet": (0.6,), "bert": (0.5, 0.3), "gpt2": (0.4,), "t5": (0.5,),
+        },
+    ),
+    Kind("deep", ("FEW_STAGES", "DEEP"), {"densenet121": (0.6,), "bert-48": (0.5,), "efficientnet_b7": (0.5,)}),
+    Kind("moving", ("MOVING",), {"resnet50": (0.7,), "bert": (0.4,)}),
+    Kind("least", ("SMALLEST",), {"efficientnet_b0": (1.1,), "bert": (1.1,), "googlenet": (1.1,)}),
+)  # fmt: skip
+
+
+@contextmanager
+def _without(names: tuple[str, ...], left_out: str) -> Iterator[None]:
+    """Each of the policies without the strategy of that name."""
+    with ExitStack() as patches:
+        for name in names:
+            whole: Policy = getattr(policy, name)
+            shorter = tuple(strategy for strategy in whole if type(strategy).__name__ != left_out)
+            patches.enter_context(patch.object(policy, name, shorter))
+        yield
+
+
+def _strategies(kind: Kind) -> list[str]:
+    found = (type(strategy).__name__ for name in kind.policies for strategy in getattr(policy, name))
+    return list(dict.fromkeys(found))
+
+
+def _problem(name: str, kind: Kind) -> Problem:
+    lowered = prepared_network(name).lowered
+    order = first_orders(lowered, MONET, 10.0)[-1].lowered
+    problem = restrict(order.problem, MONET)
+    return replace(problem, second=SECOND) if kind.name == "moving" else problem
+
+
+def _solved(problem: Problem, kind: Kind, fastest: Solution, share: float, solving: Solving) -> dict[str, Any]:
+    begun = time.perf_counter()
+    try:
+        if kind.name == "least":
+            least = smallest_plan(problem, share * fastest.objective_s, solving)
+            value, gap, status = least.solution.peak_bytes / fastest.peak_bytes, least.gap, least.solution.status
+        else:
+            found = plan_problem(problem, int(share * fastest.peak_bytes), solving)
+            value, gap, status = found.objective_s / fastest.objective_s - 1, found.gap, found.status
+    except InfeasibleBudget:
+        return {"refused": True, "wall_s": time.perf_counter() - begun}
+    return {"value": value, "gap": gap, "status": status, "wall_s": time.perf_counter() - begun}
+
+
+@click.command()
+@click.option("--only", "only", multiple=True, help="Only these networks or kinds; writes no file.")
+@click.option("--time-limit", default=20.0, show_default=True, help="Seconds of each search.")
+def main(only: tuple[str, ...], time_limit: float) -> None:
+    results: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        for name, shares in kind.cells.items():
+            if only and name not in only and kind.name not in only:
+                continue
+            problem = _problem(name, kind)
+            fastest = fastest_plan(problem)
+            assert fastest is not None
+            for share in shares:
+                solving = Solving(time_limit_s=time_limit)
+                row = {"all": _solved(problem, kind, fastest, share, solving)}
+                row["second core"] = _solved(problem, kind, fastest, share, replace(solving, cores=1))
+                for left_out in _strategies(kind):
+                    with _without(kind.policies, left_out):
+                        row[left_out] = _solved(problem, kind, fastest, share, solving)
+                results[f"{kind.name} {name} {share:g}"] = row
+                said = (
+                    f"{which} refused" if "refused" in cell
+                    else f"{which} {cell['value']:.2%} ({cell['gap']:.2%}) {cell['wall_s']:.1f} s"
+                    for which, cell in row.items()
+                )  # fmt: skip
+                click.echo(f"{kind.name} {name} {share:g}: " + "; ".join(said))
+    if not only:
+        click.echo(f"wrote {record.write('strategies', {'time_limit_s': time_limit, 'cells': results})}")
+
+
+if __name__ == "__main__":
+    main()
