@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.passes import backward_pass, forward_pass
-from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk, aheads
+from monet.planner.construction.walk import Walk, aheads
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
 from monet.planner.program.index import Index, index_of
@@ -147,12 +147,11 @@ def _walk(
     away: frozenset[str] = frozenset(),
 ) -> Solution | None:
     walk = Walk(index, budget_bytes, thrifty=thrifty, chosen=chosen, deadline_s=deadline_s, ahead=ahead, away=away)
-    try:
-        forward = moving(index, forward_pass(walk, index.last.keys() - away), away)
-        runs = Runs(forward, tuple(backward_pass(walk)))
-    except (DoesNotFit, OutOfTime):
+    forward = forward_pass(walk, index.last.keys() - away)
+    stages = None if forward is None else backward_pass(walk)
+    if forward is None or stages is None:
         return None
-    runs = without_useless(index.problem, runs)
+    runs = without_useless(index.problem, Runs(moving(index, forward, away), tuple(stages)))
     if away:  # as little as it needs, and no more than that for copies that would hide
         runs = with_copies(index.problem, runs, min(budget_bytes, replay(index.problem, runs).peak_bytes))
     cost = replay(index.problem, runs)

@@ -16,9 +16,9 @@ from collections.abc import Container, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 
-from monet.planner.construction.reruns import reads_again, reruns
+from monet.planner.construction.reruns import NEVER, reads_again, reruns
 from monet.planner.construction.trials import Moment, Trial, best_trial, make_intermediate, making_reads, run_trial
-from monet.planner.construction.walk import DoesNotFit, Walk
+from monet.planner.construction.walk import Walk
 from monet.planner.problem import BackwardImplementation, ForwardImplementation, Intermediate, recompute_cost
 from monet.planner.program.index import Index
 from monet.planner.solution import Run, Stage
@@ -28,11 +28,12 @@ MOST_AGAIN = 50_000
 this take minutes to order, and a step many times eager's."""
 
 
-def forward_pass(walk: Walk, kept: Container[str] | None = None) -> Iterator[Run]:
-    """Runs everything once; what the backward pass may want stays until room is needed.
+def forward_pass(walk: Walk, kept: Container[str] | None = None) -> list[Run] | None:
+    """Runs everything once; what the backward pass may want stays until room is needed. None where it does not fit.
 
-    ``kept``: of that, what stays at all; None is all of it.
+    ``kept``: of what the backward pass may want, what stays at all; None is all of it.
     """
+    runs: list[Run] = []
     index = walk.index
     staying = index.last if kept is None else kept
     final = {name: (index.consumers.get(name) or (i,))[-1] for name, i in index.producer.items()}
@@ -40,11 +41,15 @@ def forward_pass(walk: Walk, kept: Container[str] | None = None) -> Iterator[Run
         made = [v for v in index.intermediates[i] if v.id in walk.chosen or _must_be_made(index, v.id)]
         needed = {n for n in walk.present if final[n] >= i}
         best = best_trial(partial(_forward_trials, walk, i, needed, made))
+        if best is None:
+            return None
         walk.adopt(best.walk)
         for v in made:
-            make_intermediate(walk, v, index.problem.fixed_bytes, needed | making_reads(made), 0)
+            if make_intermediate(walk, v, index.problem.fixed_bytes, needed | making_reads(made), 0) >= NEVER:
+                return None
         walk.drop([n for n in walk.present if final.get(n, -1) <= i and n not in staying])
-        yield Run(operator.id, best.choice.name, tuple(v.id for v in made))
+        runs.append(Run(operator.id, best.choice.name, tuple(v.id for v in made)))
+    return runs
 
 
 def _forward_trials(
@@ -70,47 +75,51 @@ def _must_be_made(index: Index, name: str) -> bool:
     return any(all(name in q.reads for q in runs) for runs in index.runs_backward if runs)
 
 
-def backward_pass(walk: Walk) -> Iterator[Stage]:
-    """Runs every stage by the implementation that takes least time, with what it makes the walk recompute or drop.
-
-    Raises:
-        DoesNotFit: also where more than ``MOST_AGAIN`` operators run again.
-    """
+def backward_pass(walk: Walk) -> list[Stage] | None:
+    """Runs every stage by the implementation that takes least time, with what it makes the walk recompute or drop. None
+    where it does not fit, or more than ``MOST_AGAIN`` operators run again."""
+    stages: list[Stage] = []
     runs_again = 0
     for stage in range(len(walk.index.problem.backward)):
         best = best_trial(partial(_stage_trials, walk, stage))
+        if best is None:
+            return None
         walk.adopt(best.walk)
         last = walk.index.last
         walk.drop([n for n in walk.present if last.get(n, -1) <= stage])
         runs_again += len(best.choice.recompute)
         if runs_again > MOST_AGAIN:
-            raise DoesNotFit
-        yield best.choice
+            return None
+        stages.append(best.choice)
+    return stages
 
 
 def _stage_trials(walk: Walk, stage: int, thrifty: bool) -> Iterator[Trial[Stage]]:
     """Each backward implementation of ``stage``, with what must run again before it; those that do not fit left out."""
     for q in walk.index.runs_backward[stage]:
         trial = walk.copy(thrifty)
-        try:
-            seconds, runs, returns = _run_stage(trial, stage, q)
-        except DoesNotFit:
+        seconds, runs, returns = _run_stage(trial, stage, q)
+        if seconds >= NEVER:
             continue
         done = Stage(tuple(runs), walk.index.problem.backward[stage].id, q.name, returns, returns)
         yield Trial(done, trial, seconds)
 
 
 def _run_stage(walk: Walk, stage: int, q: BackwardImplementation) -> tuple[float, list[Run], tuple[str, ...]]:
-    """Reads back or recomputes what q misses, then q itself; seconds of all that and of what was dropped for it, what
-    was recomputed, and what was read back."""
+    """Reads back or recomputes what q misses, then q itself; seconds of all that and of what was dropped for it,
+    ``NEVER`` where it does not fit, what was recomputed, and what was read back."""
     problem = walk.index.problem
-    seconds, runs = q.time_s, []
+    seconds, runs = q.time_s, list[Run]()
     again = _reruns(walk, stage, q)
+    if again is None:
+        return NEVER, [], ()
     returns = tuple(sorted(((again[0].reads if again else set(q.reads)) & walk.away) - walk.present))
     walk.take(returns)
     for rerun in again:
         rerun_s, run = _run_again(walk, rerun)
         seconds += rerun_s
+        if run is None or seconds >= NEVER:
+            return NEVER, [], ()
         runs.append(run)
     extra_bytes = problem.fixed_bytes + problem.backward[stage].live_during_bytes
     seconds += walk.make_room(extra_bytes + q.workspace_bytes - q.aliased_bytes, set(q.reads), stage + 1)
@@ -133,16 +142,13 @@ class _Rerun:
     base_bytes: int
 
 
-def _reruns(walk: Walk, stage: int, q: BackwardImplementation) -> list[_Rerun]:
-    """What must run again before ``q``, in forward order.
-
-    Raises:
-        DoesNotFit: something that ``q`` needs cannot be made again at this stage.
-    """
+def _reruns(walk: Walk, stage: int, q: BackwardImplementation) -> list[_Rerun] | None:
+    """What must run again before ``q``, in forward order; None where something that it needs cannot be made again at
+    this stage."""
     index, problem = walk.index, walk.index.problem
     operators = reruns(index, walk.available, q.reads, stage)
     if operators is None:
-        raise DoesNotFit
+        return None
     base_bytes = problem.fixed_bytes + problem.backward[stage].live_before_bytes
     latest_first: list[_Rerun] = []
     read_later = set(q.reads)
@@ -154,12 +160,13 @@ def _reruns(walk: Walk, stage: int, q: BackwardImplementation) -> list[_Rerun]:
     return latest_first[::-1]
 
 
-def _run_again(walk: Walk, rerun: _Rerun) -> tuple[float, Run]:
-    """One recomputation by its best implementation, then its intermediates; seconds, those lost included."""
+def _run_again(walk: Walk, rerun: _Rerun) -> tuple[float, Run | None]:
+    """One recomputation by its best implementation, then its intermediates; seconds, those lost included, ``NEVER``
+    where it does not fit."""
     index, stage = walk.index, rerun.stage
     best = min(_rerun_trials(walk, rerun), key=Trial.order, default=None)
     if best is None:
-        raise DoesNotFit
+        return NEVER, None
     walk.adopt(best.walk)
     seconds = best.own_s + best.lost_s
     for v in rerun.made:

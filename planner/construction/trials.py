@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from monet.planner.construction.reruns import NEVER
-from monet.planner.construction.walk import DoesNotFit, Walk
+from monet.planner.construction.walk import Walk
 from monet.planner.problem import ForwardImplementation, Intermediate
 from monet.planner.solution import Stage
 
@@ -33,15 +33,12 @@ class Trial(Generic[Choice]):
         return (peak, self.own_s) if self.walk.thrifty else (self.own_s + self.lost_s, peak)
 
 
-def best_trial(trials: Callable[[bool], Iterator[Trial[Choice]]]) -> Trial[Choice]:
-    """The best trial; where none fits, the first that does if everything is dropped that may be.
+def best_trial(trials: Callable[[bool], Iterator[Trial[Choice]]]) -> Trial[Choice] | None:
+    """The best trial; where none fits, the first that does if everything is dropped that may be; None where none does.
 
     ``trials``: given whether to be thrifty, tries one choice after the other.
     """
-    best = min(trials(False), key=Trial.order, default=None) or next(trials(True), None)
-    if best is None:
-        raise DoesNotFit
-    return best
+    return min(trials(False), key=Trial.order, default=None) or next(trials(True), None)
 
 
 @dataclass(slots=True)
@@ -62,9 +59,8 @@ def run_trial(
     trial: Walk, moment: Moment, q: ForwardImplementation, own_s: float, workspace_bytes: int
 ) -> Trial[ForwardImplementation] | None:
     """A run by ``q``; None where it does not fit or destroys what the walk cannot do without."""
-    try:
-        lost_s = trial.make_room(moment.base_bytes + workspace_bytes - q.aliased_bytes, moment.locked, moment.stage)
-    except DoesNotFit:
+    lost_s = trial.make_room(moment.base_bytes + workspace_bytes - q.aliased_bytes, moment.locked, moment.stage)
+    if lost_s >= NEVER:
         return None
     trial.take(moment.outputs)
     if q.overwrites is not None:
@@ -74,7 +70,8 @@ def run_trial(
 
 
 def make_intermediate(walk: Walk, v: Intermediate, base_bytes: int, locked: Set[str], stage: int) -> float:
-    """Makes an intermediate; the seconds of that, those lost included. ``base_bytes``: what is fixed, and gradients."""
+    """Makes an intermediate; the seconds of that, those lost included, ``NEVER`` where it does not fit.
+    ``base_bytes``: what is fixed, and gradients."""
     seconds = v.time_s + walk.make_room(base_bytes + v.bytes + v.workspace_bytes, locked, stage)
     walk.take((v.id,))
     return seconds

@@ -12,16 +12,6 @@ from itertools import accumulate
 from monet.planner.construction.reruns import NEVER, rerun_seconds, stage_seconds
 from monet.planner.program.index import Index
 
-
-class DoesNotFit(Exception):
-    """This way of running a step exceeds the budget whatever is dropped, or runs more than ``MOST_AGAIN`` operators
-    again."""
-
-
-class OutOfTime(Exception):
-    """The deadline is over: nothing is known about whether a walk would have fitted, and no other one is begun."""
-
-
 AHEAD = (0.5, 1.0)
 """Parts of what stages will hold later that walks leave free from the beginning."""
 
@@ -98,19 +88,15 @@ class Walk:
                 self.present_bytes -= self.index.size[name]
 
     def make_room(self, extra_bytes: int, locked: Set[str], stage: int) -> float:
-        """Drops tensors, but for ``locked``, until ``extra_bytes`` fit besides what is present; the seconds lost.
-
-        Raises:
-            DoesNotFit: they never do.
-            OutOfTime: the deadline is over.
-        """
+        """Drops tensors, but for ``locked``, until ``extra_bytes`` fit besides what is present; the seconds lost,
+        ``NEVER`` where they never do, or the deadline is over."""
         lost_s = 0.0
         if time.monotonic() > self.deadline_s:
-            raise OutOfTime
+            return NEVER
         if self.thrifty:
             self.drop([n for n in self.present if n not in locked and self.droppable(n, stage)])
             if self.present_bytes + extra_bytes > self.budget_bytes:
-                raise DoesNotFit
+                return NEVER
         else:
             free_bytes = self.ahead[stage] if stage < len(self.ahead) else 0
             if self.present_bytes + extra_bytes + free_bytes > self.budget_bytes:
@@ -120,16 +106,14 @@ class Walk:
 
     def _evict(self, extra_bytes: int, free_bytes: int, locked: Set[str], stage: int) -> float:
         """Drops by seconds per byte until ``extra_bytes`` fit, and ``free_bytes`` besides if they can, looking again at
-        a score before using it."""
+        a score before using it. As ``make_room``."""
         kept = locked | self.index.pinned | self.chosen
         heap = [(self.score.get(n, 0.0), n) for n in self.present if n not in kept]
         heapq.heapify(heap)
         lost_s = 0.0
         while self.present_bytes + extra_bytes + free_bytes > self.budget_bytes:
             if not heap:
-                if self.present_bytes + extra_bytes <= self.budget_bytes:
-                    break
-                raise DoesNotFit
+                return lost_s if self.present_bytes + extra_bytes <= self.budget_bytes else NEVER
             _, name = heapq.heappop(heap)
             cost = self.worth(name, stage)
             score = cost / max(self.index.size[name], 1)

@@ -11,7 +11,7 @@ import math
 
 from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.passes import backward_pass, forward_pass
-from monet.planner.construction.walk import DoesNotFit, OutOfTime, Walk, aheads
+from monet.planner.construction.walk import Walk, aheads
 from monet.planner.moments.in_place import in_place
 from monet.planner.program.index import Index
 from monet.planner.replay import replay
@@ -36,15 +36,14 @@ def _walked(index: Index, runs: Runs, budget_bytes: int, deadline_s: float, ahea
     else:
         made = frozenset(v.id for made in index.intermediates for v in made if v.id in kept)
         walk = Walk(index, budget_bytes, thrifty=False, chosen=made, deadline_s=deadline_s, ahead=ahead, away=away)
-        try:
-            forward = moving(index, forward_pass(walk, kept | index.pinned), away)
-        except (DoesNotFit, OutOfTime):
+        walked = forward_pass(walk, kept | index.pinned)
+        if walked is None:
             return None
-    try:
-        stages = tuple(backward_pass(walk))
-    except (DoesNotFit, OutOfTime):
+        forward = moving(index, walked, away)
+    stages = backward_pass(walk)
+    if stages is None:
         return None
-    plain = without_useless(index.problem, Runs(forward, stages))
+    plain = without_useless(index.problem, Runs(forward, tuple(stages)))
     # The walk has chosen what fits; the fastest of all may not.
     fast = with_copies(index.problem, in_place(index, plain), budget_bytes)
     if replay(index.problem, fast).peak_bytes <= budget_bytes:

@@ -74,12 +74,14 @@ class Program:
 
     @property
     def scope(self) -> str:
-        """The name of the program that a bound is about: ``full``, ``window N``, or ``window N + K stages``; with
-        columns for moves, ``+ moves`` besides: of tensors that are written when they are made, at the times offered."""
+        """The name of the program that a bound is about: ``full`` or ``window N``; ``+ K stages`` after peaks, ``+ K
+        known reruns`` of single tensors that a plan to begin with makes elsewhere; with columns for moves, ``+ moves``:
+        of tensors that are written when they are made, at the times offered."""
         moves = "" if self.moves is None else " + moves"
         if self.relaxed or self.windows.window is None:
             return f"full{moves}"
         more = f" + {len(self.windows.after_peaks)} stages" if self.windows.after_peaks else ""
+        more += f" + {self.windows.also_at} known reruns" if self.windows.also_at else ""
         return f"window {self.windows.window}{more}{moves}"
 
     def kept(self, name: str) -> Presence:

@@ -33,12 +33,13 @@ class Windows(Index):
     """Which stages decide on what, beside the index of the problem.
 
     ``window``: how many stages a window has, None for all of them. ``after_peaks``: the stages that are allowed to
-    every tensor besides its window. ``start``: the first stage that decides on a tensor or intermediate; without an
+    every tensor besides its window; ``also_at``: how many besides are allowed to single tensors. ``start``: the first stage that decides on a tensor or intermediate; without an
     entry where the backward pass never needs it. ``stages_again[i]``: the stages in which operator i may run again.
     """
 
     window: int | None
     after_peaks: frozenset[int]
+    also_at: int
     start: dict[str, int]
     stages_again: tuple[frozenset[int], ...]
 
@@ -64,6 +65,7 @@ def windows(
         **{field.name: getattr(index, field.name) for field in fields(index)},
         window=window,
         after_peaks=after_peaks,
+        also_at=sum(map(len, also_at.values())),
         start={name: min(stages) for name, stages in allowed.items()},
         stages_again=tuple(
             _stages_again(index.remade(i), allowed, offered, also_at) if runs else NO_STAGES

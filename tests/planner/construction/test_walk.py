@@ -9,12 +9,10 @@ from planner_problems import chain
 
 from monet.planner.construction.first_plans import construct
 from monet.planner.construction.passes import backward_pass, forward_pass
-from monet.planner.construction.walk import DoesNotFit, Walk, aheads
+from monet.planner.construction.walk import Walk, aheads
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
 from monet.planner.replay import replay
-from monet.planner.runs import without_useless
-from monet.planner.solution import Runs
 
 
 def growing(length: int) -> Problem:
@@ -36,12 +34,8 @@ def test_a_walk_that_looks_at_the_moment_only_ends_without_room() -> None:
     problem, budget_bytes = growing(6), 150
     index = index_of(problem)
     walk = Walk(index, budget_bytes, thrifty=False)
-    try:
-        alone = Runs(tuple(forward_pass(walk)), tuple(backward_pass(walk)))
-        fits = replay(problem, without_useless(problem, alone)).peak_bytes <= budget_bytes
-    except DoesNotFit:
-        fits = False
-    assert not fits, "the problem tests nothing"
+    assert forward_pass(walk) is not None
+    assert backward_pass(walk) is None, "the problem tests nothing"
     runs = construct(index, budget_bytes)
     assert runs is not None and replay(problem, runs).peak_bytes <= budget_bytes
 
@@ -63,5 +57,4 @@ def test_what_is_left_free_is_no_demand() -> None:
     index = index_of(problem)
     impossible = (10**6,) * len(problem.backward)
     walk = Walk(index, 10**5, thrifty=False, ahead=impossible, deadline_s=math.inf)
-    assert len(list(forward_pass(walk))) == 6
-    assert len(list(backward_pass(walk))) == 6
+    assert len(forward_pass(walk) or ()) == len(backward_pass(walk) or ()) == 6

@@ -131,6 +131,8 @@ def test_scopes_are_named() -> None:
     assert build_program(problem, 100, None).scope == "full"
     assert build_program(problem, 100, 4).scope == "window 4"
     assert build_program(problem, 100, 4, after_peaks=frozenset({3, 9})).scope == "window 4 + 2 stages"
+    also_at = {"t1": frozenset({0, 1}), "t2": frozenset({0})}
+    assert build_program(problem, 100, 4, also_at).scope == "window 4 + 3 known reruns"
     assert build_program(problem, 100, 4, relaxed=True).scope == "full"
     assert scope_of(problem, 60).window is None and scope_of(problem, 59).window == 59
     assert scope_of(chain(40), None).window is None and scope_of(chain(41), None).window == 16
