@@ -33,8 +33,9 @@ class Windows(Index):
     """Which stages decide on what, beside the index of the problem.
 
     ``window``: how many stages a window has, None for all of them. ``after_peaks``: the stages that are allowed to
-    every tensor besides its window; ``also_at``: how many besides are allowed to single tensors. ``start``: the first stage that decides on a tensor or intermediate; without an
-    entry where the backward pass never needs it. ``stages_again[i]``: the stages in which operator i may run again.
+    every tensor besides its window; ``also_at``: how many besides are allowed to single tensors. ``start``: the first
+    stage that decides on a tensor or intermediate; without an entry where the backward pass never needs it.
+    ``stages_again[i]``: the stages in which operator i may run again.
     """
 
     window: int | None
