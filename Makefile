@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest -q --durations=20 --durations-min=0.5
 WORKERS ?= 2
 AT_A_TIME = -n $(WORKERS) --dist worksteal
 
-# The ends of what pyproject.toml allows; monet/torch_versions.py names them, too. They are CUDA builds where that is
+# The ends of what pyproject.toml allows; monet/base/torch_versions.py names them, too. They are CUDA builds where that is
 # what the package index has, and run on the CPU.
 NEWEST = torch==2.15.0 torchvision==0.29.2
 OLDEST = torch==2.11.0 torchvision==0.26.0

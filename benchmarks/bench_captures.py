@@ -15,12 +15,12 @@ from typing import Any
 import click
 import record
 
-from monet.amounts import parse_budget
-from monet.configuration.config import load_config
-from monet.configuration.model_loading import build_model
-from monet.configuration.sample_inputs import empty_inputs
+from monet.base.amounts import parse_budget
 from monet.errors import InfeasibleBudget
-from monet.experiments.measured_steps import measure_config
+from monet.lab.experiments.measured_steps import measure_config
+from monet.models.config import load_config
+from monet.models.model_loading import build_model
+from monet.models.sample_inputs import empty_inputs
 from monet.pipeline.meter import on_stderr
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Preparing, prepare

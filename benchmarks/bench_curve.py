@@ -43,8 +43,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import InfeasibleBudget
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.models.transformers import random_weights
 from monet.native import allocator
 
@@ -90,8 +90,8 @@ def _vision(name: str, **config: Any) -> nn.Module:
 
 
 def _unet() -> nn.Module:
-    from monet.configuration.config import load_config
-    from monet.configuration.model_loading import build_model
+    from monet.models.config import load_config
+    from monet.models.model_loading import build_model
 
     return Loss(build_model(load_config("unet.yaml")))
 
@@ -305,7 +305,7 @@ def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
     from monet.pipeline.planning import plan_prepared
     from monet.pipeline.preparation import prepare, prepare_whole
     from monet.planner.search import Solving
-    from monet.training_step.whole_step import capture_whole_step
+    from monet.step.training_step.whole_step import capture_whole_step
 
     allocator.available()
     torch.set_num_threads(THREADS)

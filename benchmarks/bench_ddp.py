@@ -26,8 +26,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import monet
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.executor import parallel
+from monet.models.torchvision_schemas import with_torchvision_schemas
 
 WORLD = 2
 MODES = ("eager", "planned", "at_once")

@@ -29,11 +29,11 @@ import torch
 from matplotlib import pyplot
 from torch import Tensor, nn
 
-from monet.configuration.config import load_config
-from monet.configuration.model_loading import build_model
-from monet.configuration.sample_inputs import make_inputs
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import InfeasibleBudget
+from monet.models.config import load_config
+from monet.models.model_loading import build_model
+from monet.models.sample_inputs import make_inputs
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.models.transformers import random_weights
 from monet.pipeline import fitting
 from monet.pipeline.planning import plan_prepared
@@ -41,7 +41,7 @@ from monet.pipeline.preparation import Prepared, prepare, prepare_whole
 from monet.planner.progress import Progress
 from monet.planner.schedules import plan_variant
 from monet.planner.search import Solving
-from monet.training_step.whole_step import capture_whole_step
+from monet.step.training_step.whole_step import capture_whole_step
 
 SHARES = (70, 50, 40)
 BASELINES = ("sqrt-n", "block", "sqrt-n-blocks", "selective")

@@ -33,9 +33,9 @@ _apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
 
 def planned(job: Mapping[str, Any]) -> dict[str, Any]:
     """Eager's peak and seconds, and overheads by share; a plan of measured costs is saved at ``plan``."""
-    from monet.configuration.config import load_config
     from monet.errors import InfeasibleBudget, SolverError
-    from monet.experiments.configured import prepare_config
+    from monet.lab.experiments.configured import prepare_config
+    from monet.models.config import load_config
     from monet.pipeline.calibration import calibrated_rates
     from monet.pipeline.planning import plan_prepared
     from monet.pipeline.preparation import Preparing
@@ -66,8 +66,8 @@ def planned(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def stepped(job: Mapping[str, Any]) -> dict[str, Any]:
     """One eager step; the plan tells its number of threads."""
-    from monet.configuration.config import load_config
-    from monet.experiments.measured_steps import measure_config
+    from monet.lab.experiments.measured_steps import measure_config
+    from monet.models.config import load_config
 
     config = load_config(f"{job['model']}.yaml").with_batch(BATCHES[job["model"]])
     return measure_config(config, Path(job["plan"]), progress=False)

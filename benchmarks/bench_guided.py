@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import monet
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
-from monet.guided import ProfileGuidedArena
+from monet.api.guided import ProfileGuidedArena
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.native import allocator
 
 THREADS = 2

@@ -27,7 +27,7 @@ from job_process import run_apart
 from torch import Tensor, nn
 
 import monet
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.native import allocator
 
 STEPS = 5

@@ -21,11 +21,11 @@ from typing import Any
 import click
 import record
 
-from monet.configuration.config import Config, load_config
-from monet.configuration.model_loading import build_model, precision
-from monet.configuration.sample_inputs import empty_inputs, make_inputs
 from monet.errors import InfeasibleBudget
-from monet.experiments.measured_steps import measure_config
+from monet.lab.experiments.measured_steps import measure_config
+from monet.models.config import Config, load_config
+from monet.models.model_loading import build_model, precision
+from monet.models.sample_inputs import empty_inputs, make_inputs
 from monet.pipeline.meter import on_stderr
 from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import Prepared, Preparing, prepare

@@ -125,19 +125,19 @@ def _memory(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _model(name: str) -> tuple[Any, Any]:
-    from monet.configuration.config import load_config
-    from monet.configuration.model_loading import build_model
+    from monet.models.config import load_config
+    from monet.models.model_loading import build_model
 
     config = load_config(f"{name}.yaml").with_batch(MODELS[name])
     return config, build_model(config)
 
 
 def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
-    from monet.configuration.sample_inputs import make_inputs
+    from monet.models.sample_inputs import make_inputs
     from monet.pipeline.offloading import offloaded
     from monet.pipeline.planning import plan_prepared, plan_smallest
     from monet.pipeline.preparation import Preparing, prepare
-    from monet.second_memory.offload import parse_offload
+    from monet.step.second_memory.offload import parse_offload
 
     config, model = _model(job["model"])
     args, kwargs = make_inputs(config, 0)
@@ -199,7 +199,7 @@ def _steps(job: Mapping[str, Any], path: str) -> tuple[Any, Any, Any]:
     import torch.utils._pytree as pytree
 
     import monet
-    from monet.configuration.sample_inputs import make_inputs
+    from monet.models.sample_inputs import make_inputs
 
     config, model = _model(job["model"])
     model.train()

@@ -41,12 +41,12 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
-from monet.amounts import parse_budget
+from monet.base.amounts import parse_budget
+from monet.base.graph import Graph
 from monet.capture import capture
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import SolverError
-from monet.graph import Graph
 from monet.models.examples import tiny_resnet
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.native import allocator
 from monet.planner.layout import Lifetime, layout
 from monet.planner.layout.caching_allocator import replay_lifetimes
@@ -57,7 +57,7 @@ from monet.planner.order.graph import OrderGraph, peak_bytes
 from monet.planner.order.heuristics import Order, captured_order, lescea
 from monet.planner.order.program import solve_order
 from monet.plans.format import ALIGNMENT
-from monet.training_step.order_graph import step_graph
+from monet.step.training_step.order_graph import step_graph
 
 BATCHES = (1, 32)
 COLUMNS = {

@@ -25,8 +25,8 @@ import record
 import torch
 from torch import nn
 
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import InfeasibleBudget
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.models.transformers import random_weights
 from monet.ops.estimating.rates import Rates
 from monet.pipeline import fitting

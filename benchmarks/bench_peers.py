@@ -106,7 +106,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from monet.configuration.torchvision_schemas import with_torchvision_schemas
+        from monet.models.torchvision_schemas import with_torchvision_schemas
 
         self.net = with_torchvision_schemas(_resnet18)
 

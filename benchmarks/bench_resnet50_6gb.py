@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 import click
 import record
 
-from monet.configuration.config import load_config
-from monet.configuration.model_loading import build_model
-from monet.configuration.sample_inputs import empty_inputs
-from monet.experiments.measured_steps import measure_config
+from monet.lab.experiments.measured_steps import measure_config
+from monet.models.config import load_config
+from monet.models.model_loading import build_model
+from monet.models.sample_inputs import empty_inputs
 from monet.pipeline.meter import on_stderr
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare

@@ -36,10 +36,10 @@ def started(job: Mapping[str, Any]) -> dict[str, Any]:
 
     import monet
     from monet.capture import capture_once
-    from monet.configuration.config import load_config
-    from monet.configuration.model_loading import build_model
-    from monet.configuration.sample_inputs import make_inputs
     from monet.errors import InfeasibleBudget
+    from monet.models.config import load_config
+    from monet.models.model_loading import build_model
+    from monet.models.sample_inputs import make_inputs
     from monet.native import allocator
     from monet.pipeline.planning import plan_prepared
     from monet.pipeline.preparation import prepare
@@ -89,7 +89,7 @@ def main(models: tuple[str, ...], time_limit: float, again: bool, job: str | Non
     if job is not None and answer is not None:
         answer.write_text(json.dumps(started(json.loads(job))))
         return
-    from monet.files.cache import library_folder
+    from monet.base.files.cache import library_folder
 
     path = record.RESULTS / "start.json"
     rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}

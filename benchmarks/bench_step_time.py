@@ -17,9 +17,9 @@ import torch
 
 import monet
 from monet.capture.guards.model_guard import ModelGuard
-from monet.configuration.config import InputSpec, load_config
-from monet.configuration.model_loading import build_model
-from monet.configuration.sample_inputs import make_inputs
+from monet.models.config import InputSpec, load_config
+from monet.models.model_loading import build_model
+from monet.models.sample_inputs import make_inputs
 
 CASES = {"resnet50": (8, 3, 224, 224), "mobilenet_v2": (8, 3, 224, 224), "vgg16": (4, 3, 224, 224), "tiny": None}
 

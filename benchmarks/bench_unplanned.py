@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import monet
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.models.examples import tiny_resnet
+from monet.models.torchvision_schemas import with_torchvision_schemas
 
 SAMPLE_S = 0.004
 """As many calls as take about so long are one sample: a clock reading is nothing beside it."""

@@ -22,8 +22,8 @@ import torch
 from torch.nn import functional
 
 import monet
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import InfeasibleBudget
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.native import allocator
 
 SHARES = (0.8, 0.65, 0.5)

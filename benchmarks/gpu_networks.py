@@ -9,7 +9,7 @@ from typing import Any
 
 def torchvision() -> Any:
     """Also beside a PyTorch that its compiled operators were not built for."""
-    from monet.configuration.torchvision_schemas import with_torchvision_schemas
+    from monet.models.torchvision_schemas import with_torchvision_schemas
 
     return with_torchvision_schemas(lambda: importlib.import_module("torchvision"))
 

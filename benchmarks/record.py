@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from monet.experiments import provenance
+from monet.lab.experiments import provenance
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Set
 
 import torch
 
+from monet.base.graph import Graph, is_reached, tangents_behind
 from monet.errors import ExecutionError
 from monet.executor import parallel
 from monet.executor.planned_step import owner_of
-from monet.graph import Graph, is_reached, tangents_behind
-from monet.training_step.accumulation import Accumulated
+from monet.step.training_step.accumulation import Accumulated
 
 
 class Accumulator:

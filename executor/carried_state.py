@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
+from monet.base.graph import Value
 from monet.errors import ExecutionError
 from monet.executor.disk_copies import DiskCopies
-from monet.graph import Value
 
 
 class CarriedState:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from monet.base.graph import Graph, Operator, operator_inputs
 from monet.errors import PlanMismatch
 from monet.executor.copies import Copies
 from monet.executor.gradient_parts import Part, gradient_parts
 from monet.executor.step_writer import CopyStep, StepWriter
-from monet.graph import Graph, Operator, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Guard, Implementation
 from monet.plans.format import READ, WAIT, WRITE, PlanStep

@@ -9,16 +9,16 @@ from typing import Any, Protocol
 
 import torch
 
+from monet.base.graph import Value
 from monet.errors import PlanMismatch
 from monet.executor.disk_copies import DiskCopies
 from monet.executor.host_copies import HostCopies
-from monet.graph import Value
 from monet.native.channel import Channel
 from monet.plans.format import READ, WRITE, PlanStep
 from monet.plans.plan import Plan
-from monet.second_memory.folder import check_room, device_of, find_folder
-from monet.second_memory.streams import CopyStreams, check_host_room, device_name, pinned, released
-from monet.second_memory.waits import Waits
+from monet.step.second_memory.folder import check_room, device_of, find_folder
+from monet.step.second_memory.streams import CopyStreams, check_host_room, device_name, pinned, released
+from monet.step.second_memory.waits import Waits
 
 
 class Copies(Protocol):

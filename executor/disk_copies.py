@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from monet.base.graph import Value
 from monet.errors import ExecutionError
-from monet.graph import Value
 from monet.native.channel import ALIGNMENT, Channel
 from monet.plans.format import whole_blocks
-from monet.second_memory.waits import Waits
+from monet.step.second_memory.waits import Waits
 
 
 @dataclass(slots=True)

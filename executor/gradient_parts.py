@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from monet.base.graph import PARAMETER
 from monet.executor.step_writer import CopyStep
-from monet.graph import PARAMETER
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Implementation
 

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
-from monet.graph import Value
-from monet.second_memory.waits import Waits
+from monet.base.graph import Value
+from monet.step.second_memory.waits import Waits
 
 
 class Streams(Protocol):
-    """What ``monet.second_memory.streams.CopyStreams`` is, whatever its fences are."""
+    """What ``monet.step.second_memory.streams.CopyStreams`` is, whatever its fences are."""
 
     def fence(self) -> Any: ...
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.base.graph import INPUT, TOTAL
 from monet.capture import Captured
 from monet.capture.plain_tensors import PLAIN, is_plain, why_not_plain
 from monet.errors import PlanMismatch
-from monet.graph import INPUT, TOTAL
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from monet.executor.held_gradients import HeldGradients
 from monet.executor.planned_function import planned_outputs
 from monet.executor.planned_step import PlannedStep
 from monet.plans.plan import Plan
-from monet.training_step.accumulation import with_accumulation
+from monet.step.training_step.accumulation import with_accumulation
 
 logger = logging.getLogger(__name__)
 

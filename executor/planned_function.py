@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from monet.base.graph import is_reached
 from monet.executor.accumulator import Accumulator
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated
 from monet.executor.held_gradients import HeldGradients
 from monet.executor.runner import Runner
-from monet.graph import is_reached
 
 
 def planned_outputs(

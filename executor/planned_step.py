@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.base.graph import CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Source
 from monet.capture import Captured, autocast
 from monet.capture.guards.attribute_writes import assign, release
 from monet.capture.guards.model_guard import ModelGuard
@@ -15,7 +16,6 @@ from monet.capture.plain_tensors import is_plain, why_not_plain
 from monet.errors import PlanMismatch
 from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
-from monet.graph import CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Source
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.measuring.profiling import ESTIMATED
 from monet.ops.measuring.signature import environment

@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 
 import torch
 
+from monet.base.graph import tangents_behind
+from monet.base.torch_versions import say_if_untested
 from monet.capture import autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.arena_requests import arena_requests
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated, generate
 from monet.executor.copies import copies_of
-from monet.graph import tangents_behind
 from monet.native import allocator, devices, gpu_libraries
 from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.scales import smallest_scale
 from monet.plans.format import WRITE
 from monet.plans.plan import Plan
-from monet.torch_versions import say_if_untested
 
 logger = logging.getLogger(__name__)
 

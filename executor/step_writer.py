@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from monet.base.graph import Operator, Ref, operator_inputs
 from monet.errors import InvalidPlan
 from monet.executor.copies import Copies
-from monet.graph import Operator, Ref, operator_inputs
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Implementation
 from monet.plans.format import READ, WRITE

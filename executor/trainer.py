@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from monet.base.graph import Source
 from monet.capture import Captured
 from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.carried_state import CarriedState
 from monet.executor.disk_copies import DiskCopies
 from monet.executor.planned_step import PlannedStep, owner_of
-from monet.graph import Source
 from monet.ops.weight_update import LiveUpdate
 from monet.plans.plan import Plan
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monet.cli import main
+from monet.cli.main import main
 
 main()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from monet.graph import Graph, Operator, Value
+from monet.base.graph import Graph, Operator, Value
 from monet.ops.compressed import half, sparse
 from monet.ops.compressed.packing import replaces
 from monet.ops.offers.context import Context

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator
+from monet.base.graph import Operator
 
 aten = torch.ops.aten
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monet.graph import Operator
+from monet.base.graph import Operator
 from monet.ops.families import attention, dropout, indexing, interpolation, linear, loss, padding, reduction
 from monet.ops.families.activation import piecewise, smooth, softmax
 from monet.ops.families.convolution import offers as convolution

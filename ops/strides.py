@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from monet.base.graph import Value
 from monet.errors import ExecutionError
-from monet.graph import Value
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
     Where the user has none, the workers of a run share what they build.
     """
-    from monet.files.cache import cache_folder, private_folder
+    from monet.base.files.cache import cache_folder, private_folder
 
     built = cache_folder() / "native"
     folder = tmp_path_factory.mktemp("monet-cache")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monet.amounts import (
+from monet.base.amounts import (
     ByteBudget,
     ByteCount,
     PeakShare,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monet.progress_line import ProgressLine
+from monet.base.progress_line import ProgressLine
 
 
 @pytest.mark.parametrize(("limit_s", "shown"), [(120.0, "/120 s"), (59.7, "/60 s"), (2.5, "/2.5 s"), (0.4, "/0.4 s"),

@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from monet.cli import program
+from monet.cli.main import program
 
 WIDTH = 90
 """Columns: as many as a page has room for."""

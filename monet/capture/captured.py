@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.base.graph import Graph
 from monet.capture.guards.attribute_writes import Write
-from monet.graph import Graph
 
 
 @dataclass(frozen=True)

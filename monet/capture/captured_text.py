@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from monet.base.graph import Graph, Operator, Ref, Source, Value
 from monet.capture.captured import Captured
 from monet.capture.guards.attribute_writes import Write
 from monet.capture.structure_text import UnwrittenStructure, structure_data, structure_of
-from monet.graph import Graph, Operator, Ref, Source, Value
 
 _OWN = "monet."
 

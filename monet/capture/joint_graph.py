@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from monet.base.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Graph, Operator, Ref, Source, Value
 from monet.capture.export_errors import where
 from monet.errors import CaptureError
-from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Graph, Operator, Ref, Source, Value
 
 aten = torch.ops.aten
 # Their schemas say they make new tensors; in memory these are views.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from monet.base.files.cache import read_value, write_value
 from monet.capture.captured import Captured
 from monet.capture.captured_text import NotStorable, captured_of, captured_text
 from monet.capture.guards.model_reads import held_tensors
@@ -17,7 +18,6 @@ from monet.capture.guards.module_hooks import as_planned
 from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
 from monet.capture.tracing import capture
 from monet.errors import CacheRefused
-from monet.files.cache import read_value, write_value
 
 logger = logging.getLogger(__name__)
 

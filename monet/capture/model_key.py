@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.base.torch_switches import tracing_switches
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.export_errors import where
@@ -29,7 +30,6 @@ from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import PLAIN, copy_of
 from monet.capture.guards.model_reads import Found, model_reads, parts
 from monet.capture.structure_text import UnwrittenStructure, structure_data
-from monet.torch_switches import tracing_switches
 
 FORMAT = 3
 """Of a key and of what is kept under it."""

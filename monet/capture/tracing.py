@@ -23,6 +23,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+from monet.base.torch_versions import say_if_untested
 from monet.capture.captured import Captured
 from monet.capture.decompositions import without_decompositions
 from monet.capture.direct_trace import direct_trace
@@ -39,7 +40,6 @@ from monet.capture.rewriting.gradient_layout import with_own_layout
 from monet.capture.rewriting.gradient_sums import sum_gradients_in_place
 from monet.capture.value_checks import keeping_value_checks
 from monet.errors import CaptureError
-from monet.torch_versions import say_if_untested
 
 logger = logging.getLogger(__name__)
 

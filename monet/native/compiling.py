@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from monet.files.cache import library_folder, require_private_library
+from monet.base.files.cache import library_folder, require_private_library
 
 logger = logging.getLogger(__name__)
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=off")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from monet.graph import STATE
+from monet.base.graph import STATE
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
 from monet.planner.problem import STATIC, SYNCHRONOUS, Carried, Problem, SecondMemory

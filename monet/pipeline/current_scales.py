@@ -9,8 +9,8 @@ from functools import cache
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from monet.base.graph import BUFFER, CONSTANT, PARAMETER
 from monet.capture import Captured
-from monet.graph import BUFFER, CONSTANT, PARAMETER
 from monet.ops.kernels.scales import smallest_scale
 from monet.ops.offers.implementation import Guard
 

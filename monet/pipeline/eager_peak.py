@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from monet.graph import Graph, Operator, operator_inputs, references
-from monet.measurement import Request
+from monet.base.graph import Graph, Operator, operator_inputs, references
+from monet.base.measurement import Request
 from monet.ops.kinds import MATMUL, kind
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, calls

@@ -14,9 +14,9 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 
+from monet.base.files.cache import open_table
+from monet.base.files.frozen_json import Unreadable, decode, description, encode
 from monet.errors import CacheRefused
-from monet.files.cache import open_table
-from monet.files.frozen_json import Unreadable, decode, description, encode
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.placement import Placement
 from monet.planner.solution import Solution

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Operator, operator_inputs
-from monet.measurement import Measurement
+from monet.base.graph import BUFFER, CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Operator, operator_inputs
+from monet.base.measurement import Measurement
 from monet.ops.catalogue import Catalogue
 from monet.ops.kinds import kind
 from monet.ops.measuring.profiling import Profile, implementations

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from monet.base.files.frozen_json import Unreadable, decode, encode
+from monet.base.files.step_file import read_step_file, write_step_file
+from monet.base.measurement import Measurement
 from monet.capture.captured_text import NotStorable, graph_data, graph_of
 from monet.errors import CaptureError, ConfigError, ProfileError
-from monet.files.frozen_json import Unreadable, decode, encode
-from monet.files.step_file import read_step_file, write_step_file
-from monet.measurement import Measurement
 from monet.ops.catalogue import catalogue
 from monet.ops.measuring.profiling import Profile, implementations
 from monet.ops.offers.implementation import Guard

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from monet.base.progress_line import ProgressLine
 from monet.planner.progress import Progress
-from monet.progress_line import ProgressLine
 
 
 class Meter(Protocol):

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from monet.amounts import format_bytes
+from monet.base.amounts import format_bytes
 from monet.errors import ConfigError
 from monet.pipeline.preparation import Prepared
 from monet.planner.problem import SecondMemory
-from monet.second_memory.bandwidth import Bandwidth, bandwidth, host_bandwidth
-from monet.second_memory.folder import device_of, find_folder
-from monet.second_memory.offload import Offload
-from monet.second_memory.streams import available_bytes, device_name
+from monet.step.second_memory.bandwidth import Bandwidth, bandwidth, host_bandwidth
+from monet.step.second_memory.folder import device_of, find_folder
+from monet.step.second_memory.offload import Offload
+from monet.step.second_memory.streams import available_bytes, device_name
 
 ROOM_SHARE = 0.9
 """Of what a disk has left: what a plan may take of it where no limit was given."""

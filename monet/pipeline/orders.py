@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from monet.base.graph import Operator, operator_inputs
 from monet.errors import InvalidPlan
-from monet.graph import Operator, operator_inputs
 from monet.ops.catalogue import Catalogue, Named
 from monet.pipeline.lowering import Lowered, lower
 from monet.pipeline.run_graph import reorder

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from monet.amounts import ByteBudget, parse_budget, refusals_of
+from monet.base.amounts import ByteBudget, parse_budget, refusals_of
 from monet.errors import InfeasibleBudget, SolverError
 from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
 from monet.pipeline.fit import SHARES, Fit

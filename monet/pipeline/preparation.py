@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from monet.base.graph import Graph
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.input_geometry import describe_inputs
 from monet.errors import CaptureError, ConfigError
-from monet.graph import Graph
 from monet.native import devices, gpu_libraries
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.estimating.profiling import estimated_profile
@@ -28,9 +28,9 @@ from monet.planner.baselines.pytorch import keep_all
 from monet.planner.problem import Problem
 from monet.planner.solution import Solution
 from monet.plans.format import FREED, KEPT
-from monet.training_step.accumulation import with_accumulation
-from monet.training_step.updates import updates_last
-from monet.training_step.whole_step import WholeStep
+from monet.step.training_step.accumulation import with_accumulation
+from monet.step.training_step.updates import updates_last
+from monet.step.training_step.whole_step import WholeStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from monet.graph import written_sources
-from monet.measurement import Request
+from monet.base.graph import written_sources
+from monet.base.measurement import Request
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, placed_storages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from monet.measurement import Measurement
+from monet.base.measurement import Measurement
 from monet.ops.offers.implementation import Implementation
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered

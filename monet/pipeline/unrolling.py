@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from monet.base.measurement import Request
 from monet.errors import SolverError
-from monet.measurement import Request
 from monet.ops.catalogue import Catalogue
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, Copy, placed_storages

@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from monet.base.files.atomic import write_text_atomically
 from monet.errors import InvalidPlan
-from monet.files.atomic import write_text_atomically
 from monet.plans.format import FORMAT, VERSION, Buffer, PlanData, PlanStep
 from monet.plans.verifier import verify
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from monet.amounts import format_bytes, format_exactly
+from monet.base.amounts import format_bytes, format_exactly
 from monet.plans.format import WRITE, PlanData
 
 

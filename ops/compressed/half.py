@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref, Value
+from monet.base.graph import Operator, Ref, Value
 from monet.ops.compressed.packing import Packing, readers
 from monet.ops.kernel_names import kernel
 from monet.ops.kernels.packed import half_pack, half_unpack, library

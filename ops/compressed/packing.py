@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Value
+from monet.base.graph import Operator, Value
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation, SavedIntermediate
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from monet.graph import Ref, Value
-from monet.measurement import Request
+from monet.base.graph import Ref, Value
+from monet.base.measurement import Request
 from monet.ops.families.convolution import chunks, im2col
 from monet.ops.families.convolution.onednn import onednn_takes
 from monet.ops.offers.implementation import Implementation

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from monet.base.measurement import Measurement
 from monet.errors import ProfileError
-from monet.measurement import Measurement
 from monet.ops.catalogue import Catalogue
 from monet.ops.estimating.rates import Rates
 from monet.ops.estimating.temporaries import requests

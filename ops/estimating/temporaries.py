@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from monet.graph import Ref, Value
-from monet.measurement import Request
+from monet.base.graph import Ref, Value
+from monet.base.measurement import Request
 from monet.ops.estimating.convolutions import convolution, convolution_requests
 from monet.ops.families import dropout
 from monet.ops.families.normalization.batch_norm import batch_norm_from_output

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Ref, Value, references
+from monet.base.graph import Ref, Value, references
 from monet.ops.estimating.convolutions import convolution
 from monet.ops.kernel_names import call_name
 from monet.ops.offers.generic import draw, draw_again

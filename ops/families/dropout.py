@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from monet.graph import Operator, Ref, Value
+from monet.base.graph import Operator, Ref, Value
 from monet.ops.kernel_names import kernel
 from monet.ops.kernels import bits
 from monet.ops.offers import generic

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from monet.graph import Value
+from monet.base.graph import Value
 from monet.native.library import build, required
 from monet.ops.kernel_names import kernel
 from monet.ops.kernels.formats import FORMATS

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from monet.base.graph import Ref, Value
+from monet.base.measurement import Measurement, Request
 from monet.errors import ProfileError
-from monet.graph import Ref, Value
-from monet.measurement import Measurement, Request
 from monet.native import allocator, devices, gpu_libraries
 from monet.ops.compressed import sparse
 from monet.ops.measuring import factorizations, lengths

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from monet.files.cache import cache_folder, open_table
-from monet.files.frozen_json import Unreadable, decode, encode
-from monet.measurement import Measurement
+from monet.base.files.cache import cache_folder, open_table
+from monet.base.files.frozen_json import Unreadable, decode, encode
+from monet.base.measurement import Measurement
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from tqdm import tqdm
 
+from monet.base.graph import Value
+from monet.base.measurement import Measurement
 from monet.errors import ProfileError
-from monet.graph import Value
-from monet.measurement import Measurement
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.busy_machine import PERIOD_S, WINDOW_S, OtherPrograms

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from monet.base.measurement import Request
 from monet.errors import ProfileError
-from monet.measurement import Request
 from monet.native import allocator
 from monet.ops.offers.implementation import Implementation
 from monet.plans.format import ALIGNMENT

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from monet.graph import Graph, Ref, Value
+from monet.base.graph import Graph, Ref, Value
+from monet.base.torch_switches import cost_switches
 from monet.ops.kernel_names import call_name
 from monet.ops.offers.implementation import Implementation
-from monet.torch_switches import cost_switches
 
 
 def signature(implementation: Implementation, values: Mapping[str, Value]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from monet.graph import Graph, Operator, Value, operator_inputs, written_sources
+from monet.base.graph import Graph, Operator, Value, operator_inputs, written_sources
 from monet.ops.offers.implementation import Implementation
 from monet.ops.strides import without_gaps
 

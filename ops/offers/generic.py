@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from monet.base.graph import Operator, Ref, operator_inputs
 from monet.errors import ExecutionError
-from monet.graph import Operator, Ref, operator_inputs
 from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context, plain
 from monet.ops.offers.implementation import Implementation

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monet.graph import Value, references
+from monet.base.graph import Value, references
 from monet.ops.kernel_names import call_name
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monet.graph import Operator
+from monet.base.graph import Operator
 from monet.ops.offers import generic
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation, SavedIntermediate

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref, references
+from monet.base.graph import Operator, Ref, references
 from monet.ops.kernel_names import kernel
 from monet.ops.kernels.stand_in import stand_in
 from monet.ops.offers.context import Context, plain

@@ -10,11 +10,21 @@ import torch
 from torch import nn
 
 import monet
-from monet.amounts import ByteCount
-from monet.capacity.answer import AS_IT_IS, COMPLETE, INTERRUPTED, PLANNED, TOO_LARGE, UNKNOWN, Answer, Point, Smallest
-from monet.capacity.search import FitSearch, budgets
-from monet.capacity.steps import Steps
-from monet.capacity.text import render_answer
+from monet.api.capacity.answer import (
+    AS_IT_IS,
+    COMPLETE,
+    INTERRUPTED,
+    PLANNED,
+    TOO_LARGE,
+    UNKNOWN,
+    Answer,
+    Point,
+    Smallest,
+)
+from monet.api.capacity.search import FitSearch, budgets
+from monet.api.capacity.steps import Steps
+from monet.api.capacity.text import render_answer
+from monet.base.amounts import ByteCount
 from monet.errors import ConfigError
 from monet.ops.estimating.rates import parse_rates
 from monet.ops.measuring.bench import Bench
@@ -194,7 +204,7 @@ def test_interrupted_while_it_solves(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return plan_prepared(*given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("monet.capacity.search.plan_prepared", interrupted)
+    monkeypatch.setattr("monet.api.capacity.search.plan_prepared", interrupted)
     prepared = prepared_once()
     answer = FitSearch(Steps(lambda _: prepared, None), ByteCount(10**9), QUICK).run()
     assert answer.status == INTERRUPTED and len(answer.points) == 2

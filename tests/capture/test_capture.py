@@ -14,9 +14,9 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import monet
+from monet.base.graph import BUFFER, INPUT, operator_inputs
 from monet.capture import capture
 from monet.errors import CaptureError
-from monet.graph import BUFFER, INPUT, operator_inputs
 
 aten = torch.ops.aten
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from monet.base.graph import Operator, operator_inputs
 from monet.capture import capture, tracing
 from monet.capture.captured import Captured
 from monet.capture.direct_trace import direct_trace
-from monet.graph import Operator, operator_inputs
 from monet.models.examples import tiny_resnet
 
 

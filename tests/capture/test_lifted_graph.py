@@ -11,10 +11,10 @@ import torch
 from small_models import Awkward, Residual, Transformer
 from torch import Tensor, nn
 
+from monet.base.graph import CONSTANT, Ref
 from monet.capture import Captured, forward_graph, kept_captures
 from monet.capture.lifted_graph import LiftedGraph
 from monet.capture.tracing import capture
-from monet.graph import CONSTANT, Ref
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,12 @@ from click.testing import CliRunner, Result
 from repository import ROOT
 
 import monet
-from monet.amounts import ByteCount
-from monet.cli import plan_main, program
-from monet.commands.plan import plan as plan_command
-from monet.commands.sweep import sweep as sweep_command
+from monet.base.amounts import ByteCount
+from monet.cli.commands.plan import plan as plan_command
+from monet.cli.commands.sweep import sweep as sweep_command
+from monet.cli.main import plan_main, program
 from monet.errors import InfeasibleBudget
+from monet.lab.sweep.variants import GROUPS
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import Meter, on_stderr, silent
 from monet.pipeline.planning import PlanResult
@@ -32,7 +33,6 @@ from monet.pipeline.summary import OrderSummary, Summary
 from monet.planner.schedules import VARIANTS
 from monet.planner.search import Solving
 from monet.planner.solvers.cvxpy import MIP_SOLVERS
-from monet.sweep.variants import GROUPS
 
 SUMMARY: dict[str, Any] = {
     "status": "optimal",
@@ -114,11 +114,11 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     """A planner that answers at once, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     fake = FakeApi(lambda: dict(SUMMARY))
-    monkeypatch.setattr("monet.experiments.configured.prepare", fake.prepare)
+    monkeypatch.setattr("monet.lab.experiments.configured.prepare", fake.prepare)
     monkeypatch.setitem(sys.modules, "monet.pipeline.planning", fake)
-    measurement = types.ModuleType("monet.experiments.measured_steps")
+    measurement = types.ModuleType("monet.lab.experiments.measured_steps")
     monkeypatch.setattr(measurement, "measure_config", lambda config, plan_path, progress: MEASURED, raising=False)
-    monkeypatch.setitem(sys.modules, "monet.experiments.measured_steps", measurement)
+    monkeypatch.setitem(sys.modules, "monet.lab.experiments.measured_steps", measurement)
     return fake
 
 
@@ -283,7 +283,7 @@ def test_a_failed_measurement_leaves_the_summary(api: FakeApi, monkeypatch: pyte
     def fail(config: object, plan_path: object, progress: bool) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(sys.modules["monet.experiments.measured_steps"], "measure_config", fail)
+    monkeypatch.setattr(sys.modules["monet.lab.experiments.measured_steps"], "measure_config", fail)
     result = run("tiny.yaml", "--budget", "6GB", "--measure", "--json", "out.json")
     assert result.exit_code == 1
     assert "Cannot allocate memory" in result.stderr
@@ -333,7 +333,7 @@ def test_logging_is_left_as_it_was(api: FakeApi) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["plan", "--budget", "6QB", "tiny.yaml"]])
 def test_help_and_usage_errors_do_not_import_torch(arguments: list[str]) -> None:
     code = (
-        "import contextlib, sys; from monet.cli import program\n"
+        "import contextlib, sys; from monet.cli.main import program\n"
         f"with contextlib.suppress(SystemExit): program({arguments!r})\n"
         "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules\n"
         f"if {arguments!r} != ['plan', '--help']:\n"  # which lists the planner's variants

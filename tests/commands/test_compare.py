@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from monet.cli import program
+from monet.cli.main import program
 from monet.errors import PlanMismatch
+from monet.lab.views.comparison import OtherChoice, comparison
 from monet.plans.format import READ, WAIT, WRITE, Buffer, PlanStep
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
-from monet.views.comparison import OtherChoice, comparison
 
 
 def compare(*arguments: object) -> Result:

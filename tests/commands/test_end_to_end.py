@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from interrupts import default_interrupts
 
-from monet.files.cache import open_table
+from monet.base.files.cache import open_table
 from monet.plans.plan import Plan
 
 MONET = [sys.executable, "-m", "monet"]

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from interrupts import default_interrupts
 
-from monet.cli import program
+from monet.cli.main import program
 
 ESTIMATE = ("--estimate", "--rates", "300GFLOPS,20GB/s")
 SETTINGS = ("--time-limit", "1", "--quiet")

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from layout_problems import check, endless_lifetimes
 
-from monet.cli import program
+from monet.cli.main import program
 from monet.planner.layout import Layout
 from monet.planner.layout.arena import METHODS, Lifetime
 
@@ -25,7 +25,7 @@ LINES = ["id,lower,upper,size", "7,0,4,100", "3,2,6,50", "5,4,8,100"]
 
 AT_THE_SEARCH = """
 import sys
-from monet.cli import program
+from monet.cli.main import program
 from monet.planner.layout.exact_search import ExactSearch
 
 ask = ExactSearch.ask

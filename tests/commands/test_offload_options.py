@@ -9,7 +9,7 @@ import made_up_profile
 import pytest
 from click.testing import CliRunner, Result
 
-from monet.cli import program
+from monet.cli.main import program
 
 
 @pytest.fixture

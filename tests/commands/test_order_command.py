@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from order_problems import document, joined_graph, least_peak, peak, with_recomputation
 
-from monet.cli import program
+from monet.cli.main import program
 from monet.planner.order import METHODS
 from monet.planner.order.graph import OrderGraph
 

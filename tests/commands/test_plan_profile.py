@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from made_up_profile import write_profile
 
-from monet.cli import program
+from monet.cli.main import program
 from monet.errors import ConfigError
 from monet.planner.problem import Problem
 from monet.planner.published.profile import load_published

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from monet.cli import program
+from monet.base.silence import silence
+from monet.cli.main import program
 from monet.native.allocator import available
 from monet.ops.measuring.busy_machine import OtherPrograms
-from monet.silence import silence
 
 MODULE = """
 import logging, warnings

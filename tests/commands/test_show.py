@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from large_plan import large_plan
 from random_plans import random_plan
 
-from monet.amounts import format_bytes
-from monet.cli import program
-from monet.commands.show import summary_lines
+from monet.base.amounts import format_bytes
+from monet.cli.commands.show import summary_lines
+from monet.cli.main import program
 from monet.models.examples import tiny_resnet
 from monet.plans.format import Buffer, PlanStep
 from monet.plans.plan import Plan

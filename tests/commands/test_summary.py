@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 
 from repository import ROOT
 
-from monet.experiments.measured_steps import MEASURED_FIELDS
+from monet.lab.experiments.measured_steps import MEASURED_FIELDS
 from monet.pipeline.summary import OrderSummary, Summary
 
 PAGE = (ROOT / "docs" / "summary-format.md").read_text()

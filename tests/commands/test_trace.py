@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 import monet
-from monet.cli import program
+from monet.cli.main import program
 from monet.executor.step_times import StepTimes
 from monet.models.examples import tiny_resnet
 from monet.plans.plan import Plan

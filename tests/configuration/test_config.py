@@ -18,11 +18,11 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from monet.configuration.config import Config, InputSpec, load_config, shipped_configs
-from monet.configuration.model_loading import build_model
-from monet.configuration.sample_inputs import empty_inputs, make_inputs
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import ConfigError
+from monet.models.config import Config, InputSpec, load_config, shipped_configs
+from monet.models.model_loading import build_model
+from monet.models.sample_inputs import empty_inputs, make_inputs
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.models.transformers import random_weights
 
 LINEAR = "torch.nn:Linear"
@@ -317,7 +317,7 @@ def run_with_fake_torchvision(init: str) -> subprocess.CompletedProcess[str]:
     )
     Path("load.py").write_text(
         "import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n"
-        "from monet.configuration.config import Config\nfrom monet.configuration.model_loading import build_model\n"
+        "from monet.models.config import Config\nfrom monet.models.model_loading import build_model\n"
         "print(build_model(Config(model='script:make', inputs=[{'shape': [1]}])))\n"
     )
     return subprocess.run([sys.executable, "load.py"], capture_output=True, text=True)
@@ -333,7 +333,7 @@ def test_torchvision_beside_another_build_of_torch_is_repaired() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["part imported"] * 2 + ["Linear(in_features=1, out_features=1, bias=True)"]
     (line,) = done.stderr.splitlines()
-    assert line.startswith("monet.configuration.torchvision_schemas torchvision's compiled operators do not load")
+    assert line.startswith("monet.models.torchvision_schemas torchvision's compiled operators do not load")
 
 
 @pytest.mark.parametrize(

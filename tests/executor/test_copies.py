@@ -45,7 +45,7 @@ from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
 from monet.plans.format import READ, WRITE
 from monet.plans.plan import Plan
-from monet.second_memory.offload import parse_offload
+from monet.step.second_memory.offload import parse_offload
 
 SHORT = -1002
 
@@ -481,7 +481,7 @@ def test_given_rates_are_not_measured(disk: Path, monkeypatch: pytest.MonkeyPatc
     def measured(*_: Any, **__: Any) -> None:
         raise AssertionError("the disk was measured")
 
-    monkeypatch.setattr("monet.second_memory.bandwidth.measure", measured)
+    monkeypatch.setattr("monet.step.second_memory.bandwidth.measure", measured)
     moved_plan.cache_clear()
     described = moved_plan("layers", disk).environment["second_memory"]
     assert described["write_rate"] == described["read_rate"] == 8e9

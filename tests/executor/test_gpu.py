@@ -121,7 +121,7 @@ def test_promise_is_the_allocators_peak(name: str, budget: str) -> None:
 def test_measured_step_of_the_command() -> None:
     from click.testing import CliRunner
 
-    from monet.cli import program
+    from monet.cli.main import program
 
     result = CliRunner().invoke(program, ["plan", "tiny.yaml", "--device", "cuda", "--budget", "90%", "--measure"])
     assert result.exit_code == 0, result.output

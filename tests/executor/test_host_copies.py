@@ -25,9 +25,9 @@ from monet.errors import ConfigError, ExecutionError, PlanMismatch
 from monet.executor.host_copies import HostCopies
 from monet.plans.format import READ, WRITE
 from monet.plans.plan import Plan
-from monet.second_memory import bandwidth as rates
-from monet.second_memory import streams, trials
-from monet.second_memory.bandwidth import host_bandwidth
+from monet.step.second_memory import bandwidth as rates
+from monet.step.second_memory import streams, trials
+from monet.step.second_memory.bandwidth import host_bandwidth
 
 DEVICE = torch.device("cuda")
 HOST = {"disk": False, "host": True, "device": "cuda simulated"}
@@ -191,7 +191,7 @@ def test_refusals(late: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_a_model_on_the_cpu_has_no_use_for_it(offload: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is told so before anything is measured."""
-    monkeypatch.setattr("monet.api.prepare", lambda *_, **__: pytest.fail("prepared"))
+    monkeypatch.setattr("monet.api.functions.prepare", lambda *_, **__: pytest.fail("prepared"))
     with pytest.raises(ConfigError, match=why):
         monet.plan(case_model("layers"), case_inputs("layers", 0), budget="10GB", offload=offload)
 

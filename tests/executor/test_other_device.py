@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import monet
-from monet.graph import INPUT, PARAMETER, Graph, Source, Value
+from monet.base.graph import INPUT, PARAMETER, Graph, Source, Value
 from monet.pipeline.lowering import fixed_bytes
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 import monet
+from monet.base.graph import Operator
 from monet.capture import capture
 from monet.errors import InfeasibleBudget
-from monet.graph import Operator
 from monet.ops.catalogue import catalogue
 from monet.ops.offers.implementation import Implementation
 

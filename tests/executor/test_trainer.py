@@ -28,8 +28,8 @@ from trainer_cases import (
 import monet
 from monet.capture import capture
 from monet.errors import MonetError, PlanMismatch
-from monet.training_step.updates import parameter_slots, with_unit_tangent
-from monet.training_step.whole_step import LossModule
+from monet.step.training_step.updates import parameter_slots, with_unit_tangent
+from monet.step.training_step.whole_step import LossModule
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 

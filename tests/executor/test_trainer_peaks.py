@@ -18,8 +18,8 @@ from trainer_cases import (
 )
 
 from monet.ops.catalogue import catalogue
-from monet.training_step.updates import UPDATE
-from monet.training_step.whole_step import capture_whole_step
+from monet.step.training_step.updates import UPDATE
+from monet.step.training_step.whole_step import capture_whole_step
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 
@@ -75,6 +75,6 @@ def test_no_update_comes_before_a_reader_of_its_parameter() -> None:
 
 
 def _inputs(op: Any) -> tuple[str, ...]:
-    from monet.graph import operator_inputs
+    from monet.base.graph import operator_inputs
 
     return operator_inputs(op)

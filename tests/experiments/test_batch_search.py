@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from monet.amounts import ByteCount, parse_budget
-from monet.configuration.config import Config, InputSpec, load_config
-from monet.configuration.model_loading import build_model
-from monet.configuration.sample_inputs import empty_inputs
+from monet.base.amounts import ByteCount, parse_budget
 from monet.errors import CaptureError, ConfigError, InfeasibleBudget
-from monet.experiments.batch_search import largest_batch, largest_planned, problem_at_batch
+from monet.lab.experiments.batch_search import largest_batch, largest_planned, problem_at_batch
+from monet.models.config import Config, InputSpec, load_config
+from monet.models.model_loading import build_model
+from monet.models.sample_inputs import empty_inputs
 from monet.ops.estimating.rates import parse_rates
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, Preparing, prepare

@@ -10,7 +10,7 @@ from module_cases import costs_by_bytes
 from moved_steps import RATES, case_inputs, case_model, disk_or_skip, unmoved_plan
 
 from monet.executor.codegen import implementation_of
-from monet.experiments.copy_times import seconds_with_copies
+from monet.lab.experiments.copy_times import seconds_with_copies
 from monet.ops.offers.offering import Offering
 from monet.pipeline.offloading import offloaded
 from monet.pipeline.planning import plan_prepared
@@ -19,7 +19,7 @@ from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
 from monet.plans.format import Buffer, PlanStep
 from monet.plans.plan import Plan
-from monet.second_memory.offload import parse_offload
+from monet.step.second_memory.offload import parse_offload
 
 
 def _plan(mode: str = "asynchronous") -> Plan:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from monet.commands.plan import plan
+from monet.base.files.cache import library_folder, open_table, private_folder
+from monet.cli.commands.plan import plan
 from monet.errors import CacheRefused, ConfigError
-from monet.files.cache import library_folder, open_table, private_folder
 from monet.native import compiling
 from monet.native.compiling import shared_library
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monet.files.frozen_json import Unreadable, decode, description, encode
+from monet.base.files.frozen_json import Unreadable, decode, description, encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monet.guided.placement import PYTORCH, place
-from monet.guided.requests import HELD, Requests
+from monet.api.guided.placement import PYTORCH, place
+from monet.api.guided.requests import HELD, Requests
 
 
 def requests(rows: list[tuple[int, int, int]]) -> Requests:

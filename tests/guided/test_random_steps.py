@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import monet
-from monet.guided import ProfileGuidedArena
+from monet.api.guided import ProfileGuidedArena
 from monet.native.allocator import available, live_bytes
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C++ compiler")

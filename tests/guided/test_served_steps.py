@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import monet
+from monet.api.guided import ProfileGuidedArena
+from monet.api.guided.arena import _OPEN
+from monet.api.guided.placement import place as made
 from monet.errors import ConfigError, ExecutionError
-from monet.guided import ProfileGuidedArena
-from monet.guided.arena import _OPEN
-from monet.guided.placement import place as made
 from monet.native.allocator import _tensor_bytes, available, live_bytes, peak_bytes, reset_peak, uncounted_bytes
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C++ compiler")
@@ -305,7 +305,7 @@ def test_what_is_no_step_is_refused() -> None:
 
 
 def test_a_layout_that_is_interrupted_is_made_at_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    arena, place = monet.profile_guided(), "monet.guided.arena.place"
+    arena, place = monet.profile_guided(), "monet.api.guided.arena.place"
 
     def interrupted(*_: Any) -> Any:
         monkeypatch.setattr(place, made)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import monet
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
-from monet.guided import ProfileGuidedArena
+from monet.api.guided import ProfileGuidedArena
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.native.allocator import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no C++ compiler")

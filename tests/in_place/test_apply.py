@@ -15,7 +15,7 @@ from small_models import Residual
 from torch import Tensor, nn
 
 import monet
-from monet.amounts import format_exactly
+from monet.base.amounts import format_exactly
 from monet.errors import ConfigError, PlanMismatch
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")

@@ -16,10 +16,10 @@ from small_models import Awkward, Transformer
 from torch import Tensor, nn
 from torch._dynamo.output_graph import GraphCompileReason
 
-from monet import compile_backend
+from monet.api import compile_backend
+from monet.api.in_place.plan_family import PlanFamily
+from monet.api.in_place.training_calls import TrainingCalls
 from monet.errors import CaptureError, InfeasibleBudget
-from monet.in_place.plan_family import PlanFamily
-from monet.in_place.training_calls import TrainingCalls
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 

@@ -12,8 +12,8 @@ from loop_cases import HASTE, batches, equal, pair, told, train
 from torch import Tensor, nn
 
 import monet
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import ExecutionError
+from monet.models.torchvision_schemas import with_torchvision_schemas
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 

@@ -15,9 +15,9 @@ from small_models import Transformer
 from torch import Tensor
 
 import monet
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
+from monet.api.in_place.plan_source import PlanSource
 from monet.errors import ConfigError
-from monet.in_place.plan_source import PlanSource
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.native import allocator
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")

@@ -12,11 +12,11 @@ from loop_cases import BUDGET, HASTE, batches, equal, pair, told, train
 from torch import Tensor, nn
 
 import monet
+from monet.api.in_place import plan_source, training_calls
+from monet.api.in_place.call_geometry import call_geometry, input_geometry, quick_key
+from monet.api.in_place.model_walk import ModelWalk
 from monet.errors import CaptureError, PlanMismatch
 from monet.executor.runner import Runner
-from monet.in_place import plan_source, training_calls
-from monet.in_place.call_geometry import call_geometry, input_geometry, quick_key
-from monet.in_place.model_walk import ModelWalk
 from monet.native import allocator
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
@@ -256,7 +256,7 @@ def test_the_second_start_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_damaged_plan_on_disk_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
-    from monet.files.cache import cache_folder
+    from monet.base.files.cache import cache_folder
 
     model, eager = pair()
     monet.apply(model, **EXACT)

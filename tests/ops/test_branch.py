@@ -9,7 +9,7 @@ import pytest
 import torch
 from all_numbers import DTYPES, every, same
 
-from monet.graph import Operator, Ref
+from monet.base.graph import Operator, Ref
 from monet.ops.families.activation.branch import branch
 from monet.ops.kernels import bits
 from monet.ops.offers import generic

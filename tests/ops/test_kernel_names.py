@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from monet.graph import Ref, Value
+from monet.base.graph import Ref, Value
 from monet.ops import kernel_names
 from monet.ops.families.convolution import chunks, im2col
 from monet.ops.kernel_names import call_name, kernel
 from monet.ops.measuring.signature import signature
 from monet.ops.offers.implementation import Implementation
-from monet.training_step.accumulation import Accumulate
+from monet.step.training_step.accumulation import Accumulate
 
 aten = torch.ops.aten
 

@@ -7,8 +7,8 @@ import torch
 from small_models import Residual
 from torch import nn
 
+from monet.base.graph import Operator
 from monet.capture import capture
-from monet.graph import Operator
 from monet.ops.kinds import kind
 from monet.pipeline.preparation import prepare
 

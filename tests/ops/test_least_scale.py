@@ -26,7 +26,7 @@ from monet.pipeline.planning import plan_smallest
 from monet.pipeline.preparation import prepare, prepare_whole
 from monet.planner.search import Solving
 from monet.plans.plan import Plan
-from monet.training_step.whole_step import capture_whole_step
+from monet.step.training_step.whole_step import capture_whole_step
 
 
 class Branches(nn.Module):

@@ -7,9 +7,9 @@ import torch
 from evaluation import evaluate, try_every_implementation
 from offer_cases import CASES
 
+from monet.base.graph import Ref
+from monet.base.measurement import Request
 from monet.capture import capture
-from monet.graph import Ref
-from monet.measurement import Request
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.families.convolution import offers as convolution_offers
 from monet.ops.families.convolution.offers import chunk_counts

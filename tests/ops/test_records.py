@@ -11,10 +11,10 @@ import torch
 from evaluation import compare_with_eager, evaluate, strides, try_every_implementation
 from repository import ROOT
 
+from monet.base.graph import Ref, Value
 from monet.capture import Captured, capture
-from monet.commands.operator_table import captured_sample, table
+from monet.cli.commands.operator_table import captured_sample, table
 from monet.errors import ProfileError
-from monet.graph import Ref, Value
 from monet.ops.catalogue import catalogue
 from monet.ops.measuring import bench
 from monet.ops.measuring.bench import Bench

@@ -11,8 +11,8 @@ import pytest
 import torch
 from evaluation import evaluate
 
+from monet.base.graph import INPUT, Operator, Ref
 from monet.capture import capture
-from monet.graph import INPUT, Operator, Ref
 from monet.ops.catalogue import catalogue
 from monet.ops.families.convolution import chunks
 from monet.ops.kernels.stand_in import stand_in

@@ -19,8 +19,8 @@ from monet.planner.replay import replay
 from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
 from monet.plans.format import whole_blocks
-from monet.second_memory.offload import parse_offload
-from monet.training_step.whole_step import capture_whole_step
+from monet.step.second_memory.offload import parse_offload
+from monet.step.training_step.whole_step import capture_whole_step
 
 
 @pytest.fixture(scope="module")

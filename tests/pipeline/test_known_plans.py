@@ -26,7 +26,7 @@ from monet.pipeline.preparation import Prepared, prepare
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
-from monet.second_memory.offload import parse_offload
+from monet.step.second_memory.offload import parse_offload
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from module_cases import CASES, case_model, costs_by_bytes, step_seconds
 
 import monet
+from monet.base.files.frozen_json import encode
+from monet.base.files.step_file import read_step_file, write_step_file
+from monet.base.measurement import Measurement, Request
 from monet.capture.captured_text import graph_data, graph_of
-from monet.cli import program
+from monet.cli.main import program
 from monet.errors import ConfigError, PlanMismatch
-from monet.files.frozen_json import encode
-from monet.files.step_file import read_step_file, write_step_file
-from monet.measurement import Measurement, Request
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.measuring.profiling import implementations
 from monet.ops.measuring.signature import signature

@@ -11,8 +11,8 @@ from module_cases import CASES, case_prepared
 from torch import nn
 
 import monet
+from monet.base.graph import operator_inputs
 from monet.errors import InfeasibleBudget
-from monet.graph import operator_inputs
 from monet.pipeline import fitting
 from monet.pipeline.fit import Fit
 from monet.pipeline.fitting import fit_budget, orders_of

@@ -32,7 +32,7 @@ from monet.planner.search import Solving
 from monet.planner.solution import Solution
 from monet.plans.format import ALIGNMENT
 from monet.plans.plan import Plan
-from monet.training_step.whole_step import capture_whole_step, plain_inputs
+from monet.step.training_step.whole_step import capture_whole_step, plain_inputs
 
 
 def _tight(prepared: Prepared) -> Solution:

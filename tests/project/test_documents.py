@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from made_up_profile import write_profile
 from repository import ROOT
 
-from monet.cli import program
-from monet.configuration.config import load_config
-from monet.configuration.model_loading import build_model
+from monet.cli.main import program
+from monet.models.config import load_config
+from monet.models.model_loading import build_model
 from monet.plans.plan import Plan
 
 README = (ROOT / "README.md").read_text()

@@ -65,7 +65,7 @@ def test_no_room_is_too_full() -> None:
 
 
 def test_importing_monet_does_not_import_torch(tmp_path: Path) -> None:
-    modules = "monet, monet.errors, monet.configuration.config, monet.native.compiling, monet.cli"
+    modules = "monet, monet.errors, monet.models.config, monet.native.compiling, monet.cli.main"
     run_python(f"import sys, {modules}; assert 'torch' not in sys.modules", tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_the_verifier_shares_no_code_with_what_it_verifies() -> None:
     known = graph.find_upstream_modules("monet.plans.verifier")
     own = {f"monet.plans.{name}" for name in ("copies", "document", "format", "plan", "text")}
     # A plan's text shows bytes as people write them.
-    assert known <= own | {"monet.amounts", "monet.errors", "monet.files", "monet.files.atomic"}
+    assert known <= own | {"monet.base.amounts", "monet.errors", "monet.base.files", "monet.base.files.atomic"}
 
 
 def test_packages_have_a_face_at_most() -> None:

@@ -20,9 +20,9 @@ from pydantic_core import PydanticUndefined
 from repository import ROOT
 
 import monet
-from monet.cli import program
-from monet.configuration.config import Config, InputSpec, load_config, shipped_configs
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
+from monet.cli.main import program
+from monet.models.config import Config, InputSpec, load_config, shipped_configs
+from monet.models.torchvision_schemas import with_torchvision_schemas
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import monet
-from monet import torch_switches
+from monet.base import torch_switches
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.model_key import model_key
 from monet.ops.measuring.signature import environment

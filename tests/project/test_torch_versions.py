@@ -11,8 +11,8 @@ import torch
 from repository import ROOT
 from torch import nn
 
+from monet.base.torch_versions import NEWEST, OLDEST, say_if_untested, untested
 from monet.capture import capture
-from monet.torch_versions import NEWEST, OLDEST, say_if_untested, untested
 
 
 def test_all_files_name_the_same_versions() -> None:
@@ -45,7 +45,7 @@ def test_a_step_says_it_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     monkeypatch.setattr(torch, "__version__", "2.16.0")
     say_if_untested.cache_clear()
     try:
-        with caplog.at_level(logging.WARNING, "monet.torch_versions"):
+        with caplog.at_level(logging.WARNING, "monet.base.torch_versions"):
             for _ in range(2):
                 capture(nn.Linear(3, 3), (torch.randn(2, 3),))
         (said,) = [record.getMessage() for record in caplog.records]

@@ -16,17 +16,17 @@ from click.testing import CliRunner
 from moved_steps import disk_or_skip
 
 import monet
-from monet.cli import program
+from monet.base.files.cache import open_table
+from monet.cli.main import program
 from monet.errors import ConfigError, ExecutionError
-from monet.files.cache import open_table
 from monet.planner.problem import MODES
 from monet.planner.schedules import MOVING
-from monet.second_memory import bandwidth as rates
-from monet.second_memory import folder as folders
-from monet.second_memory import trials
-from monet.second_memory.bandwidth import Bandwidth, bandwidth
-from monet.second_memory.folder import check_room, device_of, find_folder
-from monet.second_memory.offload import Offload, parse_offload, variant_with
+from monet.step.second_memory import bandwidth as rates
+from monet.step.second_memory import folder as folders
+from monet.step.second_memory import trials
+from monet.step.second_memory.bandwidth import Bandwidth, bandwidth
+from monet.step.second_memory.folder import check_room, device_of, find_folder
+from monet.step.second_memory.offload import Offload, parse_offload, variant_with
 
 GB = 10**9
 IN_MEMORY = Path("/dev/shm")
@@ -285,7 +285,11 @@ def test_a_disk_that_will_not_do_is_refused_before_anything_is_measured(
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("measured")
 
-    for name in ("monet.api.prepare", "monet.api.prepare_whole", "monet.experiments.configured.prepare"):
+    for name in (
+        "monet.api.functions.prepare",
+        "monet.api.functions.prepare_whole",
+        "monet.lab.experiments.configured.prepare",
+    ):
         monkeypatch.setattr(name, measured)
     asked = offload.format(here=tmp_path)
     model, x = torch.nn.Linear(2, 2), torch.randn(3, 2)
@@ -356,7 +360,7 @@ def test_rates_are_those_of_pieces(disk: Path, monkeypatch: pytest.MonkeyPatch) 
     trial = trials.DiskTrial(disk)
     for write in (True, False):
         with monkeypatch.context() as patched:
-            patched.setattr("monet.second_memory.bandwidth.time.perf_counter", lambda: float(next(now)))
+            patched.setattr("monet.step.second_memory.bandwidth.time.perf_counter", lambda: float(next(now)))
             found = rates._rates(trial, write=write)
         assert len(found) >= 4 and all(rate == (1 << 20) / 2 for rate in found)  # two looks a piece
     trial.close()

@@ -9,8 +9,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from monet.base.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Operator, Ref
 from monet.capture import Captured
-from monet.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Operator, Ref
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Implementation
 

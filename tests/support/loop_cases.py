@@ -48,4 +48,4 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What plans in place said; a busy machine is said, too."""
-    return [record.getMessage() for record in caplog.records if record.name.startswith("monet.in_place")]
+    return [record.getMessage() for record in caplog.records if record.name.startswith("monet.api.in_place")]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.models.examples import LSTMLanguageModel
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.models.transformers import random_weights
 
 

@@ -20,7 +20,7 @@ import monet
 from monet.native import allocator
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare_whole
-from monet.training_step.whole_step import capture_whole_step
+from monet.step.training_step.whole_step import capture_whole_step
 
 
 def _own(call: Any) -> Any:

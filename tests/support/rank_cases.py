@@ -24,10 +24,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import monet
+from monet.api.in_place.plan_source import PlanSource
 from monet.errors import MonetError
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.runner import Runner
-from monet.in_place.plan_source import PlanSource
 from monet.pipeline import placement
 from monet.plans.plan import Plan
 

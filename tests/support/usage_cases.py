@@ -111,7 +111,7 @@ class Several(nn.Module):
 
 def tiny_gpt2() -> nn.Module:
     """transformers' GPT-2 with two small layers, in training mode, dropout 0.1; returns a ``ModelOutput``."""
-    from monet.configuration.torchvision_schemas import with_torchvision_schemas
+    from monet.models.torchvision_schemas import with_torchvision_schemas
 
     def build() -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from interrupts import default_interrupts
 from made_up_profile import write_profile
 
-from monet.cli import program
+from monet.cli.main import program
 
 distributed = pytest.importorskip("distributed")
 
@@ -191,19 +191,19 @@ def test_what_is_no_address(tmp_path: Path) -> None:
 
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monet.sweep.cluster.ANSWER_S", 1)
+    monkeypatch.setattr("monet.lab.sweep.cluster.ANSWER_S", 1)
     done = run(tmp_path, "tcp://127.0.0.1:1")
     assert done.exit_code == 1 and "no Dask scheduler answers at tcp://127.0.0.1:1" in done.output
 
 
 def test_no_workers(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monet.sweep.cluster.ANSWER_S", 1)
+    monkeypatch.setattr("monet.lab.sweep.cluster.ANSWER_S", 1)
     done = run(tmp_path, scheduler)
     assert done.exit_code == 1 and "has no workers" in done.output
 
 
 def test_other_versions(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monet.sweep.cluster.versions_here", lambda: {"monet-planner": "0.0.1", "torch": "1.0"})
+    monkeypatch.setattr("monet.lab.sweep.cluster.versions_here", lambda: {"monet-planner": "0.0.1", "torch": "1.0"})
     done = run(tmp_path, cluster.address)
     assert done.exit_code == 1 and "and this is monet-planner 0.0.1" in done.output, done.output
 

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 from made_up_profile import write_profile
 
-from monet.cli import program, sweep_main
+from monet.cli.main import program, sweep_main
 from monet.planner.published.profile import load_published
 from monet.planner.schedules import plan_variant
 from monet.planner.search import Solving
@@ -232,10 +232,12 @@ def test_an_error_in_one_cell_loses_no_other(tmp_path: Path) -> None:
 
 def test_without_plots_there_are_still_tables(again: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (again / "out" / "report.html").unlink()
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib" or name == "monet.sweep.figures"]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] == "matplotlib" or name == "monet.lab.sweep.figures"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delattr("monet.sweep.figures", raising=False)
+    monkeypatch.delattr("monet.lab.sweep.figures", raising=False)
     result = sweep_again(again)
     assert result.exit_code == 0, result.output
     assert "monet-planner[plots]" in result.stderr
@@ -362,7 +364,7 @@ def test_monet_sweep_is_the_sweep_command(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_usage_errors_do_not_import_torch() -> None:
     code = (
-        "import contextlib, sys; from monet.cli import program\n"
+        "import contextlib, sys; from monet.cli.main import program\n"
         "with contextlib.suppress(SystemExit): program(['sweep', 'tiny.yaml', '--budgets', '5QB'])\n"
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     )

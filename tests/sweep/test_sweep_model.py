@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from monet.cli import program
+from monet.cli.main import program
 from monet.errors import ExecutionError
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
@@ -43,7 +43,7 @@ def test_plans_are_saved_and_measured_once(config: str, monkeypatch: pytest.Monk
         planned = {"step_s": 0.25, "allocator_peak_bytes": peak, "resident_peak_bytes": None}
         return {"planned": planned, **({"eager": {**planned, "allocator_peak_bytes": 9_999_999}} if eager else {})}
 
-    monkeypatch.setattr("monet.experiments.measured_steps.measure_config", measure)
+    monkeypatch.setattr("monet.lab.experiments.measured_steps.measure_config", measure)
     arguments = (config, "--budgets", "10kB,100%", "--variants", "monet,pytorch", "--measure")
     result = run(*arguments)
     assert result.exit_code == 0, result.output
@@ -80,7 +80,7 @@ def test_a_plan_that_does_not_run_says_so_everywhere(config: str, monkeypatch: p
         found = {"step_s": 0.25, "allocator_peak_bytes": 1, "resident_peak_bytes": None}
         return {"planned": found, "eager": found}
 
-    monkeypatch.setattr("monet.experiments.measured_steps.measure_config", measure)
+    monkeypatch.setattr("monet.lab.experiments.measured_steps.measure_config", measure)
     result = run(config, "--budgets", "100%", "--variants", "monet,pytorch", "--measure")
     assert result.exit_code == 0 and "pytorch" in result.stderr and "relu_2 is too dense" in result.stderr
     rows = json.loads(Path("swept.sweep/sweep.json").read_text())["rows"]

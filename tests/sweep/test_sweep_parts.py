@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 from made_up_profile import write_profile
 
-from monet.amounts import ByteCount, PeakShare
+from monet.base.amounts import ByteCount, PeakShare
 from monet.errors import ConfigError
+from monet.lab.sweep.budgets import parse_budgets
+from monet.lab.sweep.cells import Cell
+from monet.lab.sweep.gap_trace import GapTrace
+from monet.lab.sweep.palette import look
+from monet.lab.sweep.records import load_record, save_record
+from monet.lab.sweep.source import Options, Source, cell_key, source_key
+from monet.lab.sweep.units import unit_of
+from monet.lab.sweep.variants import parse_variant, parse_variants
+from monet.lab.sweep.workers import Workers
 from monet.planner.schedules import MOVING, VARIANTS
 from monet.planner.solution import Proof, Runs, Solution
-from monet.sweep.budgets import parse_budgets
-from monet.sweep.cells import Cell
-from monet.sweep.gap_trace import GapTrace
-from monet.sweep.palette import look
-from monet.sweep.records import load_record, save_record
-from monet.sweep.source import Options, Source, cell_key, source_key
-from monet.sweep.units import unit_of
-from monet.sweep.variants import parse_variant, parse_variants
-from monet.sweep.workers import Workers
 
 GB = 10**9
 

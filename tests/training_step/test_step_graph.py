@@ -13,18 +13,18 @@ from small_models import Awkward, Inverted, Residual, Transformer
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from monet.base.graph import BUFFER, PARAMETER, Graph, Ref, operator_inputs
 from monet.capture import capture
-from monet.configuration.torchvision_schemas import with_torchvision_schemas
 from monet.errors import CaptureError
-from monet.graph import BUFFER, PARAMETER, Graph, Ref, operator_inputs
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.planner.layout import layout
 from monet.planner.layout.order_lifetimes import order_lifetimes
 from monet.planner.order import best_order
 from monet.planner.order.graph import OrderGraph, memory_along, peak_bytes
 from monet.planner.order.heuristics import ORDERS, update_nodes
 from monet.plans.format import aligned
-from monet.training_step.optimizer_trace import OptimizerFactory, trace_update
-from monet.training_step.order_graph import GENERATOR, step_graph
+from monet.step.training_step.optimizer_trace import OptimizerFactory, trace_update
+from monet.step.training_step.order_graph import GENERATOR, step_graph
 
 aten = torch.ops.aten
 
@@ -218,7 +218,7 @@ def test_each_geometry_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
         traced.append(parameter.shape)
         return trace_update(optimizer, parameter, gradient)
 
-    monkeypatch.setattr("monet.training_step.order_graph.trace_update", counting)
+    monkeypatch.setattr("monet.step.training_step.order_graph.trace_update", counting)
     step_graph(captured("residual"), torch.optim.Adam)
     assert sorted(traced) == sorted({p.shape for p in Residual().parameters()})
 

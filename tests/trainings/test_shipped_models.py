@@ -10,9 +10,9 @@ from eager_reference import compare_steps
 from smallest_budget import at_smallest_budget
 
 import monet
-from monet.configuration.config import InputSpec, load_config
-from monet.configuration.model_loading import build_model
-from monet.configuration.sample_inputs import make_inputs
+from monet.models.config import InputSpec, load_config
+from monet.models.model_loading import build_model
+from monet.models.sample_inputs import make_inputs
 
 pytestmark = pytest.mark.slow
 

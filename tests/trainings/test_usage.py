@@ -14,7 +14,7 @@ import monet
 from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import prepare_whole
-from monet.training_step.whole_step import capture_whole_step
+from monet.step.training_step.whole_step import capture_whole_step
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 

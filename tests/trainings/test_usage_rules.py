@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from usage_cases import HALF, USAGES, Several, tiny_gpt2
 
 import monet
+from monet.base.graph import PARAMETER, Operator, references
 from monet.capture import Captured, capture
-from monet.configuration.config import Config, InputSpec
-from monet.configuration.model_loading import build_model
-from monet.configuration.model_loading import precision as precision_of
-from monet.configuration.sample_inputs import make_inputs
 from monet.errors import CaptureError, ConfigError, ExecutionError, PlanMismatch
-from monet.experiments.measured_steps import measure_config
-from monet.graph import PARAMETER, Operator, references
+from monet.lab.experiments.measured_steps import measure_config
+from monet.models.config import Config, InputSpec
+from monet.models.model_loading import build_model
+from monet.models.model_loading import precision as precision_of
+from monet.models.sample_inputs import make_inputs
 from monet.ops.families.convolution.onednn import onednn_takes
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Preparing, prepare

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from random_plans import random_plan
 
+from monet.lab.views.contents import KINDS, TEMPORARY, kinds, last_tick, loads_by_step, peak
+from monet.lab.views.overview import operator_of, overview
 from monet.plans.format import PlanStep
 from monet.plans.plan import Plan
-from monet.views.contents import KINDS, TEMPORARY, kinds, last_tick, loads_by_step, peak
-from monet.views.overview import operator_of, overview
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -16,14 +16,14 @@ from random_plans import random_plan
 from torch.cuda import _memory_viz
 
 from monet.errors import ConfigError
+from monet.lab.views.contents import KINDS, loads_by_step, peak
+from monet.lab.views.origins import Origins, read_trace
+from monet.lab.views.snapshot import ARENA, snapshot, snapshot_bytes
+from monet.lab.views.step_graph import graphml_text, step_graph
+from monet.lab.views.timeline import timeline_text
 from monet.plans.format import READ, WAIT, WRITE, Buffer, PlanStep
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
-from monet.views.contents import KINDS, loads_by_step, peak
-from monet.views.origins import Origins, read_trace
-from monet.views.snapshot import ARENA, snapshot, snapshot_bytes
-from monet.views.step_graph import graphml_text, step_graph
-from monet.views.timeline import timeline_text
 
 KNOWN_OPCODES = {
     *("PROTO", "APPEND", "APPENDS", "LIST", "TUPLE", "NEWFALSE", "NEWTRUE", "NONE", "BINGET", "BININT", "BININT1"),

@@ -16,11 +16,11 @@ from browser import asked, browser, screenshot
 from large_plan import large_plan
 from random_plans import random_plan
 
+from monet.lab.views.contents import kinds, peak
+from monet.lab.views.origins import Origins
+from monet.lab.views.page.document import page, script
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
-from monet.views.contents import kinds, peak
-from monet.views.origins import Origins
-from monet.views.page.document import page, script
 
 NASTY = "</script><script>alert(1)</script><!-- & \u2028 '\""
 

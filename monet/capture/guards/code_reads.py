@@ -26,7 +26,7 @@ ENTRIES = ("forward", "__call__", "__iter__", "__getitem__", "__getattr__", "__g
 """Methods that Python or PyTorch calls without their name in the caller's code."""
 _NOT_READ = {"numpy", "torch", "monet"} | set(sys.stdlib_module_names)
 """Packages whose functions are not looked into, but for those of ``_READ``."""
-_READ = ("torch.nn.modules", "torch.nn.utils", "monet.models", "monet.training_step.whole_step")
+_READ = ("torch.nn.modules", "torch.nn.utils", "monet.models", "monet.step.training_step.whole_step")
 """PyTorch's layers and the like; a user's loss is called in monet's own module."""
 _ADD = {"append", "extend", "add", "update"}
 _CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules"}

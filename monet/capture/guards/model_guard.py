@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from monet.base.torch_switches import switches
 from monet.capture.guards.code_reads import ENTRIES
 from monet.capture.guards.contents import PLAIN, copy_of, is_equal, is_equal_copy
 from monet.capture.guards.differences import (
@@ -44,7 +45,6 @@ from monet.capture.guards.model_reads import (
 from monet.capture.guards.module_hooks import HOOKS, only_looks
 from monet.capture.guards.tensor_ties import memory, several_objects, ties
 from monet.capture.guards.watch import ATTRIBUTE, DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
-from monet.torch_switches import switches
 
 Key = tuple[str, str]
 """A module's dotted name, "" for the model, and an attribute's name."""

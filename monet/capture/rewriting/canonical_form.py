@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
+from monet.base.graph import Graph, Operator, Ref, operator_inputs, substitute, written_sources
 from monet.errors import CaptureError
-from monet.graph import Graph, Operator, Ref, operator_inputs, substitute, written_sources
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from monet.graph import PARAMETER, Graph, Operator, Ref, Value
+from monet.base.graph import PARAMETER, Graph, Operator, Ref, Value
 
 aten = torch.ops.aten
 _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from monet.graph import Graph, Operator, Ref, operator_inputs
+from monet.base.graph import Graph, Operator, Ref, operator_inputs
 
 aten = torch.ops.aten
 

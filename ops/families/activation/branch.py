@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref
+from monet.base.graph import Operator, Ref
 from monet.ops.offers.context import Context
 
 aten = torch.ops.aten

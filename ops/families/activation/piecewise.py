@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from monet.graph import Operator, Ref, Value
+from monet.base.graph import Operator, Ref, Value
 from monet.ops.families.activation.branch import Branch, branch, of_backward
 from monet.ops.kernel_names import kernel
 from monet.ops.kernels import bits

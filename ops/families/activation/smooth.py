@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from monet.graph import Operator, Ref
+from monet.base.graph import Operator, Ref
 from monet.ops.offers import generic
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref, Value
+from monet.base.graph import Operator, Ref, Value
 from monet.ops.families.convolution import chunks, im2col
 from monet.ops.families.convolution.onednn import onednn_takes
 from monet.ops.families.convolution.samples import SAMPLES, TRANSPOSED

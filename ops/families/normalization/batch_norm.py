@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref
+from monet.base.graph import Operator, Ref
 from monet.ops import strides
 from monet.ops.families.normalization.kernel_inputs import parameters_as
 from monet.ops.families.normalization.least_scale import guarded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monet.graph import Ref, Value
+from monet.base.graph import Ref, Value
 from monet.ops.kernels.bits import dense
 from monet.ops.offers.context import Context
 from monet.ops.strides import contiguous

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref
+from monet.base.graph import Operator, Ref
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Guard, Implementation
 from monet.ops.strides import contiguous, same

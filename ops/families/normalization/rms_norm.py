@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref, Value
+from monet.base.graph import Operator, Ref, Value
 from monet.ops.families.normalization.least_scale import source_of
 from monet.ops.kernel_names import kernel
 from monet.ops.offers import generic

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref
+from monet.base.graph import Operator, Ref
 from monet.ops.families.normalization.kernel_inputs import contiguous_data, parameters_as
 from monet.ops.families.normalization.least_scale import guarded
 from monet.ops.kernels import norm_variants, norms

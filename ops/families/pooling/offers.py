@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monet.graph import Operator, Ref, Value
+from monet.base.graph import Operator, Ref, Value
 from monet.ops.kernels import pool_index
 from monet.ops.offers import shape_only
 from monet.ops.offers.context import Context

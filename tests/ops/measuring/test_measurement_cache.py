@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monet.measurement import Measurement, Request
+from monet.base.measurement import Measurement, Request
 from monet.ops.measuring import cache
 from monet.ops.measuring.cache import ProfileCache
 

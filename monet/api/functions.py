@@ -1,0 +1,359 @@
+"""Planning from Python: ``monet.plan`` for a module, ``monet.optimize`` for a whole training step."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+
+from monet.api.in_place import slot
+from monet.api.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
+from monet.api.in_place.plan_source import PlanSource, options_of
+from monet.api.in_place.several import common_options, distinct_calls
+from monet.api.in_place.slot import Applied
+from monet.base.amounts import ByteBudget, ByteCount, parse_budget, refusals_in, refusals_of
+from monet.capture import autocast
+from monet.capture.captured import device_type
+from monet.capture.input_geometry import call_of
+from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
+from monet.executor.module import require_unplanned
+from monet.executor.trainer import Trainer
+from monet.ops.offers.offering import Offering
+from monet.pipeline.meter import on_stderr, silent
+from monet.pipeline.offloading import check_second_memory, offloaded
+from monet.pipeline.planning import plan_prepared
+from monet.pipeline.preparation import Prepared, Preparing, prepare, prepare_whole
+from monet.planner.ablation import MONET
+from monet.planner.schedules import STORAGE, VARIANTS
+from monet.planner.search import Solving
+from monet.plans.format import FREED
+from monet.plans.plan import Plan
+from monet.step.second_memory.offload import Offload, parse_offload, variant_with
+from monet.step.training_step.whole_step import LossFunction, capture_whole_step, plain_inputs
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_SOLVING = Solving()
+
+
+def require_known(function: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises ``TypeError`` for a name that is not ``known``, with the one that was meant."""
+    for name in given:
+        if name not in known:
+            close = "".join(f"; did you mean {guess!r}?" for guess in difflib.get_close_matches(name, known, n=1))
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{close}")
+
+
+def _require_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
+    require_unplanned(model)
+
+
+def _kind_of_device(model: torch.nn.Module) -> str | None:
+    """Where a model's parameters are, as far as that says where it runs."""
+    kinds = {parameter.device.type for parameter in model.parameters()} & {"cpu", "cuda"}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _guessing(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """``function``, which names the keyword that was meant where an unknown one is given."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def guessing(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        require_known(function.__name__, kwargs, known)
+        return function(*args, **kwargs)
+
+    return guessing
+
+
+@_guessing
+def plan(
+    model: torch.nn.Module,
+    args: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: str | int,
+    variant: str = MONET,
+    exact: bool = False,
+    accumulate: bool = False,
+    gradients: Literal["freed", "kept"] = "freed",
+    offload: str | None = None,
+    reserve_bytes: int = 0,
+    bucket_bytes: int = 0,
+    time_limit_s: float = _SOLVING.time_limit_s,
+    gap: float = _SOLVING.gap,
+    window: int | None = None,
+    solver: str = _SOLVING.solver,
+    prove: bool = False,
+    cache: bool = True,
+    progress: bool = False,
+    seed: int = 0,
+) -> Plan:
+    """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``; the model is not changed.
+
+    ``args``: a tensor, a tuple of arguments, or a mapping of keyword arguments, such as a tokenizer's result.
+    ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak, or of what keeping everything
+    needs in a plan, if that is more). It counts parameters, buffers, gradients, inputs, outputs, activations and
+    temporaries. ``variant``: ``monet`` is the whole program; ``planner.schedules.VARIANTS`` has its parts and the
+    baselines. ``exact``: only implementations that equal eager's bit by bit. ``offload``: a second memory that tensors
+    may be moved to, as ``"disk"``, ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU.
+    ``reserve_bytes`` of the budget are left to others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel``
+    (``monet.apply`` counts them itself); ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in
+    ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout; capture and measuring come on
+    top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr.
+    Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
+
+    Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
+    """
+    how = _How(
+        variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
+        accumulate, gradients, bucket_bytes,
+    )  # fmt: skip
+    return how.plan(how.module_step(model, *call_of(args, kwargs)), parse_budget(budget))
+
+
+PLAN_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {p.name: p.default for p in inspect.signature(plan).parameters.values() if p.kind is p.KEYWORD_ONLY}
+)
+"""The keyword arguments of ``monet.plan`` and their defaults; ``budget`` has none that means anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """The options of ``plan`` and ``optimize``, but for the budget."""
+
+    variant: str
+    exact: bool
+    offload: str | None
+    reserve_bytes: int
+    time_limit_s: float
+    gap: float
+    window: int | None
+    solver: str
+    prove: bool
+    cache: bool
+    progress: bool
+    seed: int
+    accumulate: bool = False
+    gradients: str = FREED
+    bucket_bytes: int = 0
+
+    def module_step(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        _require_module(model)
+        return self.prepared(partial(prepare, model, args, kwargs), _kind_of_device(model))
+
+    def prepared(self, prepare: Callable[..., Prepared], device: str | None = None) -> Prepared:
+        """The step that ``prepare`` gives, with the second memory that was asked for; ``device``: as far as known."""
+        self._solving()  # and what is no variant: refused before anything is measured
+        if self.variant not in VARIANTS:
+            raise ConfigError(f"there is no variant {self.variant!r}; choose one of {', '.join(VARIANTS)}")
+        preparing = Preparing(
+            self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients, bucket_bytes=self.bucket_bytes
+        )
+        offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()))
+        offload, _ = self._moving()  # refused before anything is measured
+        check_second_memory(offload, device)
+        return offloaded(prepare(preparing, offering, progress=self.progress), offload, cache=self.cache)
+
+    def plan(self, prepared: Prepared, budget: ByteBudget) -> Plan:
+        _, variant = self._moving()
+        solving = self._solving()
+        meter = on_stderr if self.progress else silent
+        with refusals_in(budget.unit):
+            return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
+
+    def _solving(self) -> Solving:
+        return Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove)
+
+    def _moving(self) -> tuple[Offload | None, str]:
+        """The second memory, and the variant that uses it. Raises ``ConfigError`` where these do not go together."""
+        offload = None if self.offload is None else parse_offload(self.offload)
+        return offload, variant_with(offload, self.variant)
+
+
+def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int, **options: Any) -> tuple[Plan, ...]:
+    """Plan several geometries ahead, such as the lengths that batches are padded to, for ``monet.apply(model, plans)``.
+
+    ``samples``: of each geometry a batch: a tensor, a tuple of arguments or a mapping of keyword arguments for the
+    model. The plans, one a geometry in that order, run over one arena of the largest size, and the step of the largest
+    geometry in that arena stays within ``budget``: bytes, or text as ``"6GB"``, or as ``"50%"``, which is of the
+    largest geometry's step. ``options``: those of ``monet.plan``.
+
+    Raises ``ConfigError`` for samples that are none; ``InfeasibleBudget``, with a budget that works for the geometry
+    that does not fit; what else ``monet.plan`` raises. Ctrl-C while it plans is a KeyboardInterrupt.
+    """
+    known = {name: default for name, default in PLAN_OPTIONS.items() if name != "budget"}
+    require_known("plan_many", options, known)
+    how, asked = _How(**{**known, **options}), parse_budget(budget)
+    _require_module(model)
+    with slot.apart(model):
+        calls = distinct_calls(samples)
+        prepared = [how.module_step(model, args, kwargs) for args, kwargs in calls]
+    full_bytes = max(one.full_bytes for one in prepared)
+    limit_bytes = asked.resolve(full_bytes)
+    most_fixed = max(one.problem.fixed_bytes for one in prepared)
+    plans: dict[int, Plan] = {}
+    # The largest first: if it does not fit, that is said at once. A smaller one holds less beside the arena, but must
+    # not make the arena larger than the largest leaves it.
+    for number in sorted(range(len(calls)), key=lambda number: -prepared[number].full_bytes):
+        spared = most_fixed - prepared[number].problem.fixed_bytes
+        try:
+            with refusals_of(asked, full_bytes):
+                plans[number] = how.plan(prepared[number], ByteCount(limit_bytes - spared, asked.unit))
+        except InfeasibleBudget as error:
+            if error.smallest_bytes is not None:
+                error.smallest_bytes += spared
+            if error.counted_bytes is not None:
+                error.counted_bytes += spared
+            raise
+        if plans[number].solver["status"] == "interrupted":
+            raise KeyboardInterrupt
+    return tuple(plans[number] for number in range(len(calls)))
+
+
+_make_plan = plan
+
+
+@_guessing
+def optimize(
+    model: torch.nn.Module,
+    sample_inputs: Any,
+    sample_targets: Any = None,
+    *,
+    loss_fn: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    budget: str | int | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    clip_grad_norm: float | None = None,
+    return_outputs: bool = True,
+    variant: str = MONET,
+    exact: bool = False,
+    offload: str | None = None,
+    reserve_bytes: int = 0,
+    time_limit_s: float = _SOLVING.time_limit_s,
+    gap: float = _SOLVING.gap,
+    window: int | None = None,
+    solver: str = _SOLVING.solver,
+    prove: bool = False,
+    cache: bool = True,
+    progress: bool = False,
+    seed: int = 0,
+) -> Trainer:
+    """Plan forward, loss, backward and weight update as one step; ``trainer(inputs, targets)`` then runs it.
+
+    ``sample_inputs``: a tensor, a tuple of arguments or a mapping of keyword arguments for the model.
+    ``loss_fn(outputs, targets)`` returns a scalar; a ``torch.nn.Module`` with parameters of its own is trained, too.
+    ``optimizer``: ``torch.optim.SGD``, ``Adam`` or ``AdamW`` with every parameter that requires a gradient.
+    ``budget``: bytes, or text as ``"6GB"``, ``"50%"`` (of eager's peak); it counts parameters, optimiser state, the
+    batch, outputs, gradients, activations and temporaries. ``plan``: of an earlier call, or its file, instead.
+    ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
+    ``offload``: a second memory for activations and the optimiser's state, as ``"disk:/scratch"``.
+    ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
+    bit. Other options as for ``monet.plan``. Under ``torch.autocast``, forward and loss are in that precision, backward
+    and update as eager runs them outside of it; the trainer is then called under the same ``torch.autocast``.
+
+    Raises ``ConfigError``, ``CaptureError``, ``InfeasibleBudget``, ``SolverError``, or ``PlanMismatch`` for a ``plan``
+    of another model. Ctrl-C while it plans is a KeyboardInterrupt: nothing is trained by a plan that nobody asked for.
+    """
+    if (budget is None) == (plan is None):
+        raise TypeError("optimize takes a budget or a plan, and exactly one of them")
+    _require_module(model)
+    step = capture_whole_step(
+        model, sample_inputs, sample_targets, loss_fn=loss_fn, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
+        return_outputs=return_outputs,
+    )  # fmt: skip
+    if plan is None:
+        assert budget is not None
+        how = _How(
+            variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed
+        )
+        plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
+        if plan.solver["status"] == "interrupted":
+            raise KeyboardInterrupt
+    plan = Plan.of(plan)
+    planned, now = plan.model.get("autocast"), autocast.state(device_type(model, sample_inputs))
+    if planned != now:
+        raise PlanMismatch(
+            f"autocast is {autocast.describe(now)}, and the plan was made with autocast {autocast.describe(planned)}; "
+            "call optimize under the same torch.autocast"
+        )
+    return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs)
+
+
+def apply(
+    model: torch.nn.Module,
+    plan: Plan | str | os.PathLike[str] | Sequence[Plan | str | os.PathLike[str]] | None = None,
+    *,
+    budget: str | int | None = None,
+    on_mismatch: OnMismatch = "eager",
+    max_plans: int = MOST_PLANS,
+    concurrent: int = 1,
+    process_group: Any = None,
+    **options: Any,
+) -> None:
+    """Run the training calls of ``model`` by a plan, in place, in any training loop: ``model`` stays what it is.
+
+    With a ``budget``, as ``"6GB"``, the plan is made at the first training call, for inputs like that call's, with
+    progress on stderr; ``options`` are those of ``monet.plan`` (``progress`` is on unless it is given). Such plans are
+    kept on disk: the second start of the same training finds them. Or with a ``plan`` of ``monet.plan``, or its file,
+    or several of them, as from ``monet.plan_many``.
+    A training call is one in training mode with gradients enabled; in any other the model itself runs.
+
+    ``on_mismatch``: what is done with a training call that is not as planned (another shape, mode, autocast, number of
+    threads; or one before the backward pass of the last): ``"eager"`` runs the model itself, outside of the budget,
+    with one warning a kind; ``"replan"`` plans for it, up to ``max_plans`` plans in all, then as ``"eager"``;
+    ``"error"`` raises ``PlanMismatch``. Plans of one model share one arena of the largest size.
+    ``concurrent``: how many steps may be under way at a time, where a loop calls the model again before the backward
+    pass of the call before. Each beyond the first has an arena of its own, and ``budget`` is for each: the promise is
+    the sum, which is said, and is ``monet.applied(model).peak_bytes``.
+
+    In ``DistributedDataParallel`` around ``model``, rank 0 plans at the first training call, and all run its plan;
+    every process must have a first training call. ``process_group``: the same for the processes of that group, in
+    other kinds of parallel training. Without one, each process plans for itself.
+
+    Class, signature, ``state_dict`` and hooks of the model stay; copies and pickles of it are plain models.
+    ``monet.applied(model)`` tells what was planned, ``monet.remove(model)`` undoes it.
+
+    Raises ``ConfigError``, or ``PlanMismatch`` for a ``plan`` of another model; at the first training call as
+    ``monet.plan``.
+    """
+    _require_module(model)
+    slot.require_plain(model)
+    require_known("apply", options, PLAN_OPTIONS)
+    if (plan is None) == (budget is None):
+        raise TypeError("apply takes a budget or a plan, and exactly one of them")
+    plans: list[Plan] = []
+    if plan is not None:
+        several = [plan] if isinstance(plan, Plan | str | os.PathLike) else list(plan)
+        plans = [Plan.of(one) for one in several]
+        options = {**common_options([options_of(one) for one in plans]), **options}
+        budget = max(one.budget_bytes for one in plans)
+    assert budget is not None
+    family = PlanFamily(type(model).__name__, on_mismatch, max_plans, concurrent)
+    placed = slot.Applied(model, PlanSource(_make_plan, budget, options), family, process_group)
+    for one in plans:
+        placed.add(one)
+    slot.put(placed)
+
+
+def applied(model: torch.nn.Module) -> Applied:
+    """What ``monet.apply`` has put into ``model``. Raises ``ConfigError`` where there is nothing."""
+    return slot.applied(model)
+
+
+def remove(model: torch.nn.Module) -> None:
+    """Undo ``monet.apply``: ``model`` is the plain one again. A step that is under way can still be finished.
+
+    Raises ``ConfigError`` where nothing was applied.
+    """
+    slot.remove(model)

@@ -1,0 +1,64 @@
+"""Plans on disk, by what they were asked for: the second start of the same training plans nothing.
+
+A file each in the folder ``plans`` of the user's cache. What is read is verified as any plan file is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from pathlib import Path
+
+from monet.base.files.cache import cache_folder, private_folder
+from monet.errors import CacheRefused, InvalidPlan
+from monet.ops import registry
+from monet.plans.format import VERSION
+from monet.plans.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+MOST = 64
+"""Plans that are kept; the oldest goes."""
+
+
+def key_of(*parts: object) -> str:
+    """The key of a plan that depends on ``parts``, by their ``repr``, and on the operators' implementations."""
+    return hashlib.sha256(repr((VERSION, _operators(), *parts)).encode()).hexdigest()
+
+
+def recall(key: str) -> Plan | None:
+    """The plan that was kept under ``key``, read anew. None if there is none, or if it cannot be read, which is
+    said."""
+    try:
+        path = _path(key)
+        return Plan.load(path) if path.exists() else None
+    except (CacheRefused, InvalidPlan, OSError) as error:
+        logger.warning("a plan that was kept cannot be read, and is made again: %s", error)
+        return None
+
+
+def keep(key: str, plan: Plan) -> None:
+    """Keep ``plan`` under ``key``; say so if that fails."""
+    try:
+        path = _path(key)
+        plan.save(path)
+        kept = sorted(path.parent.glob("*.plan.json"), key=lambda file: file.stat().st_mtime)
+        for old in kept[:-MOST]:
+            old.unlink(missing_ok=True)
+    except (CacheRefused, InvalidPlan, OSError) as error:
+        logger.warning("the plan is not kept: %s", error)
+
+
+def _path(key: str) -> Path:
+    return private_folder(private_folder(cache_folder()) / "plans") / f"{key}.plan.json"
+
+
+@functools.cache
+def _operators() -> str:
+    """The code of all implementations: what another version of it requests may differ."""
+    digest = hashlib.sha256()
+    folder = Path(registry.__file__).parent
+    for path in sorted(path for kind in ("*.py", "*.cpp", "*.h") for path in folder.rglob(kind)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

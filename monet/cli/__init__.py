@@ -1,0 +1,1 @@
+"""The command line: ``main.py`` has the programs, ``commands/`` a file for each command."""

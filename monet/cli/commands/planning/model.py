@@ -1,0 +1,120 @@
+"""``monet plan CONFIG``: capture, measure, plan, save, and if asked run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from monet.base.amounts import refusals_in
+from monet.cli.commands.planning.plan_file import hand_over, plan_path
+from monet.cli.commands.planning.request import PlanRequest
+from monet.models.config import Config, load_config
+
+if TYPE_CHECKING:
+    from monet.ops.offers.offering import Offering
+    from monet.pipeline.meter import Meter
+    from monet.pipeline.planning import PlanResult
+    from monet.pipeline.preparation import Prepared, Preparing
+
+
+def plan_model(request: PlanRequest) -> None:
+    """Prints the summary and writes the plan file, and what else was asked for."""
+    assert request.config is not None
+    loaded = load_config(request.config)
+    loaded = loaded.on(request.device)
+    if request.batch is not None:
+        loaded = loaded.with_batch(request.batch)
+    output = plan_path(request, Path(request.config).stem)
+
+    import torch
+
+    from monet.base.files.atomic import write_json
+    from monet.cli.commands.rendering import render_measurement
+    from monet.pipeline.offloading import check_second_memory
+
+    if request.planning.threads is not None:
+        torch.set_num_threads(request.planning.threads)
+    check_second_memory(request.planning.offload, loaded.device)
+    with refusals_in(request.unit):
+        planned, result = _plan(loaded, request)
+    hand_over(result, output, request)
+    if request.measure:
+        from monet.lab.experiments.measured_steps import measure_config
+
+        measured = measure_config(planned, output, progress=not request.quiet)
+        summary = replace(result.summary, measured=measured)
+        click.echo()
+        click.echo(render_measurement(summary, measured, request.unit))
+        if request.json_path is not None:
+            write_json(request.json_path, summary.as_json())
+
+
+def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
+    """The plan, and the configuration that it is for: ``--max-batch`` has one of its own."""
+    if request.max_batch:
+        return _largest_batch(config, request)
+    if request.minimise is not None:
+        return config, _smallest(config, request)
+    return config, _within_budget(config, request)
+
+
+def _largest_batch(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
+    from monet.lab.experiments.batch_search import largest_batch
+
+    assert request.budget is not None
+    largest = largest_batch(
+        config, request.budget, request.max_overhead, request.planning.solving(prove=request.prove),
+        _preparing(request), _offering(request), offload=request.planning.offload, progress=not request.quiet,
+    )  # fmt: skip
+    summary = replace(largest.result.summary, batch=largest.batch, batches_tried=dict(largest.tried))
+    return config.with_batch(largest.batch), replace(largest.result, summary=summary)
+
+
+def _smallest(config: Config, request: PlanRequest) -> PlanResult:
+    from monet.pipeline.planning import plan_smallest
+    from monet.step.second_memory.offload import variant_with
+
+    variant = variant_with(request.planning.offload, request.variant)
+    prepared, solving = _prepared(config, request), request.planning.solving()
+    return plan_smallest(prepared, request.max_overhead, solving, variant=variant, meter=_meter(request))
+
+
+def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
+    from monet.pipeline.planning import plan_prepared
+    from monet.step.second_memory.offload import variant_with
+
+    assert request.budget is not None
+    variant = variant_with(request.planning.offload, request.variant)
+    prepared = _prepared(config, request)
+    solving = request.planning.solving(prove=request.prove)
+    return plan_prepared(prepared, request.budget, solving, variant=variant, meter=_meter(request))
+
+
+def _preparing(request: PlanRequest) -> Preparing:
+    from monet.pipeline.preparation import Preparing
+
+    return Preparing(request.planning.reserve, cache=not request.no_cache)
+
+
+def _offering(request: PlanRequest) -> Offering:
+    from monet.ops.offers.offering import Offering
+    from monet.planner.schedules import STORAGE
+
+    return Offering(request.planning.exact, STORAGE.get(request.variant, frozenset()), request.planning.density)
+
+
+def _meter(request: PlanRequest) -> Meter:
+    from monet.pipeline.meter import on_stderr, silent
+
+    return silent if request.quiet else on_stderr
+
+
+def _prepared(config: Config, request: PlanRequest) -> Prepared:
+    from monet.lab.experiments.configured import prepare_config
+    from monet.pipeline.offloading import offloaded
+
+    prepared = prepare_config(config, _preparing(request), _offering(request), progress=not request.quiet)
+    return offloaded(prepared, request.planning.offload, cache=not request.no_cache)

@@ -1,0 +1,54 @@
+"""The command line: one program ``monet``; ``monet-plan`` is its ``plan`` and ``monet-sweep`` its ``sweep``."""
+
+from __future__ import annotations
+
+import click
+
+from monet.cli.commands.compare import compare
+from monet.cli.commands.fit import fit
+from monet.cli.commands.layout import layout
+from monet.cli.commands.operators import operators
+from monet.cli.commands.order import order
+from monet.cli.commands.plan import plan
+from monet.cli.commands.profile import profile
+from monet.cli.commands.run import run
+from monet.cli.commands.show import show
+from monet.cli.commands.sweep import sweep
+from monet.cli.commands.trace import trace
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="monet-planner", prog_name="monet")
+def program() -> None:
+    """Plan what a PyTorch training step keeps, recomputes, and how, under a number of bytes.
+
+    Exit status: 0 done, 1 infeasible or invalid, 2 wrong usage or configuration, 130 interrupted.
+    """
+
+
+program.add_command(plan)
+program.add_command(profile)
+program.add_command(fit)
+program.add_command(sweep)
+program.add_command(order)
+program.add_command(layout)
+program.add_command(show)
+program.add_command(compare)
+program.add_command(trace)
+program.add_command(run)
+program.add_command(operators)
+
+
+def main() -> None:
+    """Entry point of ``monet``."""
+    program(prog_name="monet")
+
+
+def plan_main() -> None:
+    """Entry point of ``monet-plan``."""
+    plan(prog_name="monet-plan")
+
+
+def sweep_main() -> None:
+    """Entry point of ``monet-sweep``."""
+    sweep(prog_name="monet-sweep")

@@ -1,0 +1,95 @@
+"""The whole training step as one graph: forward, loss, backward and weight update (MODeL, appendix B)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from monet.capture import Captured, capture
+from monet.capture.input_geometry import call_of
+from monet.errors import ConfigError
+from monet.ops.catalogue import catalogue
+from monet.ops.weight_update import LiveUpdate, algorithm
+from monet.step.training_step.updates import parameter_slots, with_unit_tangent, with_updates
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+class LossModule(torch.nn.Module):
+    """``(inputs, targets) → (loss, outputs)``: a model and its loss as one module. Outputs carry no gradient.
+
+    ``inputs``: a tensor, or a tuple or list of positional arguments, or a mapping of keyword arguments.
+    """
+
+    def __init__(self, model: torch.nn.Module, loss_fn: LossFunction, *, return_outputs: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+        self.return_outputs = return_outputs
+        self.training = model.training
+
+    def forward(self, inputs: Any, targets: Any) -> Any:
+        args, kwargs = call_of(inputs)
+        outputs = self.model(*args, **kwargs)
+        loss = self.loss_fn(outputs, targets)
+        if not isinstance(loss, torch.Tensor):
+            raise ConfigError(f"loss_fn returned an object of type {type(loss).__name__}, not a tensor")
+        # Its memory may be that of all its terms; a copy has its own.
+        loss = loss.clone()
+        if not self.return_outputs:
+            return (loss,)
+        return loss, pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """``captured``: the step with its updates, which no gradient leaves. ``args``: sample inputs and targets, as
+    ``module`` takes them. ``updates``: by the parameter's name in ``module``."""
+
+    module: LossModule
+    captured: Captured
+    args: tuple[Any, Any]
+    updates: Mapping[str, LiveUpdate]
+
+
+def plain_inputs(inputs: Any) -> Any:
+    """A mapping of any kind (a tokenizer's result) as a plain dictionary."""
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs
+
+
+def capture_whole_step(
+    model: torch.nn.Module,
+    inputs: Any,
+    targets: Any,
+    *,
+    loss_fn: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    clip_grad_norm: float | None = None,
+    return_outputs: bool = True,
+) -> WholeStep:
+    """The step of ``model`` on inputs and targets of this geometry; nothing is changed or run.
+
+    Raises ``ConfigError`` where the loss is no scalar tensor, an input requires a gradient or the optimiser cannot be
+    planned, and ``CaptureError``.
+    """
+    algorithm(optimizer)
+    if clip_grad_norm is not None and not (isinstance(clip_grad_norm, float | int) and clip_grad_norm > 0):
+        raise ConfigError(
+            f"clip_grad_norm is {clip_grad_norm}; it is the largest norm that gradients may have, above 0"
+        )
+    module = LossModule(model, loss_fn, return_outputs=return_outputs)
+    args = (plain_inputs(inputs), targets)
+    for tensor in pytree.tree_leaves(args):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise ConfigError(
+                f"an input of shape {tuple(tensor.shape)} requires a gradient, and a whole step makes those of "
+                "parameters only, which it uses itself: detach it, or plan the module alone (monet.plan, MonetModule)"
+            )
+    captured = with_unit_tangent(capture(module, args, gradients_leave=False, detached=True))
+    slots = parameter_slots(captured, module, optimizer)
+    graph = with_updates(captured.graph, slots, catalogue(captured.graph), clip_grad_norm=clip_grad_norm)
+    return WholeStep(module, replace(captured, graph=graph), args, {slot.target: slot.live for slot in slots})
