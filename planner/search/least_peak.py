@@ -68,8 +68,8 @@ class Descent:
 
 @dataclass(frozen=True, slots=True)
 class LeastPeak:
-    """The program of least peak. ``first``, ``alone``: shares of the time limit for neighbourhoods, ``alone`` where no
-    worker goes on with them."""
+    """The program of least peak. ``first``, ``alone``: until which share of the time limit neighbourhoods are improved
+    first, ``alone`` where no worker goes on with them."""
 
     first: float
     alone: float
@@ -77,7 +77,7 @@ class LeastPeak:
     def run(self, state: SearchState) -> None:
         program = least_peak_program(state)
         state.built_s = state.deadline.elapsed_s()
-        state.run(program, state.until_s(self.first if state.worker else self.alone))
+        state.run(program, (self.first if state.worker else self.alone) * state.limit_s)
 
 
 def keep_everything_bytes(problem: Problem) -> int:

@@ -68,7 +68,7 @@ def fastest(state: SearchState) -> Policy:
 
 SMALLEST: Policy = (
     Thriftiest(share=0.25),
-    Descent(until=0.4, step=0.12, by=_alone),
+    Descent(until=0.6, step=0.12, by=_alone),
     LeastPeak(first=0.2, alone=0.8),
 )
 
