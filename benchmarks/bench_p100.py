@@ -126,8 +126,8 @@ def _prove(case: Case, time_limit_s: float) -> None:
     best.offer(case.plan.runs)
     scope = scope_of(problem, None)
     program = build(problem, case.budget_bytes, scope, needed_besides(problem, best.runs, scope))
-    planned = begun_state(best, Solving(time_limit_s, GAP), None).search(program)
-    bound_s, status = bound_full_program(planned, case.budget_bytes, time_limit_s)
+    planned = begun_state(best, case.budget_bytes, Solving(time_limit_s, GAP)).search(program)
+    bound_s, status = bound_full_program(planned, case.budget_bytes, time_limit_s, first=0.6)
     if status == "interrupted" or best.cost is None:
         raise KeyboardInterrupt
     first_s = case.plan.objective_s

@@ -4,7 +4,9 @@ python benchmarks/bench_strategies.py [--only bert] [--time-limit 20]
 
 A problem is a network along its best order of keeping everything, with a budget in shares of what the fastest plan
 needs there; ``deep`` ones have no windowed program, ``moving`` ones a second memory, and of ``least`` ones the smallest
-budget is looked for, with a tenth more seconds than the fastest plan's. ``second core``: without the worker.
+budget is looked for, with a tenth more seconds than the fastest plan's. ``second core``: without the worker. Without
+``Relaxation`` there is no ``FewStages`` and no ``BranchAndBound``, which go on from it; without ``Thriftiest`` no
+``Descent``.
 
 Costs are estimated; overheads (of ``least``: bytes) are over the fastest plan, gaps to what is proven.
 """
@@ -22,7 +24,7 @@ import click
 import record
 from bench_orders import prepared_network
 
-from monet.errors import InfeasibleBudget
+from monet.errors import InfeasibleBudget, SolverError
 from monet.pipeline.orders import first_orders
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan
@@ -90,7 +92,7 @@ def _solved(problem: Problem, kind: Kind, fastest: Solution, share: float, solvi
         else:
             found = plan_problem(problem, int(share * fastest.peak_bytes), solving)
             value, gap, status = found.objective_s / fastest.objective_s - 1, found.gap, found.status
-    except InfeasibleBudget:
+    except (InfeasibleBudget, SolverError):
         return {"refused": True, "wall_s": time.perf_counter() - begun}
     return {"value": value, "gap": gap, "status": status, "wall_s": time.perf_counter() - begun}
 

@@ -40,8 +40,8 @@ class InfeasibleBudget(MonetError):
     ``reason`` is the message without what to try, ``advice`` that. ``smallest_plan``: the solution that is known to
     need so little, where the planner raises it; ``smallest_bytes`` is then the program's count, before any layout.
     ``counted_bytes``: what every plan needs in the counted order, as the reason says; an arena may do with less.
-    ``show`` writes each amount of the message: exactly, until ``base.amounts.refusals_in`` sets the caller's unit.
-    ``full_bytes``: what 100% is, where the budget was a share of eager's peak; set by ``base.amounts.refusals_of``.
+    ``show`` writes each amount of the message: exactly, until ``refusals_in`` sets the caller's unit. ``full_bytes``:
+    what 100% is, where the budget was a share of eager's peak; set by ``refusals_of`` (both in ``monet.base.amounts``).
     """
 
     def __init__(

@@ -53,8 +53,8 @@ class Runs:
 class Proof:
     """No point of the program named by ``scope`` takes less than ``bound_s`` seconds; 0 while nothing better is proven.
 
-    ``scope``: ``full``, ``window N``, or ``window N + K stages``, where recomputation is offered in the windows and at
-    K stages besides.
+    ``scope``: ``full``, or ``window N``, with what is offered besides recomputation in the windows: see
+    ``Program.scope``.
     """
 
     bound_s: float

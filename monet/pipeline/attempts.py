@@ -187,6 +187,9 @@ class Attempts:
         placed = self._placed(solution, INTERRUPTED_S)
         if state.best is not None or state.known is not None:
             return placed
+        if fit.excess_bytes(placed) <= 0:
+            return placed
+        logger.warning("interrupted; looking for an arena for the best plan so far: Ctrl-C again gives it up")
         for _ in range(TRIES):
             if fit.excess_bytes(placed) <= 0:
                 return placed
@@ -265,11 +268,11 @@ class Attempts:
 
 
 def _with_runs(solution: Solution, runs: Runs, problem: Problem) -> Solution:
-    """Another plan that was made of a solution's and takes longer: what was proven of all plans holds for it."""
-    cost = replay(problem, runs)
-    proof = solution.proof
-    if proof is not None:
-        proof = replace(proof, bound_s=min(proof.bound_s, cost.objective_s))
+    """Another plan that was made of a solution's and fits the same budget: what was proven of every plan holds for it,
+    and what was proven of fewer where it may be one of them."""
+    cost, proof = replay(problem, runs), solution.proof
+    if proof is not None and proof.bound_s > cost.objective_s:
+        proof = replace(proof, bound_s=cost.objective_s) if proof.scope == "full" else None
     return replace(solution, runs=runs, objective_s=cost.objective_s, peak_bytes=cost.peak_bytes, proof=proof)
 
 

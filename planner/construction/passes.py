@@ -97,6 +97,8 @@ def backward_pass(walk: Walk) -> list[Stage] | None:
 def _stage_trials(walk: Walk, stage: int, thrifty: bool) -> Iterator[Trial[Stage]]:
     """Each backward implementation of ``stage``, with what must run again before it; those that do not fit left out."""
     for q in walk.index.runs_backward[stage]:
+        if walk.is_late():
+            return
         trial = walk.copy(thrifty)
         seconds, runs, returns = _run_stage(trial, stage, q)
         if seconds >= NEVER:

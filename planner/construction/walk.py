@@ -68,6 +68,10 @@ class Walk:
         """What is in memory or can be read back."""
         return self.present | self.away if self.away else self.present
 
+    def is_late(self) -> bool:
+        """Whether the deadline is over: nothing fits any more."""
+        return time.monotonic() > self.deadline_s
+
     def adopt(self, trial: Walk) -> None:
         """Goes on from a trial."""
         self.present, self.present_bytes = trial.present, trial.present_bytes
@@ -91,7 +95,7 @@ class Walk:
         """Drops tensors, but for ``locked``, until ``extra_bytes`` fit besides what is present; the seconds lost,
         ``NEVER`` where they never do, or the deadline is over."""
         lost_s = 0.0
-        if time.monotonic() > self.deadline_s:
+        if self.is_late():
             return NEVER
         if self.thrifty:
             self.drop([n for n in self.present if n not in locked and self.droppable(n, stage)])

@@ -15,37 +15,29 @@ from monet.planner.search.state import SearchState
 
 
 @dataclass(frozen=True, slots=True)
-class SmallWindows:
-    """Improves neighbourhoods in the windowed program without the stages after the peaks: what is easy to find there is
-    hard to find in the larger one. ``share``: of the time limit."""
-
-    share: float
-
-    def run(self, state: SearchState) -> None:
-        problem, scope = state.incumbent.problem, scope_of(state.incumbent.problem, state.solving.window)
-        if not scope.after_peaks:
-            return
-        until_s = state.until_s(self.share)
-        plain = Scope(scope.window, NO_STAGES)
-        program = build(problem, state.budget_bytes, plain, needed_besides(problem, state.incumbent.runs, plain))
-        state.improve(program, until_s)
-
-
-@dataclass(frozen=True, slots=True)
 class Windows:
     """The windowed program, or on a small network the full one.
 
     ``first``, ``alone``: shares of the time limit for neighbourhoods, ``alone`` where no worker goes on with them.
-    ``turn``: from this share on, the solve gives way to a bound on every plan, unless the plan is near one by then.
+    ``small``: how much of it goes to those in the program without the stages after the peaks, where there are such:
+    what is easy to find there is hard to find in the larger one. ``turn``: from this share of the time limit on, the
+    solve gives way to a bound on every plan, unless the plan is near one by then.
     """
 
+    small: float
     first: float
     alone: float
     turn: float
 
     def run(self, state: SearchState) -> None:
         problem, scope = state.incumbent.problem, scope_of(state.incumbent.problem, state.solving.window)
-        first_s = state.until_s(self.first if state.worker else self.alone)
+        first_s, small_s = state.until_s(self.first if state.worker else self.alone), state.until_s(self.small)
+        if scope.after_peaks:
+            plain = Scope(scope.window, NO_STAGES)
+            small = build(problem, state.budget_bytes, plain, needed_besides(problem, state.incumbent.runs, plain))
+            state.improve(small, small_s)
+            if state.is_over():
+                return
         program = build(problem, state.budget_bytes, scope, needed_besides(problem, state.incumbent.runs, scope))
         gives_way = program.scope != "full" and state.incumbent.runs is not None
         turn_s = self.turn * state.limit_s if gives_way else float("inf")

@@ -8,7 +8,7 @@ a time.
 from __future__ import annotations
 
 from monet.planner.program.windows import NO_STAGES
-from monet.planner.search.exact import FewStages, FullProgram, SmallWindows, Windows
+from monet.planner.search.exact import FewStages, FullProgram, Windows
 from monet.planner.search.least_peak import Descent, LeastPeak, Thriftiest
 from monet.planner.search.relaxation import BranchAndBound, Relaxation, WithoutRecomputation
 from monet.planner.search.scope import LARGEST, LARGEST_WINDOWED, Scope, is_within, scope_of
@@ -20,8 +20,7 @@ from monet.planner.search.walks import Walks
 WINDOWED: Policy = (
     Relaxation(until=0.04, poor_until=0.2),
     Walks(share=0.25, always=True),
-    SmallWindows(share=0.08),
-    Windows(first=0.3, alone=0.25, turn=0.6),
+    Windows(small=0.08, first=0.3, alone=0.25, turn=0.6),
     FullProgram(first=0.6),
     BranchAndBound(),
 )

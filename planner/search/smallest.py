@@ -62,8 +62,7 @@ def smallest_plan(
     if solution is None:
         if state.status == "infeasible":
             raise InfeasibleBudget(f"no plan of {problem.name} takes at most {limit_s:.6g} s; allow more overhead")
-        raise SolverError(
-            f"no plan of {problem.name} that takes at most {limit_s:.6g} s was found in {solving.time_limit_s:g} s"
-        )
+        took_s = state.deadline.elapsed_s()
+        raise SolverError(f"no plan of {problem.name} of at most {limit_s:.6g} s was found in {took_s:.3g} s")
     least = max(problem.fixed_bytes, int(np.ceil(state.program_bound - 1e-3)))
     return SmallestBudget(solution, min(least, solution.peak_bytes), state.scope)

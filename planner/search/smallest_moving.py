@@ -57,7 +57,7 @@ class SmallestWithoutMoves:
             state.incumbent.offer(best.runs)
         elif inner.status == "infeasible" and state.incumbent.runs is None:
             state.status = "infeasible"
-            return
+        state.built_s = state.deadline.elapsed_s()
         _end_if_done(state)
 
 

@@ -116,12 +116,14 @@ class SearchState:
 
     def follow(self, policy: PolicyOf) -> None:
         """Has the strategies of the policy run in turn, until the search is over."""
-        if self.is_over():
+        if self.deadline.cancelled or self.is_enough():
             return
         for strategy in policy(self):
             strategy.run(self)
             if self.is_over():
-                return
+                break
+        if self.is_close():
+            self.status = "optimal"
 
     def relax(self, until_s: float, poor_until_s: float | None = None) -> None:
         """Solves the program of moments for a bound on every plan, and for plans: see ``MomentSearch.run``."""
@@ -210,7 +212,10 @@ class SearchState:
         """A search inside this one, for the fastest plan of ``problem`` in ``limit`` bytes. Ctrl-C ends both."""
         solving = replace(self.solving, time_limit_s=min(time_limit_s, self.deadline.left_s()), prove=False)
         best = Incumbent.fastest_within(problem, int(limit))
-        return begun_state(best, limit, solving, enough=enough, cancellation=self.deadline.cancellation)
+        state = begun_state(best, limit, solving, enough=enough, cancellation=self.deadline.cancellation)
+        if problem is self.incumbent.problem:
+            state._index = self.index
+        return state
 
 
 @contextmanager

@@ -163,6 +163,14 @@ def test_enough_stops_early() -> None:
     assert best * 0.5 < too_much.bound_s <= best * (1 + 1e-9) and too_much.objective_s >= best * (1 - 1e-9)
 
 
+def test_a_start_that_is_close_is_no_interruption() -> None:
+    """Before anything is proven, every plan is within a gap of all that it takes."""
+    problem, budget = tight(8)
+    start = plan_problem(problem, budget, Solving(gap=0.0))
+    found = plan_problem(problem, budget, Solving(gap=1.0), start=start.runs)
+    assert found.status == "optimal" and found.objective_s <= start.objective_s * (1 + 1e-9)
+
+
 def test_interrupting_the_proof_keeps_the_plan() -> None:
     problem, budget = tight(60, 40)
     plan_s = 4.0
