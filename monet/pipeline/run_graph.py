@@ -3,6 +3,8 @@
 Recomputed copies, saved intermediates, workspaces and in-place runs are ordinary nodes here. Besides data, this must
 stay in order: runs that draw random numbers; runs that change a parameter, a buffer or an optimiser's state; and a
 storage is made again only after the last reader of its former content, so that each name means one block at a time.
+An operator also comes after what makes an input that its implementation does not read, where only the input's shape
+matters: in a problem along this order (``orders.py``), others read it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from monet.base.graph import written_sources
+from monet.base.graph import operator_inputs, written_sources
 from monet.base.measurement import Request
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
@@ -61,6 +63,9 @@ class _Writer:
         self.random = {op.name for op in graph.forward if op.random}
         made = Counter(storage for call in schedule for storage in self._made(call))
         self.again = {storage for storage, count in made.items() if count > 1}
+        self.operators = {op.name: op for op in (*graph.forward, *graph.backward)}
+        self.makes = frozenset(made)
+        self.unread = {storage for call in schedule for storage in self._unread(call)}
         self.nodes: list[Node] = []
         self.called: list[Call | None] = []
         self.bytes: dict[int, int] = {}
@@ -85,6 +90,9 @@ class _Writer:
                     reads.add(self._order(storage))
             else:
                 (overwrites if self._changes(call, storage) else reads).add(self._order(storage))
+        reads |= {self._order(f"{storage} is made") for storage in self._unread(call)}
+        if call.kind != "recompute":
+            overwrites |= {self._order(f"{storage} is made") for storage in self._made(call) if storage in self.unread}
         if call.kind == "forward" and call.node in self.random:
             overwrites.add(self._order("random numbers"))
         makes: list[int] = []
@@ -130,6 +138,15 @@ class _Writer:
     def _read(self, call: Call) -> list[str]:
         """Storages that the run is given, without repetition."""
         return list(dict.fromkeys(self.catalogue.storage(name) for name in call.implementation.inputs()))
+
+    def _unread(self, call: Call) -> list[str]:
+        """Storages of the operator's inputs that the run is not given; those of a run that is made again are there."""
+        operator = None if call.kind == "recompute" else self.operators.get(call.node)
+        if operator is None:
+            return []
+        read = set(self._read(call))
+        inputs = dict.fromkeys(self.catalogue.storage(name) for name in operator_inputs(operator))
+        return [storage for storage in inputs if storage not in read and storage in self.makes]
 
     def _made(self, call: Call) -> list[str]:
         """Storages of the results, the one that takes an input's place first."""

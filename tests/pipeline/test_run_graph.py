@@ -24,6 +24,7 @@ from monet.pipeline.run_graph import reorder, run_graph
 from monet.pipeline.schedule import Call, calls
 from monet.pipeline.unrolling import unroll
 from monet.planner.baselines.pytorch import keep_all
+from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.layout import Lifetime, layout
 from monet.planner.order import Ordered
 from monet.planner.order.forced_live import forced_live
@@ -176,3 +177,27 @@ def test_reordering_lowers_the_peak_to_what_it_proves() -> None:
     assert found.peak_bytes < peak_bytes(graph, range(len(graph.nodes)))
     again, _ = run_graph(ordered, prepared.lowered)
     assert peak_bytes(again, range(len(again.nodes))) == found.peak_bytes
+
+
+class _ShapeOnly(torch.nn.Module):
+    """``zeros_like`` is called with a quotient, and reads nothing of it."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        quotient = x / y
+        return (torch.zeros_like(quotient) + x.sin()).cos() * quotient
+
+
+def test_a_run_comes_after_what_makes_an_input_of_which_it_reads_only_the_shape() -> None:
+    """In a problem along this order, another implementation reads it."""
+    made = torch.rand(2, 64, 64, requires_grad=True)
+    prepared = prepare(_ShapeOnly(), (made, made.detach() + 1), {})
+    fastest = fastest_plan(prepared.problem)
+    assert fastest is not None
+    schedule = calls(fastest.runs, prepared.lowered)
+    zeros = next(call for call in schedule if call.node == "zeros_like")
+    assert not zeros.implementation.inputs(), "the model tests nothing"
+    graph, called = run_graph(schedule, prepared.lowered)
+    rng = random.Random(0)
+    for _ in range(30):
+        nodes = [call.node for n in _random_order(graph, rng) if (call := called[n]) is not None]
+        assert nodes.index("div") < nodes.index("zeros_like")
