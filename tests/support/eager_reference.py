@@ -129,7 +129,9 @@ def compare_steps(
         if of_step:  # eager's step from where the planned module was
             module = copy.deepcopy(model)
             optimiser = torch.optim.SGD(module.parameters(), rate, momentum=0.9)
-            module.load_state_dict(states[step].module)
+            with torch.no_grad():  # some models' load_state_dict changes the model (MNASNet)
+                for name, tensor in module.state_dict().items():
+                    tensor.copy_(states[step].module[name])
             optimiser.load_state_dict(states[step].optimiser)
             from_there = run_step(module, optimiser, make_inputs(step), step)
             for name, one in of_step.items():
