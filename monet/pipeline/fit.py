@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monet.errors import InfeasibleBudget
+from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.known_plans import Placed
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter
@@ -82,9 +83,11 @@ class Fit:
     @property
     def has_orders(self) -> bool:
         """Whether other orders than the captured one are searched in. Copies are timed along that one, and baselines
-        are defined along it."""
-        problem = self.lowered.problem
-        return self.variant in ABLATION and problem.second is None and not problem.carried
+        are defined along it. In another one a weight update may come before a recomputation that reads the weight, of
+        which the program knows nothing."""
+        problem, offers = self.lowered.problem, self.lowered.catalogue.backward.values()
+        updates = any(isinstance(offer.call, ParameterUpdate) for named in offers for offer in named.values())
+        return self.variant in ABLATION and problem.second is None and not problem.carried and not updates
 
 
 @dataclass(slots=True)
