@@ -15,7 +15,7 @@ Costs are estimated, so figures repeat on any machine; overheads are over the fa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -128,6 +128,15 @@ def _cell(prepared: Prepared, share: float, which: str, time_limit_s: float) -> 
     }
 
 
+def row_text(row: Mapping[str, Mapping[str, Any]], value: str) -> str:
+    """Of each cell, ``value``, the gap and the seconds."""
+    return "; ".join(
+        f"{which} refused" if "refused" in cell
+        else f"{which} {cell[value]:+.2%} ({cell['gap']:.2%}) {cell['wall_s']:.1f} s"
+        for which, cell in row.items()
+    )  # fmt: skip
+
+
 @click.command()
 @click.option("--only", "names", multiple=True, type=click.Choice(list(CELLS)), help="Only these; writes no file.")
 @click.option("--time-limit", default=20.0, show_default=True, help="Seconds of each plan.")
@@ -139,12 +148,7 @@ def main(names: tuple[str, ...], time_limit: float) -> None:
         prepared = prepared_network(name)
         for share in shares:
             row = results[f"{name} {share:g}"] = {which: _cell(prepared, share, which, time_limit) for which in ORDERS}
-            said = (
-                f"{which} refused" if "refused" in cell
-                else f"{which} +{cell['overhead']:.2%} ({cell['gap']:.2%}) {cell['wall_s']:.1f} s"
-                for which, cell in row.items()
-            )  # fmt: skip
-            click.echo(f"{name} {share:g}: " + "; ".join(said))
+            click.echo(f"{name} {share:g}: {row_text(row, 'overhead')}")
     if not names:
         click.echo(f"wrote {record.write('orders', {'time_limit_s': time_limit, 'cells': results})}")
 

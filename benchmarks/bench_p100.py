@@ -21,6 +21,7 @@ import highspy
 import record
 
 from monet.errors import InfeasibleBudget, SolverError
+from monet.planner.program.index import index_of
 from monet.planner.program.program import Program
 from monet.planner.published.profile import load_published
 from monet.planner.replay import replay
@@ -124,7 +125,7 @@ def _prove(case: Case, time_limit_s: float) -> None:
     problem = load_published(case.path)
     best = Incumbent.fastest_within(problem, case.budget_bytes)
     best.offer(case.plan.runs)
-    scope = scope_of(problem, None)
+    scope = scope_of(index_of(problem), None)
     program = build(problem, case.budget_bytes, scope, needed_besides(problem, best.runs, scope))
     planned = begun_state(best, case.budget_bytes, Solving(time_limit_s, GAP)).search(program)
     bound_s, status = bound_full_program(planned, case.budget_bytes, time_limit_s, first=0.6)
@@ -151,7 +152,7 @@ def _sizes(path: Path, budget_bytes: int) -> dict[str, dict[str, Any]]:
     sizes = {}
     for name, window in (("planned", None), ("full", stages)):
         start = time.perf_counter()
-        program = build(problem, budget_bytes, scope_of(problem, window), {})
+        program = build(problem, budget_bytes, scope_of(index_of(problem), window), {})
         built_s = time.perf_counter() - start
         sizes[name] = {
             "scope": program.scope,

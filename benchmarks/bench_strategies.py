@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import click
 import record
-from bench_orders import prepared_network
+from bench_orders import prepared_network, row_text
 
 from monet.errors import InfeasibleBudget, SolverError
 from monet.pipeline.orders import first_orders
@@ -78,7 +78,7 @@ def _strategies(kind: Kind) -> list[str]:
 
 def _problem(name: str, kind: Kind) -> Problem:
     lowered = prepared_network(name).lowered
-    order = first_orders(lowered, MONET, 10.0)[-1].lowered
+    order = first_orders(lowered, MONET, 10.0)[0].lowered
     problem = restrict(order.problem, MONET)
     return replace(problem, second=SECOND) if kind.name == "moving" else problem
 
@@ -117,12 +117,7 @@ def main(only: tuple[str, ...], time_limit: float) -> None:
                     with _without(kind.policies, left_out):
                         row[left_out] = _solved(problem, kind, fastest, share, solving)
                 results[f"{kind.name} {name} {share:g}"] = row
-                said = (
-                    f"{which} refused" if "refused" in cell
-                    else f"{which} {cell['value']:.2%} ({cell['gap']:.2%}) {cell['wall_s']:.1f} s"
-                    for which, cell in row.items()
-                )  # fmt: skip
-                click.echo(f"{kind.name} {name} {share:g}: " + "; ".join(said))
+                click.echo(f"{kind.name} {name} {share:g}: {row_text(row, 'value')}")
     if not only:
         click.echo(f"wrote {record.write('strategies', {'time_limit_s': time_limit, 'cells': results})}")
 

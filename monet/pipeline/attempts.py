@@ -185,22 +185,19 @@ class Attempts:
         state = self._state
         fit = state.fit
         placed = self._placed(solution, INTERRUPTED_S)
-        if state.best is not None or state.known is not None:
-            return placed
-        if fit.excess_bytes(placed) <= 0:
+        if fit.excess_bytes(placed) <= 0 or state.best is not None or state.known is not None:
             return placed
         logger.warning("interrupted; looking for an arena for the best plan so far: Ctrl-C again gives it up")
         for _ in range(TRIES):
-            if fit.excess_bytes(placed) <= 0:
-                return placed
             target_bytes = min(target_bytes, placed[0].peak_bytes) - fit.excess_bytes(placed)
             smaller = self._repaired(target_bytes, INTERRUPTED_S)
             if not smaller:
                 break
             made = _with_runs(solution, smaller[0], self._lowered.problem)
             placed = self._placed(made, INTERRUPTED_S)
-        if fit.excess_bytes(placed) > 0:
-            placed = self._placed(solution, INTERRUPTED_AGAIN_S)
+            if fit.excess_bytes(placed) <= 0:
+                return placed
+        placed = self._placed(solution, INTERRUPTED_AGAIN_S)
         if fit.excess_bytes(placed) > 0:
             raise KeyboardInterrupt
         return placed

@@ -85,9 +85,10 @@ class Fit:
         """Whether other orders than the captured one are searched in. Copies are timed along that one, and baselines
         are defined along it. In another one a weight update may come before a recomputation that reads the weight, of
         which the program knows nothing."""
-        problem, offers = self.lowered.problem, self.lowered.catalogue.backward.values()
-        updates = any(isinstance(offer.call, ParameterUpdate) for named in offers for offer in named.values())
-        return self.variant in ABLATION and problem.second is None and not problem.carried and not updates
+        problem, graph = self.lowered.problem, self.lowered.catalogue.graph
+        if self.variant not in ABLATION or problem.second is not None or problem.carried:
+            return False
+        return not any(isinstance(op.target, ParameterUpdate) for op in graph.backward)
 
 
 @dataclass(slots=True)

@@ -65,7 +65,8 @@ class _Writer:
         self.again = {storage for storage, count in made.items() if count > 1}
         self.operators = {op.name: op for op in (*graph.forward, *graph.backward)}
         self.makes = frozenset(made)
-        self.unread = {storage for call in schedule for storage in self._unread(call)}
+        self.unread = {(call.kind, call.node): self._unread(call) for call in schedule if call.kind != "recompute"}
+        self.shapes = {storage for unread in self.unread.values() for storage in unread}
         self.nodes: list[Node] = []
         self.called: list[Call | None] = []
         self.bytes: dict[int, int] = {}
@@ -90,9 +91,9 @@ class _Writer:
                     reads.add(self._order(storage))
             else:
                 (overwrites if self._changes(call, storage) else reads).add(self._order(storage))
-        reads |= {self._order(f"{storage} is made") for storage in self._unread(call)}
+        reads |= {self._order(f"{storage} is made") for storage in self.unread.get((call.kind, call.node), ())}
         if call.kind != "recompute":
-            overwrites |= {self._order(f"{storage} is made") for storage in self._made(call) if storage in self.unread}
+            overwrites |= {self._order(f"{storage} is made") for storage in self._made(call) if storage in self.shapes}
         if call.kind == "forward" and call.node in self.random:
             overwrites.add(self._order("random numbers"))
         makes: list[int] = []
@@ -140,8 +141,8 @@ class _Writer:
         return list(dict.fromkeys(self.catalogue.storage(name) for name in call.implementation.inputs()))
 
     def _unread(self, call: Call) -> list[str]:
-        """Storages of the operator's inputs that the run is not given; those of a run that is made again are there."""
-        operator = None if call.kind == "recompute" else self.operators.get(call.node)
+        """Storages of the operator's inputs that the run is not given, and that the step makes."""
+        operator = self.operators.get(call.node)
         if operator is None:
             return []
         read = set(self._read(call))

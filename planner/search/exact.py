@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from monet.planner.program.aggregation import add_aggregation
 from monet.planner.program.windows import NO_STAGES
 from monet.planner.search.proof import bound_full_program
-from monet.planner.search.scope import LARGEST, Scope, build, few_stages, needed_besides, scope_of
+from monet.planner.search.scope import LARGEST, Scope, build, few_stages, needed_besides
 from monet.planner.search.state import SearchState
 
 
@@ -30,7 +30,7 @@ class Windows:
     turn: float
 
     def run(self, state: SearchState) -> None:
-        problem, scope = state.incumbent.problem, scope_of(state.incumbent.problem, state.solving.window)
+        problem, scope = state.incumbent.problem, state.windows
         first_s, small_s = state.until_s(self.first if state.worker else self.alone), state.until_s(self.small)
         if scope.after_peaks:
             plain = Scope(scope.window, NO_STAGES)

@@ -14,8 +14,8 @@ from monet.planner.problem import Problem
 from monet.planner.program.constraints import build_program
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.program import Program
-from monet.planner.search.scope import needed_besides, scope_of
-from monet.planner.search.state import PolicyOf, SearchState, cancelled_by_ctrl_c
+from monet.planner.search.scope import needed_besides
+from monet.planner.search.state import PolicyOf, SearchState
 from monet.planner.solvers.rows import Sum
 
 
@@ -54,9 +54,7 @@ class Descent:
         until_s = self.until * state.limit_s
         while state.deadline.left_s(until_s) > 0 and high - low > max(1.0, gap * high):
             middle = (low + high) // 2
-            tried = state.inner(problem, middle, self.step * state.limit_s, enough=state.limit)
-            with cancelled_by_ctrl_c(tried.deadline):
-                tried.follow(self.by)
+            tried = state.tried(middle, self.step * state.limit_s, self.by)
             runs = tried.incumbent.runs
             if runs is not None and best.offer(runs):
                 high = int(best.value)
@@ -94,7 +92,7 @@ def keep_everything_bytes(problem: Problem) -> int:
 def least_peak_program(state: SearchState) -> Program:
     """The program of least peak, in shares of the best plan's peak; without a plan, of everything kept at once."""
     incumbent, problem = state.incumbent, state.incumbent.problem
-    scope = scope_of(problem, state.solving.window)
+    scope = state.windows
     most_bytes = incumbent.cost.peak_bytes if incumbent.cost is not None else keep_everything_bytes(problem)
     program = build_program(
         problem, most_bytes, scope.window, needed_besides(problem, incumbent.runs, scope), scope.after_peaks

@@ -11,7 +11,7 @@ from monet.planner.program.windows import NO_STAGES
 from monet.planner.search.exact import FewStages, FullProgram, Windows
 from monet.planner.search.least_peak import Descent, LeastPeak, Thriftiest
 from monet.planner.search.relaxation import BranchAndBound, Relaxation, WithoutRecomputation
-from monet.planner.search.scope import LARGEST, LARGEST_WINDOWED, Scope, is_within, scope_of
+from monet.planner.search.scope import LARGEST, LARGEST_WINDOWED, Scope, is_within
 from monet.planner.search.smallest_moving import Extremes, Halving, SmallestWithoutMoves
 from monet.planner.search.state import Policy, SearchState
 from monet.planner.search.two_memories import AroundMoves, WithoutMoves
@@ -41,7 +41,7 @@ DEEP: Policy = (Relaxation(until=1.0), Walks(share=0.25), BranchAndBound())
 def _alone(state: SearchState) -> Policy:
     """Without a second memory."""
     index = state.index
-    if is_within(index, scope_of(index.problem, state.solving.window), LARGEST_WINDOWED):
+    if is_within(index, state.windows, LARGEST_WINDOWED):
         return WINDOWED
     return FEW_STAGES if is_within(index, Scope(1, NO_STAGES), LARGEST) else DEEP
 

@@ -22,8 +22,18 @@ class Relaxation:
     poor_until: float | None = None
 
     def run(self, state: SearchState) -> None:
+        best, gap = state.incumbent, state.solving.gap
+        moments = MomentSearch(state.index, state.budget_bytes, state.solve, best, state.deadline, gap, state.enough)
+        state.moments = moments
         poor_until_s = None if self.poor_until is None else self.poor_until * state.limit_s
-        state.relax(self.until * state.limit_s, poor_until_s)
+        try:
+            moments.run(self.until * state.limit_s, poor_until_s)
+        finally:  # also where Ctrl-C comes between solves
+            state.full_bound = moments.bound
+        state.built_s = state.deadline.elapsed_s()
+        state.status = "time_limit"
+        if moments.infeasible:
+            state.status, state.scope = "infeasible", "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +68,10 @@ class BranchAndBound:
         if moments is None or state.incumbent.runs is None or hopeless:
             return
         moments.bound = max(moments.bound, state.full_bound)
-        status, until_s = state.status, state.until_s(self.share)
-        if status == "optimal":
+        until_s = state.until_s(self.share)
+        if state.status == "optimal":
             until_s = min(until_s, 2 * state.deadline.elapsed_s())
         try:
             moments.prove(until_s, state.planned)
         finally:
             state.full_bound = moments.bound
-        state.status = "optimal" if state.is_close() else status

@@ -11,7 +11,7 @@ import numpy as np
 from monet.planner.problem import Problem
 from monet.planner.program.constraints import build_program
 from monet.planner.program.given import GivenMoves
-from monet.planner.program.index import Index, index_of
+from monet.planner.program.index import Index
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.moves import MoveOffers
 from monet.planner.program.peaks import after_peaks
@@ -37,14 +37,14 @@ class Scope:
     after_peaks: frozenset[int]
 
 
-def scope_of(problem: Problem, window: int | None) -> Scope:
+def scope_of(index: Index, window: int | None) -> Scope:
     """``window``: as a person gives it; None chooses by size, and one that spans all stages is the full program."""
-    stages = len(problem.backward)
+    stages = len(index.problem.backward)
     if window is None:
         window = stages if stages <= FULL_STAGES else WINDOW
     if window >= stages:
         return Scope(None, frozenset())
-    return Scope(window, after_peaks(index_of(problem)))
+    return Scope(window, after_peaks(index))
 
 
 def is_within(index: Index, scope: Scope, most: int, also_at: Mapping[str, frozenset[int]] | None = None) -> bool:

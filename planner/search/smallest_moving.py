@@ -13,7 +13,7 @@ from monet.errors import SolverError
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.search.incumbent import Incumbent
-from monet.planner.search.state import PolicyOf, SearchState, begun_state, cancelled_by_ctrl_c
+from monet.planner.search.state import PolicyOf, SearchState
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,12 @@ class SmallestWithoutMoves:
 
     def run(self, state: SearchState) -> None:
         problem = replace(state.incumbent.problem, second=None)
-        solving = replace(state.solving, time_limit_s=min(self.share * state.limit_s, state.deadline.left_s()))
         best = Incumbent(problem, state.incumbent.measure, state.incumbent.fits)
-        inner = begun_state(best, state.limit, solving, cancellation=state.deadline.cancellation)
+        inner = state.inner(best, state.limit, self.share * state.limit_s)
         try:
-            with cancelled_by_ctrl_c(inner.deadline):
-                inner.follow(self.by)
-        except SolverError:
-            if (
-                state.incumbent.runs is None
-            ):  # moves make no plan faster: where none is known without them, there is none
+            inner.follow_until_ctrl_c(self.by)
+        except SolverError:  # moves make no plan faster: where none is known without them, there is none
+            if state.incumbent.runs is None:
                 raise
         if best.runs is not None:
             state.incumbent.offer(best.runs)
@@ -83,9 +79,7 @@ class Halving:
         low = int(state.program_bound)
         while deadline.left_s() > 0 and not _is_done(state, low):
             middle = int(low + best.value) // 2
-            tried = state.inner(best.problem, middle, step_s, enough=state.limit)
-            with cancelled_by_ctrl_c(tried.deadline):
-                tried.follow(self.by)
+            tried = state.tried(middle, step_s, self.by)
             if tried.incumbent.runs is None or not best.offer(tried.incumbent.runs):
                 low = middle
                 if tried.is_proven_slower(state.limit):

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from monet.planner.problem import Problem
 from monet.planner.program.index import Index, index_of
 from monet.planner.program.program import Program
 from monet.planner.progress import Progress
@@ -18,6 +17,7 @@ from monet.planner.search.formulation import Formulation
 from monet.planner.search.incumbent import ROUNDING, Cancellation, Deadline, Incumbent
 from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES
+from monet.planner.search.scope import Scope, scope_of
 from monet.planner.search.search import Search
 from monet.planner.search.solving import Solving
 from monet.planner.search.worker import has_room
@@ -70,6 +70,7 @@ class SearchState:
     planned: Search | None = None
     worker: bool = field(init=False)
     _index: Index | None = None
+    _windows: Scope | None = None
 
     def __post_init__(self) -> None:
         self.worker = has_room(self.solving.solver, self.solving.cores)
@@ -80,6 +81,13 @@ class SearchState:
         if self._index is None:
             self._index = index_of(self.incumbent.problem)
         return self._index
+
+    @property
+    def windows(self) -> Scope:
+        """Of the program with windows, or on a small network the full one."""
+        if self._windows is None:
+            self._windows = scope_of(self.index, self.solving.window)
+        return self._windows
 
     @property
     def budget_bytes(self) -> int:
@@ -124,21 +132,6 @@ class SearchState:
                 break
         if self.is_close():
             self.status = "optimal"
-
-    def relax(self, until_s: float, poor_until_s: float | None = None) -> None:
-        """Solves the program of moments for a bound on every plan, and for plans: see ``MomentSearch.run``."""
-        self.moments = moments = MomentSearch(
-            self.index, self.budget_bytes, self.solve, self.incumbent, self.deadline, self.solving.gap, self.enough
-        )
-        try:
-            moments.run(until_s, poor_until_s)
-        finally:  # also where Ctrl-C comes between solves
-            self.full_bound = moments.bound
-        self.built_s = self.deadline.elapsed_s()
-        if moments.infeasible:
-            self.status, self.scope = "infeasible", "full"
-        else:
-            self.status = "optimal" if self.is_close() else "time_limit"
 
     def improve(self, program: Program, until_s: float, seed: int = 0, nodes: int = NODES) -> None:
         """Improves neighbourhoods of the best plan in ``program`` until ``until_s``; ``seed`` and ``nodes``
@@ -207,15 +200,28 @@ class SearchState:
         )
 
     def inner(
-        self, problem: Problem, limit: float, time_limit_s: float, *, enough: float = float("-inf")
+        self, best: Incumbent, limit: float, time_limit_s: float, *, enough: float = float("-inf")
     ) -> SearchState:
-        """A search inside this one, for the fastest plan of ``problem`` in ``limit`` bytes. Ctrl-C ends both."""
+        """A search inside this one, for as long as this one may take, with ``best`` as its incumbent. Ctrl-C ends
+        both."""
         solving = replace(self.solving, time_limit_s=min(time_limit_s, self.deadline.left_s()), prove=False)
-        best = Incumbent.fastest_within(problem, int(limit))
         state = begun_state(best, limit, solving, enough=enough, cancellation=self.deadline.cancellation)
-        if problem is self.incumbent.problem:
+        if best.problem is self.incumbent.problem:
             state._index = self.index
         return state
+
+    def tried(self, budget_bytes: int, time_limit_s: float, by: PolicyOf) -> SearchState:
+        """Where bytes are minimised: a search inside this one for any plan that is fast enough and fits a budget, when
+        it has ended."""
+        best = Incumbent.fastest_within(self.incumbent.problem, budget_bytes)
+        state = self.inner(best, budget_bytes, time_limit_s, enough=self.limit)
+        state.follow_until_ctrl_c(by)
+        return state
+
+    def follow_until_ctrl_c(self, policy: PolicyOf) -> None:
+        """As ``follow``; Ctrl-C between solves ends it, too."""
+        with cancelled_by_ctrl_c(self.deadline):
+            self.follow(policy)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from monet.planner.program.index import index_of
 from monet.planner.program.moves import Interval, MoveOffers
 from monet.planner.program.program import Program
 from monet.planner.program.windows import NO_STAGES
+from monet.planner.search.incumbent import Incumbent
 from monet.planner.search.neighbourhoods import NODES
 from monet.planner.search.scope import (
     LARGEST,
@@ -33,7 +34,7 @@ from monet.planner.search.scope import (
     scope_of,
     with_first_uses,
 )
-from monet.planner.search.state import PolicyOf, SearchState, cancelled_by_ctrl_c
+from monet.planner.search.state import PolicyOf, SearchState
 from monet.planner.search.worker import MOST_NODES
 from monet.planner.solution import Runs
 
@@ -59,14 +60,13 @@ class WithoutMoves:
     def run(self, state: SearchState) -> None:
         if state.started:
             return
-        inner = state.inner(replace(state.incumbent.problem, second=None), state.limit, self.share * state.limit_s)
+        best = Incumbent.fastest_within(replace(state.incumbent.problem, second=None), state.budget_bytes)
         try:
-            with cancelled_by_ctrl_c(inner.deadline):
-                inner.follow(self.by)
+            state.inner(best, state.limit, self.share * state.limit_s).follow_until_ctrl_c(self.by)
         except SolverError as error:  # what moves find is not lost with it
             log.warning("plans without moves are not looked for: %s", error)
-        if inner.incumbent.runs is not None:
-            state.incumbent.offer(inner.incumbent.runs)
+        if best.runs is not None:
+            state.incumbent.offer(best.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,8 @@ class AroundMoves:
             self._improve_in(state, state.incumbent.runs, 1.0, rounds)
             over = state.deadline.elapsed_s() + rounds.built_s >= until_s
             if over or not rounds.searched or (rounds.nodes >= MOST_NODES and state.incumbent.value >= known):
-                break
+                return
             rounds.nodes = min(MOST_NODES, rounds.nodes * 2)
-        if state.is_close():
-            state.status = "optimal"
 
     def _improve_in(self, state: SearchState, start: Runs, share: float, rounds: _Rounds) -> None:
         """Improves a plan for a share of the time that is left."""
@@ -219,7 +217,8 @@ def _program_around(
     if moves is None:
         given = given_moves(problem, runs, stage_reads(problem, runs))
         problem, runs = with_given(problem, given), given.without(runs)
-    index, scope = index_of(problem), scope_of(problem, window)
+    index = index_of(problem)
+    scope = scope_of(index, window)
     also_at = with_first_uses(index, needed_besides(problem, runs, scope))
     if is_within(index, scope, LARGEST_WINDOWED, also_at):
         return build(problem, budget_bytes, scope, also_at, given, moves)

@@ -22,6 +22,7 @@ from monet.planner.problem import (
     Tensor,
 )
 from monet.planner.program.constraints import build_program
+from monet.planner.program.index import index_of
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.peaks import after_peaks
 from monet.planner.program.readback import earlier, read_point, write_point
@@ -134,8 +135,9 @@ def test_scopes_are_named() -> None:
     also_at = {"t1": frozenset({0, 1}), "t2": frozenset({0})}
     assert build_program(problem, 100, 4, also_at).scope == "window 4 + 3 known reruns"
     assert build_program(problem, 100, 4, relaxed=True).scope == "full"
-    assert scope_of(problem, 60).window is None and scope_of(problem, 59).window == 59
-    assert scope_of(chain(40), None).window is None and scope_of(chain(41), None).window == 16
+    index = index_of(problem)
+    assert scope_of(index, 60).window is None and scope_of(index, 59).window == 59
+    assert scope_of(index_of(chain(40)), None).window is None and scope_of(index_of(chain(41)), None).window == 16
 
 
 # Stages after peaks, and stages that a start needs.
