@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monet.errors import InfeasibleBudget
-from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.known_plans import Placed
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter
@@ -83,12 +82,9 @@ class Fit:
     @property
     def has_orders(self) -> bool:
         """Whether other orders than the captured one are searched in. Copies are timed along that one, and baselines
-        are defined along it. In another one a weight update may come before a recomputation that reads the weight, of
-        which the program knows nothing."""
-        problem, graph = self.lowered.problem, self.lowered.catalogue.graph
-        if self.variant not in ABLATION or problem.second is not None or problem.carried:
-            return False
-        return not any(isinstance(op.target, ParameterUpdate) for op in graph.backward)
+        are defined along it."""
+        problem = self.lowered.problem
+        return self.variant in ABLATION and problem.second is None and not problem.carried
 
 
 @dataclass(slots=True)

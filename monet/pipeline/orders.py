@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from monet.base.graph import Operator, operator_inputs
 from monet.errors import InvalidPlan
 from monet.ops.catalogue import Catalogue, Named
+from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered, lower
 from monet.pipeline.run_graph import reorder
 from monet.pipeline.schedule import calls
@@ -100,9 +101,10 @@ def first_orders(lowered: Lowered, variant: str, time_limit_s: float) -> list[Fi
     if ordered.interrupted:
         raise KeyboardInterrupt
     forward = tuple(call.node for call in schedule if call.kind == "forward")
-    backward = tuple(call.node for call in schedule if call.kind in ("backward", "update"))
+    backward = [call.node for call in schedule if call.kind in ("backward", "update")]
     made = {saved.value.name for each in lowered.catalogue.intermediates.values() for saved in each}
-    other = in_order(lowered, Order(tuple(name for name in forward if name not in made), backward))
+    order = Order(tuple(name for name in forward if name not in made), late_updates(lowered.catalogue, backward))
+    other = in_order(lowered, order)
     along = fastest_plan(restrict(other.problem, variant))
     if along is None:
         return [captured]
@@ -129,9 +131,13 @@ def along(lowered: Lowered, runs: Runs, steps: Sequence[PlanStep]) -> tuple[Lowe
             forward.append(first[step.node])
         elif step.kind == "recompute" and again.get(step.node):
             waiting.append(again[step.node].pop(0))
-        elif step.kind in ("backward", "update"):
+        elif step.kind == "update":
+            stages.append(Stage((), step.node, last[step.node].implementation))
+        elif step.kind == "backward":
             stages.append(Stage(tuple(waiting), step.node, last[step.node].implementation))
             waiting = []
+    by_name = {stage.backward: stage for stage in stages}
+    stages = [by_name[name] for name in late_updates(lowered.catalogue, tuple(by_name))]
     position = {run.operator: k for k, run in enumerate(forward)}
     stages = [replace(s, recompute=tuple(sorted(s.recompute, key=lambda run: position[run.operator]))) for s in stages]
     made = Runs(tuple(forward), tuple(stages))
@@ -142,6 +148,30 @@ def along(lowered: Lowered, runs: Runs, steps: Sequence[PlanStep]) -> tuple[Lowe
         logger.debug("the plan is none along its own order: %s", reason)
         return None
     return other, made
+
+
+def late_updates(offers: Catalogue, backward: Sequence[str]) -> tuple[str, ...]:
+    """The order ``backward`` with each weight update after the last operator before which a plan may run again what
+    reads the weight: the program does not know that an update changes it."""
+    graph = offers.graph
+    updates = {op.name for op in graph.backward if isinstance(op.target, ParameterUpdate)}
+    position = {name: k for k, name in enumerate(backward)}
+    wanted: dict[str, int] = defaultdict(int)  # storage → the last operator before which it may be made again
+
+    def want(names: Iterable[str | None], last: int) -> None:
+        for storage in {offers.storage(name) for name in names if name is not None}:
+            wanted[storage] = max(wanted[storage], last)
+
+    for name in position.keys() - updates:
+        for run in offers.backward[name].values():
+            want((*run.inputs(), *run.holds), position[name])
+    for op in reversed(graph.forward):
+        made = [*op.outputs, *(saved.value.name for saved in offers.intermediates.get(op.name, ()))]
+        want(operator_inputs(op), max((wanted[offers.storage(name)] for name in made if name is not None), default=0))
+    for op in graph.backward:
+        if op.name in updates:
+            position[op.name] = max(position[op.name], *(wanted[offers.storage(name)] for name in operator_inputs(op)))
+    return tuple(sorted(backward, key=lambda name: (position[name], name in updates)))
 
 
 def _ordered(operators: Sequence[Operator], names: Sequence[str]) -> tuple[Operator, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +13,23 @@ from torch import nn
 
 import monet
 from monet.base.graph import operator_inputs
-from monet.errors import InfeasibleBudget
+from monet.errors import InfeasibleBudget, SolverError
 from monet.pipeline import fitting
 from monet.pipeline.fit import Fit
 from monet.pipeline.fitting import fit_budget, orders_of
 from monet.pipeline.lowering import Lowered
-from monet.pipeline.orders import along, first_orders, in_order, order_of
+from monet.pipeline.orders import along, first_orders, in_order, late_updates, order_of
 from monet.pipeline.placement import placement
 from monet.pipeline.planning import plan_prepared, plan_smallest
-from monet.pipeline.preparation import Preparing, prepare
+from monet.pipeline.preparation import Preparing, prepare, prepare_whole
+from monet.pipeline.schedule import calls
+from monet.pipeline.unrolling import unroll
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.replay import replay
 from monet.planner.search import Solving
+from monet.planner.solution import Run
+from monet.step.training_step.whole_step import capture_whole_step
 
 
 class Branches(nn.Module):
@@ -135,6 +140,33 @@ def test_what_overwrites_a_later_readers_input_is_not_offered() -> None:
     ordered = in_order(lowered, replace(captured, forward=earlier))
     assert is_in_order(ordered) and ordered.problem.backward == lowered.problem.backward
     assert not any(q.overwrites for o in ordered.problem.forward if o.id == "relu" for q in o.implementations)
+
+
+def test_a_weight_changes_after_the_last_run_that_reads_it() -> None:
+    """In an order with the second weight's gradient at the end, for which a plan may run the first layer again."""
+    model = nn.Sequential(nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 4))
+    x, targets = torch.randn(64, 32), torch.randn(64, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = capture_whole_step(model, x, targets, loss_fn=nn.functional.mse_loss, optimizer=optimizer)
+    lowered = prepare_whole(step).lowered
+    fastest = fastest_plan(lowered.problem)
+    assert fastest is not None
+    captured = order_of(fastest.runs)
+    gradient = next(o.name for o in lowered.catalogue.graph.backward if "tanh" in operator_inputs(o) and "mm" in o.name)
+    first, second = ("update model.0.bias", "update model.0.weight"), "update model.2.weight"
+    naive = (*(name for name in captured.backward if name not in (gradient, second)), gradient, second)
+    late = late_updates(lowered.catalogue, naive)
+    assert late == (*(name for name in naive if name not in (gradient, *first, second)), gradient, *first, second)
+    for backward in (naive, late):
+        ordered = in_order(lowered, replace(captured, backward=backward))
+        found = fastest_plan(ordered.problem)
+        assert found is not None
+        again = tuple(Run(name, "aten") for name in ("addmm", "tanh"))
+        stages = tuple(replace(s, recompute=again if s.backward == gradient else ()) for s in found.runs.stages)
+        schedule = calls(replace(found.runs, stages=stages), ordered)
+        assert [call.kind for call in schedule].count("recompute") == 2
+        with nullcontext() if backward == late else pytest.raises(SolverError, match="after its update"):
+            unroll(schedule, ordered)
 
 
 def test_a_plan_that_the_captured_order_refuses_runs_as_eager_does() -> None:
