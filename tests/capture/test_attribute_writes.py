@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import random
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import numpy
@@ -352,6 +356,22 @@ def test_what_depends_on_the_calls_before_is_refused_by_name(of: str) -> None:
         monet.plan(model, (torch.randn(3, 6),), budget="100%", **HASTE)
     assert all(map(_same, _held(model), _held(Fills(of)))), "it is what it was"
     assert (HISTORY, CALLS, model.stats) == ([], 0, {"loss": []})
+
+
+class Imports(nn.Linear):
+    """Its forward pass looks for a module, and imports it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "this" not in sys.modules:
+            with redirect_stdout(StringIO()):
+                importlib.import_module("this")
+        return super().forward(x)
+
+
+def test_a_forward_pass_may_import() -> None:
+    sys.modules.pop("this", None)
+    monet.plan(Imports(6, 4), (torch.randn(3, 6),), budget="100%", **HASTE)
+    assert "this" in sys.modules
 
 
 LOG: list[Any] = []

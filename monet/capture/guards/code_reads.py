@@ -207,6 +207,8 @@ class CodeReads:
             self._hold(name, value)
 
     def _hold(self, name: str, value: Any) -> None:
+        if value is sys.modules:  # what a forward pass imports is no change of the model
+            return
         if isinstance(value, type):
             if _is_read(value):
                 self.add_class(value)
