@@ -76,7 +76,7 @@ class Loss(nn.Module):
 
 
 def _language(architecture: str, **config: Any) -> nn.Module:
-    return Loss(with_torchvision_schemas(lambda: random_weights(architecture, **config)))
+    return Loss(random_weights(architecture, **config))
 
 
 def _vision(name: str, **config: Any) -> nn.Module:

@@ -27,7 +27,6 @@ from job_process import run_apart
 from torch import Tensor, nn
 
 import monet
-from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.native import allocator
 
 STEPS = 5
@@ -205,7 +204,7 @@ def _model() -> nn.Module:
         "intermediate_size": 1024,
     }  # fmt: skip
     torch.manual_seed(0)
-    return with_torchvision_schemas(lambda: random_weights("BertForMaskedLM", **sizes)).train()
+    return random_weights("BertForMaskedLM", **sizes).train()
 
 
 class _Told(logging.Handler):

@@ -23,7 +23,6 @@ from torch import nn
 
 import monet
 from monet.models.examples import tiny_resnet
-from monet.models.torchvision_schemas import with_torchvision_schemas
 
 SAMPLE_S = 0.004
 """As many calls as take about so long are one sample: a clock reading is nothing beside it."""
@@ -56,7 +55,7 @@ def _bert() -> tuple[nn.Module, Callable[[int], Any]]:
         tokens = torch.randint(0, 1000, (size, 64))
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens[:, 0] % 2}
 
-    model = with_torchvision_schemas(lambda: random_weights("BertForSequenceClassification", **sizes))
+    model = random_weights("BertForSequenceClassification", **sizes)
     return model, batch
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from monet.models.torchvision_schemas import with_torchvision_schemas
+
 
 def random_weights(architecture: str, **config: Any) -> nn.Module:
     """The class ``architecture`` of transformers with random weights; ``config`` are fields of its configuration.
@@ -16,6 +18,10 @@ def random_weights(architecture: str, **config: Any) -> nn.Module:
     Without a cache of keys and values, which training does not need. Raises ``ValueError`` where there is no such class
     or field; transformers itself takes any field.
     """
+    return with_torchvision_schemas(lambda: _random_weights(architecture, config))
+
+
+def _random_weights(architecture: str, config: dict[str, Any]) -> nn.Module:
     transformers = importlib.import_module("transformers")
     made: Any = getattr(transformers, architecture, None)
     described: Any = getattr(made, "config_class", None)

@@ -193,7 +193,7 @@ class Attempts:
             smaller = self._repaired(target_bytes, INTERRUPTED_S)
             if not smaller:
                 break
-            made = _with_runs(solution, smaller[0], self._lowered.problem)
+            made = with_runs(solution, smaller[0], self._lowered.problem)
             placed = self._placed(made, INTERRUPTED_S)
             if fit.excess_bytes(placed) <= 0:
                 return placed
@@ -264,7 +264,7 @@ class Attempts:
         return [] if runs is None else [runs]
 
 
-def _with_runs(solution: Solution, runs: Runs, problem: Problem) -> Solution:
+def with_runs(solution: Solution, runs: Runs, problem: Problem) -> Solution:
     """Another plan that was made of a solution's and fits the same budget: what was proven of every plan holds for it,
     and what was proven of fewer where it may be one of them."""
     cost, proof = replay(problem, runs), solution.proof

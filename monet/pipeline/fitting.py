@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from monet.errors import InfeasibleBudget, SolverError
-from monet.pipeline.attempts import Attempts
+from monet.pipeline.attempts import TRIES, Attempts, with_runs
 from monet.pipeline.fit import SHARES, WORTH_SHARE, Fit, FitState
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
@@ -27,6 +27,7 @@ from monet.pipeline.orders import FirstOrder, along, first_orders, in_order, ord
 from monet.pipeline.placement import ORDER_S, placement
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
+from monet.planner.construction.kept import keep_what_fits
 from monet.planner.memory_floor import floor_s
 from monet.planner.replay import replay
 from monet.planner.schedules import ABLATION, MOVE, MOVE_ONLY, plan_variant
@@ -120,6 +121,10 @@ class _Search:
 
     def run(self) -> None:
         """Raises ``InfeasibleBudget``, and ``KeyboardInterrupt`` on Ctrl-C amid a placement or where no plan fits."""
+        self._search()
+        self._keep_what_fits()
+
+    def _search(self) -> None:
         fit, orders = self.fit, orders_of(self.fit)
         for order in orders:
             share = 1.0 if len(orders) == 1 else SHARES.each
@@ -174,6 +179,28 @@ class _Search:
         logger.info("searching along the order of the best plan, which saves %d bytes", saved_bytes)
         self._search_in(other[0], self.state.left_s(), other[1])
         return self.state.best is not None and self.state.best[0].objective_s < solution.objective_s * (1 - WORTH_SHARE)
+
+    def _keep_what_fits(self) -> None:
+        """Recomputes no more what the best plan's own order has room for: a search ends near enough to what is proven,
+        and along the order that it counts in."""
+        fit, best = self.fit, self.state.best
+        if best is None or self.state.interrupted or not fit.has_orders:
+            return
+        other = along(fit.lowered, best[0].runs, best[1].unrolled.steps)
+        if other is None:
+            return
+        (lowered, runs), target_bytes = other, fit.budget_bytes
+        problem = restrict(lowered.problem, fit.variant)
+        for _ in range(TRIES):
+            fuller = keep_what_fits(problem, runs, target_bytes)
+            if fuller == runs:
+                return
+            placed = with_runs(best[0], fuller, problem), placement(fuller, lowered, fit.budget_bytes, ORDER_S)
+            excess_bytes = fit.excess_bytes(placed)
+            if excess_bytes <= 0:
+                self.state.best = placed
+                return
+            target_bytes -= excess_bytes
 
     def _fit_smallest(self) -> None:
         """No plan fits as the program counts: the smallest one known may fit once it is ordered, and faster ones along

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from monet.planner.construction.kept import next_peak_bytes
+from monet.planner.replay import replay
+
 if TYPE_CHECKING:
     from monet.pipeline.lowering import Lowered
     from monet.planner.problem import Problem
@@ -71,6 +74,7 @@ class Summary:
     bound_bytes: int | None = None
     order: OrderSummary | None = None
     kept: int | None = None
+    next_peak_bytes: int | None = None
     choices: Mapping[str, Mapping[str, int]] | None = None
     columns: int | None = None
     rows: int | None = None
@@ -109,6 +113,7 @@ def plan_summary(plan: Plan, solution: Solution, lowered: Lowered) -> Summary:
         solve_s=solution.solve_s,
         kept=len(solution.runs.forward) - len(again),
         recomputed=sum(len(stage.recompute) for stage in solution.runs.stages),
+        next_peak_bytes=next_peak_bytes(lowered.problem, solution.runs) if again else None,
         choices=_choices(plan, lowered),
         second_memory=second_memory_summary(lowered.problem, solution.runs),
     )
@@ -116,8 +121,6 @@ def plan_summary(plan: Plan, solution: Solution, lowered: Lowered) -> Summary:
 
 def second_memory_summary(problem: Problem, runs: Runs) -> SecondMemorySummary | None:
     """What the runs move; None where there is no second memory."""
-    from monet.planner.replay import replay
-
     second, traffic = problem.second, replay(problem, runs).traffic
     if second is None or traffic is None:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from monet.errors import InvalidPlan
+from monet.planner.construction.kept import keep_what_fits
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.problem import Problem
 from monet.planner.progress import Progress
@@ -56,6 +57,9 @@ def plan_problem(
     with cancelled_by_ctrl_c(state.deadline):
         _offer_start(state, start)
         state.follow(fastest)
+        found = best.both()
+        if found is not None and not state.deadline.cancelled:
+            best.offer(keep_what_fits(problem, found[0], budget_bytes))
     solution = state.solution(state.proof())
     if solution is None:
         raise refusal(problem, budget_bytes, state.status, state.scope, solving.time_limit_s, known=state.smallest)

@@ -258,3 +258,16 @@ def test_a_later_solve_keeps_what_an_earlier_one_has_proven(monkeypatch: pytest.
     assert told((100, full), (90, Proof(0.4 * cost_s, "full"))) == full
     assert told((100, Proof(2 * cost_s, "window 16")), (90, None)) is None  # of other plans than this one
     assert told((100, Proof(2 * cost_s, "full")), (90, None)) == Proof(cost_s, "full")  # another order's
+
+
+@pytest.mark.parametrize("case", ["residual", "transformer", "awkward"])
+def test_what_the_budget_has_room_for_is_kept(case: str) -> None:
+    """Of a search that ends far from what it could prove; and the summary says what one recomputation less needs."""
+    prepared = case_prepared(case, exact=False)
+    smallest_bytes = plan_smallest(prepared, solving=Solving(time_limit_s=5.0)).plan.peak_bytes
+    for share in (0.2, 0.5, 0.8):
+        budget_bytes = int(smallest_bytes + share * (prepared.eager.peak_bytes - smallest_bytes))
+        result = plan_prepared(prepared, budget_bytes, Solving(time_limit_s=5.0, gap=0.5))
+        needed = result.summary.next_peak_bytes
+        assert result.plan.peak_bytes <= budget_bytes
+        assert needed is None or needed > budget_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ def render_summary(summary: Summary, unit: str) -> str:
         ("eager's step", _seconds(summary.baseline_s), ""),
         ("planned step", _seconds(summary.objective_s), f"predicted, {compared(summary.overhead)}"),
         _bound_row(summary, unit),
-        ("operators", f"{summary.kept} kept", f"{summary.recomputed} recomputed"),
+        ("operators", f"{summary.kept} kept", _recomputed(summary, show)),
         *_second_memory_rows(summary, unit),
         ("order", summary.order.method, _order_note(summary.order)),
         ("planning", _seconds(summary.solve_s), f"to solve, {_seconds(summary.build_s)} to build"),
@@ -48,6 +48,16 @@ def render_summary(summary: Summary, unit: str) -> str:
             for family, counts in summary.choices.items()
         )
     return "\n".join([*lines, "", _OUTSIDE_THE_PROMISE])
+
+
+def _recomputed(summary: Summary, show: Callable[[int], str]) -> str:
+    """How much runs again, and why not less."""
+    again, needed = f"{summary.recomputed} recomputed", summary.next_peak_bytes
+    if needed is None:
+        return again
+    if needed > summary.budget_bytes:
+        return f"{again}; one less needs {show(needed)}"
+    return f"{again}; one less would fit as counted, but not in an arena that was found"
 
 
 def _second_memory_rows(summary: Summary, unit: str) -> list[tuple[str, str, str]]:

@@ -1,0 +1,67 @@
+"""Plans with one recomputation less: its results stay in memory since the run before.
+
+A search that ends near enough to its bound may leave room for them; ``keep_what_fits`` fills it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from monet.errors import InvalidPlan
+from monet.planner.problem import Problem, recompute_cost
+from monet.planner.replay import Replay, replay
+from monet.planner.runs import without_useless
+from monet.planner.solution import Runs, Stage
+
+MOST_RUNS = 100_000
+"""Runs that are replayed in trials, so that of a long plan only the longest recomputations are tried: about two
+seconds with the networks of ``bench_orders.py``."""
+
+
+def keep_what_fits(problem: Problem, runs: Runs, budget_bytes: int) -> Runs:
+    """``runs`` without recomputations whose results fit in memory instead, those that take longest first."""
+    seconds = replay(problem, runs).objective_s
+    for place in _longest(problem, runs):
+        fewer = _without(problem, runs, place)
+        cost = None if fewer is None else _cost(problem, fewer)
+        if fewer is not None and cost is not None and cost.peak_bytes <= budget_bytes and cost.objective_s <= seconds:
+            runs, seconds = fewer, cost.objective_s
+    return runs
+
+
+def next_peak_bytes(problem: Problem, runs: Runs) -> int | None:
+    """What the step needs at least where one recomputation less is run; None where there is none that can be left
+    out."""
+    fewer = (_without(problem, runs, place) for place in _longest(problem, runs))
+    costs = (_cost(problem, each) for each in fewer if each is not None)
+    return min((cost.peak_bytes for cost in costs if cost is not None), default=None)
+
+
+def _longest(problem: Problem, runs: Runs) -> list[tuple[str, str]]:
+    """Stage and operator of recomputations, those that take longest first."""
+    seconds = {(o.id, q.name): recompute_cost(q)[0] for o in problem.forward for q in o.implementations}
+    found = [(stage.backward, run) for stage in runs.stages for run in stage.recompute]
+    found.sort(key=lambda each: -seconds[each[1].operator, each[1].implementation])
+    trials = MOST_RUNS // max(1, len(problem.forward) + len(problem.backward) + len(found))
+    return [(backward, run.operator) for backward, run in found[:trials]]
+
+
+def _without(problem: Problem, runs: Runs, place: tuple[str, str]) -> Runs | None:
+    """``runs`` without that recomputation, and without those that were run for it alone; None where it is gone."""
+    backward, operator = place
+
+    def shorter(stage: Stage) -> Stage:
+        if stage.backward != backward:
+            return stage
+        return replace(stage, recompute=tuple(run for run in stage.recompute if run.operator != operator))
+
+    stages = tuple(map(shorter, runs.stages))
+    return None if stages == runs.stages else without_useless(problem, replace(runs, stages=stages))
+
+
+def _cost(problem: Problem, runs: Runs) -> Replay | None:
+    """None where they are no plan: what is read was overwritten, or has left memory."""
+    try:
+        return replay(problem, runs)
+    except (InvalidPlan, KeyError):
+        return None
