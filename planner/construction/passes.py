@@ -12,7 +12,7 @@ The walk counts a tensor until it is dropped, replay until its last read: replay
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Set
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,9 +37,11 @@ def forward_pass(walk: Walk, kept: Container[str] | None = None) -> list[Run] | 
     index = walk.index
     staying = index.last if kept is None else kept
     final = {name: (index.consumers.get(name) or (i,))[-1] for name, i in index.producer.items()}
+    ends = _by_last(final)
+    read_later: set[str] = set()
     for i, operator in enumerate(index.problem.forward):
         made = [v for v in index.intermediates[i] if v.id in walk.chosen or _must_be_made(index, v.id)]
-        needed = {n for n in walk.present if final[n] >= i}
+        needed = read_later & walk.present
         best = best_trial(partial(_forward_trials, walk, i, needed, made))
         if best is None:
             return None
@@ -47,9 +49,21 @@ def forward_pass(walk: Walk, kept: Container[str] | None = None) -> list[Run] | 
         for v in made:
             if make_intermediate(walk, v, index.problem.fixed_bytes, needed | making_reads(made), 0) >= NEVER:
                 return None
-        walk.drop([n for n in walk.present if final.get(n, -1) <= i and n not in staying])
+        read_later.update(name for name in operator.outputs if final[name] > i)
+        read_later.difference_update(ends.get(i, ()))
+        over = {*ends.get(i, ()), *operator.outputs, *(v.id for v in made)}
+        walk.drop([n for n in over if final.get(n, -1) <= i and n not in staying])
         runs.append(Run(operator.id, best.choice.name, tuple(v.id for v in made)))
     return runs
+
+
+def _by_last(last: Mapping[str, int]) -> dict[int, list[str]]:
+    """Position → the names whose last one it is. Walks look at these alone: whatever is present, step by step, would
+    take the square of the number of operators."""
+    ends: dict[int, list[str]] = {}
+    for name, position in last.items():
+        ends.setdefault(position, []).append(name)
+    return ends
 
 
 def _forward_trials(
@@ -79,14 +93,16 @@ def backward_pass(walk: Walk) -> list[Stage] | None:
     """Runs every stage by the implementation that takes least time, with what it makes the walk recompute or drop. None
     where it does not fit, or more than ``MOST_AGAIN`` operators run again."""
     stages: list[Stage] = []
-    runs_again = 0
+    runs_again, index = 0, walk.index
+    last, ends = index.last, _by_last(index.last)
+    outputs = {operator.id: operator.outputs for operator in index.problem.forward}
     for stage in range(len(walk.index.problem.backward)):
         best = best_trial(partial(_stage_trials, walk, stage))
         if best is None:
             return None
         walk.adopt(best.walk)
-        last = walk.index.last
-        walk.drop([n for n in walk.present if last.get(n, -1) <= stage])
+        over = {n for run in best.choice.recompute for n in (*outputs[run.operator], *run.intermediates)}
+        walk.drop([n for n in over.union(ends.get(stage, ())) if last.get(n, -1) <= stage])
         runs_again += len(best.choice.recompute)
         if runs_again > MOST_AGAIN:
             return None

@@ -142,7 +142,7 @@ def _last_uses(
     makers: Makers, reads: tuple[frozenset[str], ...]
 ) -> tuple[dict[str, int], tuple[tuple[ForwardImplementation, ...], ...]]:
     """``last`` and ``runs_again``: direct reads first, then reads by recomputation, latest operator first."""
-    forward = makers.problem.forward
+    forward, pinned = makers.problem.forward, makers.pinned
     last = {name: stage for stage, names in enumerate(reads) for name in sorted(names)}
     runs_again: list[tuple[ForwardImplementation, ...]] = [() for _ in forward]
     read_later: set[str] = set()
@@ -152,15 +152,16 @@ def _last_uses(
             continue
         # An output read by a later recomputation cannot be destroyed before it: leave such an
         # in-place implementation out rather than order two recomputations by a constraint.
-        barred = read_later | makers.pinned
-        runs_again[i] = undominated_again([q for q in forward[i].implementations if q.overwrites not in barred])
+        runs_again[i] = undominated_again(
+            [q for q in forward[i].implementations if q.overwrites not in read_later and q.overwrites not in pinned]
+        )
         read_later.update(name for q in runs_again[i] for name in q.recompute_reads)
         for name in (*forward[i].inputs, *(name for q in runs_again[i] for name in q.recompute_reads)):
             last[name] = max(last.get(name, -1), end)
         for v in makers.intermediates[i]:
             # Recomputation does not replace a pinned output: making v reads the one that survived.
             for name in v.reads if v.id in last else ():
-                if name in makers.pinned:
+                if name in pinned:
                     last[name] = max(last.get(name, -1), last[v.id])
     return last, tuple(runs_again)
 
