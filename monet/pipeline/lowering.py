@@ -283,17 +283,22 @@ def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager
         for storage in (*storages.of(operator_inputs(op)), *storages.of(op.outputs)):
             last[storage] = position
     last.update(dict.fromkeys(storages.leaving, len(operators)))
+    ends: dict[int, list[str]] = {}
+    for storage, position in last.items():
+        ends.setdefault(position, []).append(storage)
     alive: dict[str, int] = {}
+    alive_bytes = 0
     found: list[BackwardOperator] = []
     for position, op in enumerate(operators):
-        before = sum(alive.values())
-        outputs = storages.of(op.outputs)
-        alive.update({s: storages.bytes(s) for s in outputs})
+        before_bytes = alive_bytes
+        for storage in storages.of(op.outputs):
+            alive_bytes += storages.bytes(storage) - alive.get(storage, 0)
+            alive[storage] = storages.bytes(storage)
         runs = catalogue.backward[op.name].values()
         exact_s = min(profile.of(run, catalogue).time_s for run in runs if run.exact)
         offered = [_backward_choice(run, catalogue, profile, storages, exact_s, eager) for run in runs]
-        found.append(BackwardOperator(op.name, tuple(offered), before, sum(alive.values())))
-        alive = {s: size for s, size in alive.items() if last[s] > position}
+        found.append(BackwardOperator(op.name, tuple(offered), before_bytes, alive_bytes))
+        alive_bytes -= sum(alive.pop(storage, 0) for storage in ends.get(position, ()))
     return tuple(found)
 
 

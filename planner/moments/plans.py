@@ -36,7 +36,8 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
             held[moment].add(name)
     kept = held[0] | {name for name in index.pinned if name in index.last}
     away = frozenset(name for name, column in program.gone.items() if on[column])
-    forward = moving(index, (_forward_run(program, on, i, kept | away) for i in range(len(problem.forward))), away)
+    wanted = kept | away
+    forward = moving(index, (_forward_run(program, on, i, wanted) for i in range(len(problem.forward))), away)
     present = set(kept)
     if problem.in_place:
         present |= away
@@ -50,7 +51,7 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
         here = moment_at.get(stage)
         ahead = [] if here is None else sorted(held[here] - present - away)
         back = away - remade.get(program.segment(stage), frozenset())
-        chosen = _stage_run(program, on, stage, present | back, ahead)
+        chosen = _stage_run(program, on, stage, present | back if back else present, ahead)
         if chosen is None:
             back, chosen = away, _stage_run(program, on, stage, present | away, ahead)
         if chosen is None:
@@ -90,7 +91,7 @@ def _forward_run(program: MomentProgram, on: Chosen, i: int, kept: Set[str]) -> 
     operator = index.problem.forward[i]
     made = [v for v in index.intermediates[i] if v.id in kept]
     spoilt = {name for v in made for name in v.reads}
-    usable = [q for q in index.runs_forward[i] if q.overwrites is None or q.overwrites not in kept | spoilt]
+    usable = [q for q in index.runs_forward[i] if q.overwrites not in kept and q.overwrites not in spoilt]
     chosen = [q for q in usable if (c := program.forward.get((i, q.name))) is not None and on[c]]
     q = min(
         chosen or usable,
