@@ -1,0 +1,99 @@
+"""Step time against peak: plans beside ``torch.compile``, which fuses. On the CPU, eleven networks.
+
+python benchmarks/bench_compile.py [--model llama] [--time-limit 60]
+
+As ``bench_curve.py``, with the networks of ``networks.py``, three of which have a realistic width. Contestants:
+``compile`` (Inductor) alone and with ``activation_memory_budget``, around checkpointed blocks, and a plan for the peak
+of each of them, in bytes. Compilation and planning stand beside it in seconds: the first from an empty cache of
+Inductor, the second with the operators measured.
+
+A cell is won where the plan's time, by eager's, is at most the contestant's; ``noise``: the same ratio of eager against
+itself.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import record
+from job_process import run_apart
+from networks import MODELS
+from training_jobs import answer_job, result_line
+
+PROCESS_LIMIT_S = 1200.0
+_apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
+CONTESTANTS: tuple[tuple[str, float | None], ...] = (
+    ("compile", None), ("compile", 0.7), ("compile", 0.5), ("compile", 0.3), ("compile", 0.1), ("compile block", None),
+)  # fmt: skip
+
+
+def _rows(name: str, time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    eager_bytes: int | None = None
+
+    def run(contestant: str, asked: float | int | None, **more: Any) -> dict[str, Any]:
+        job = {"kind": "run", "model": name, "contestant": contestant, "asked": asked, **more}
+        kernels = {
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"{contestant} {asked}"),
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        }
+        result = {"contestant": contestant, "asked": asked, **_apart(job, folder, environment=kernels)}
+        rows.append(result)
+        return result
+
+    eager = run("eager", None)
+    eager_bytes = eager.get("peak_bytes")
+    click.echo(result_line(name, eager, eager_bytes))
+    if eager_bytes is None:
+        return rows
+    for contestant, asked in CONTESTANTS:
+        click.echo(result_line(name, run(contestant, asked), eager_bytes))
+    reached = sorted({row["peak_bytes"] for row in rows if row.get("peak_bytes")}, reverse=True)
+    planning = {"kind": "plan", "model": name, "whole": False, "folder": str(folder), "time_limit_s": time_limit_s,
+                "budgets": {str(budget): budget for budget in (None, *reached)}}  # fmt: skip
+    planned = _apart(planning, folder)
+    for budget in (None, *reached):
+        made = planned.get("plans", {}).get(str(budget), planned)
+        label = "unlimited" if budget is None else "monet"
+        if "path" not in made:
+            rows.append({"contestant": label, "asked": budget, **made})
+        else:
+            run(label, budget, plan=made["path"])
+            rows[-1] |= {key: value for key, value in made.items() if key != "path"}
+        click.echo(result_line(name, rows[-1], eager_bytes))
+    for row in rows:  # beside each contestant, the plan for its peak
+        plan = next((r for r in rows if r["contestant"] == "monet" and r["asked"] == row.get("peak_bytes")), None)
+        if plan is not None and "time_ratio" in row and row["contestant"] != "monet":
+            row["plan_time_ratio"] = plan.get("time_ratio")
+    return rows
+
+
+@click.command()
+@click.option("--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
+@click.option("--time-limit", default=60.0, show_default=True, help="Seconds to plan a budget.")
+@click.option("--again", is_flag=True, help="Run networks again that have a row.")
+@click.option("--job", hidden=True)
+@click.option("--answer", hidden=True, type=click.Path(path_type=Path))
+def main(models: tuple[str, ...], time_limit: float, again: bool, job: str | None, answer: Path | None) -> None:
+    if job is not None and answer is not None:
+        answer.write_text(json.dumps(answer_job(json.loads(job))))
+        return
+    path = record.RESULTS / "compile.json"
+    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    with TemporaryDirectory() as folder:
+        for name in models or MODELS:
+            if name not in rows or again:
+                rows[name] = _rows(name, time_limit, Path(folder))
+                record.write("compile", rows)
+    cells = [(name, row) for name, found in rows.items() for row in found if row["contestant"].startswith("compile")]
+    won = [row for _, row in cells if row.get("plan_time_ratio") and row["plan_time_ratio"] <= row["time_ratio"]]
+    click.echo(f"plans are as fast or faster in {len(won)} of {len(cells)} cells; wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
