@@ -19,7 +19,7 @@ from monet.pipeline.lowering import Lowered
 from monet.pipeline.orders import order_of
 from monet.pipeline.placement import placement
 from monet.planner.ablation import restrict
-from monet.planner.moments.repair import repaired
+from monet.planner.checkpoints.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
 from monet.planner.replay import Replay, replay

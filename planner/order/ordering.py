@@ -15,8 +15,8 @@ from monet.errors import ConfigError
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import OrderGraph, with_views
 from monet.planner.order.heuristics import ORDERS, updates_delayed
+from monet.planner.order.order_search import OrderSearch
 from monet.planner.order.program import solve_order
-from monet.planner.order.race import Race
 from monet.planner.order.segments import climb
 from monet.planner.order.whole import MANY_STATES, bound, exact, start
 from monet.planner.progress import Progress
@@ -78,45 +78,45 @@ def best_order(
     """
     if method not in METHODS:
         raise ConfigError(f"there is no ordering method {method!r}; choose one of {', '.join(METHODS)}")
-    race = Race(graph, time_limit_s, progress)
+    search = OrderSearch(graph, time_limit_s, progress)
     try:
-        interrupted = _run(race, method, solver, workers)
+        interrupted = _run(search, method, solver, workers)
     except KeyboardInterrupt:
-        if race.leader is None:
+        if search.leader is None:
             raise
         interrupted = True
-    best = race.best
-    return Ordered(with_views(graph, best.order), best.peak_bytes, race.bound_bytes, best.method, interrupted)
+    best = search.best
+    return Ordered(with_views(graph, best.order), best.peak_bytes, search.bound_bytes, best.method, interrupted)
 
 
-def _run(race: Race, method: str, solver: str, workers: int) -> bool:
+def _run(search: OrderSearch, method: str, solver: str, workers: int) -> bool:
     """Runs ``method``; True if Ctrl-C ended it, and it has handled that itself."""
-    graph = race.graph
+    graph = search.graph
     if method in ORDERS:
-        race.prove(int(forced_live(graph).max(initial=0)))
-        race.offer(ORDERS[method].make(graph), method)
+        search.prove(int(forced_live(graph).max(initial=0)))
+        search.offer(ORDERS[method].make(graph), method)
         return False
     if method == "roam":
-        race.offer(updates_delayed(graph), "delayed-update")
-        bound(race, [race.best.order])
-        climb(race, workers)
+        search.offer(updates_delayed(graph), "delayed-update")
+        bound(search, [search.best.order])
+        climb(search, workers)
         return False
-    start(race)
+    start(search)
     if method in PROGRAMS:
         program = solve_order(
             graph,
-            race.best.order,
+            search.best.order,
             multi=PROGRAMS[method],
-            deadline=race.deadline,
+            deadline=search.deadline,
             solver=solver,
-            tick=lambda x, bound: race.tell(),
+            tick=lambda x, bound: search.tell(),
         )
-        race.prove(program.bound_bytes)
-        race.offer(program.order, method)
+        search.prove(program.bound_bytes)
+        search.offer(program.order, method)
         return program.interrupted
     if method == "exact":
-        if race.open:
-            exact(race, MANY_STATES)
+        if search.open:
+            exact(search, MANY_STATES)
         return False
-    climb(race, workers)
+    climb(search, workers)
     return False

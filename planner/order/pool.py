@@ -17,7 +17,7 @@ from multiprocessing.synchronize import Event
 
 from monet.planner.order.graph import OrderGraph
 from monet.planner.order.heuristics import Order
-from monet.planner.order.race import Race
+from monet.planner.order.order_search import OrderSearch
 from monet.planner.order.whole import search_whole, start
 
 log = logging.getLogger(__name__)
@@ -55,23 +55,26 @@ class PieceOrder:
         return self.peak_bytes <= self.bound_bytes
 
 
-def order_piece(race: Race, enough_bytes: int, states: int) -> PieceOrder:
-    """Bounds, orders and exact search on ``race``'s graph. The whole gains nothing from less than ``enough_bytes``."""
-    race.prove(enough_bytes)
-    start(race)
-    if race.open:
-        search_whole(race, states)
-    return PieceOrder(race.best.order, race.best.peak_bytes, race.bound_bytes)
+def order_piece(search: OrderSearch, enough_bytes: int, states: int) -> PieceOrder:
+    """Bounds, orders and exact search on ``search``'s graph. The whole gains nothing from less than
+    ``enough_bytes``."""
+    search.prove(enough_bytes)
+    start(search)
+    if search.open:
+        search_whole(search, states)
+    return PieceOrder(search.best.order, search.best.peak_bytes, search.bound_bytes)
 
 
-def order_pieces(race: Race, pieces: Sequence[Piece], states: int, workers: int) -> list[PieceOrder | None]:
+def order_pieces(search: OrderSearch, pieces: Sequence[Piece], states: int, workers: int) -> list[PieceOrder | None]:
     """``order_piece`` for each; None for a piece that the time did not suffice for.
 
     ``workers``: processes. Every piece here is hard, so starting a process for it (0.5 s) pays.
     """
-    enough = race.bound_bytes
+    enough = search.bound_bytes
     if min(workers, len(pieces)) < 2 or multiprocessing.current_process().daemon:  # such a one may have no children
-        return [None if race.stop() else order_piece(race.part(p.graph), enough - p.base_bytes, states) for p in pieces]
+        return [
+            None if search.stop() else order_piece(search.part(p.graph), enough - p.base_bytes, states) for p in pieces
+        ]
     context = multiprocessing.get_context("spawn")
     halt = context.Event()
     pool = ProcessPoolExecutor(min(workers, len(pieces)), context, _begin, (halt,))
@@ -79,11 +82,13 @@ def order_pieces(race: Race, pieces: Sequence[Piece], states: int, workers: int)
         # Ctrl-C is for this process: a process started while it is blocked never sees it, and this one sees it later.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            futures = [pool.submit(_order_piece, p.graph, race.left_s(), enough - p.base_bytes, states) for p in pieces]
+            futures = [
+                pool.submit(_order_piece, p.graph, search.left_s(), enough - p.base_bytes, states) for p in pieces
+            ]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         waiting: set[Future[PieceOrder]] = set(futures)
-        while waiting and not race.stop():
+        while waiting and not search.stop():
             waiting = wait(waiting, POLL_S, FIRST_COMPLETED).not_done
         return [_answer(future) for future in futures]
     finally:
@@ -110,4 +115,4 @@ def _begin(halt: Event) -> None:
 
 
 def _order_piece(graph: OrderGraph, left_s: float, enough_bytes: int, states: int) -> PieceOrder:
-    return order_piece(Race(graph, left_s, halt=_halt[0].is_set), enough_bytes, states)
+    return order_piece(OrderSearch(graph, left_s, halt=_halt[0].is_set), enough_bytes, states)

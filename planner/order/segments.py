@@ -31,8 +31,8 @@ import numpy as np
 from monet.planner.order.ancestry import Ancestry
 from monet.planner.order.graph import OrderGraph, memory_along
 from monet.planner.order.heuristics import Order, delayed, update_nodes
+from monet.planner.order.order_search import OrderSearch
 from monet.planner.order.pool import Piece, order_piece, order_pieces
-from monet.planner.order.race import Race
 from monet.planner.order.stretch import reordered, stretch
 from monet.planner.order.whole import FEW_STATES, MANY_STATES, search_whole, start
 
@@ -52,65 +52,65 @@ def cuts(graph: OrderGraph) -> list[int]:
     return [0, *(k for k in range(1, ancestry.count) if least[k] >= k), ancestry.count]
 
 
-def climb(race: Race, workers: int = 1) -> None:
-    """Segments with little search, then the tree, then with all the search there is, until ``race`` is not open."""
-    if race.open:
-        divide(race, FEW_STATES)
-    if race.open:
-        grow(race, workers)
-    if race.open:
-        divide(race, MANY_STATES, workers)
+def climb(search: OrderSearch, workers: int = 1) -> None:
+    """Segments with little search, then the tree, then with all the search there is, until ``search`` is not open."""
+    if search.open:
+        divide(search, FEW_STATES)
+    if search.open:
+        grow(search, workers)
+    if search.open:
+        divide(search, MANY_STATES, workers)
 
 
-def divide(race: Race, states: int, workers: int = 1) -> None:
+def divide(search: OrderSearch, states: int, workers: int = 1) -> None:
     """Orders each segment on its own, where the best order's peak there is above the bound; exactly, unless the
     search of one runs out of ``states`` sets or of time.
 
     ``workers``: processes for what is hard; the rest is done in this one. The result does not depend on their number.
     """
-    places = cuts(race.graph)
+    places = cuts(search.graph)
     if len(places) == 2:
-        search_whole(race, states)
+        search_whole(search, states)
         return
-    order = list(race.best.order)
+    order = list(search.best.order)
     hard = []
     # The segment of the largest peak first: it raises the bound most, and others may then stay as they are.
-    for peak, begin, end in _by_peak(memory_along(race.graph, order), places):
-        if peak > race.bound_bytes and end - begin > 1 and race.open:
-            part, base = stretch(race.graph, order, begin, end)
+    for peak, begin, end in _by_peak(memory_along(search.graph, order), places):
+        if peak > search.bound_bytes and end - begin > 1 and search.open:
+            part, base = stretch(search.graph, order, begin, end)
             piece = Piece(part, base, begin, tuple(order[begin:end]))
-            answer = order_piece(race.part(part), race.bound_bytes - base, min(states, FEW_STATES))
-            race.prove(base + answer.bound_bytes)
+            answer = order_piece(search.part(part), search.bound_bytes - base, min(states, FEW_STATES))
+            search.prove(base + answer.bound_bytes)
             order[begin:end] = piece.named(answer.order)
             if not answer.proven:
                 hard.append((piece, answer.peak_bytes))
-    race.offer(order, SEGMENTS)
-    if states > FEW_STATES and race.open:
-        hard = [(piece, peak) for piece, peak in hard if piece.base_bytes + peak > race.bound_bytes]
-        answers = order_pieces(race, [piece for piece, _ in hard], states, workers)
+    search.offer(order, SEGMENTS)
+    if states > FEW_STATES and search.open:
+        hard = [(piece, peak) for piece, peak in hard if piece.base_bytes + peak > search.bound_bytes]
+        answers = order_pieces(search, [piece for piece, _ in hard], states, workers)
         for (piece, peak), better in zip(hard, answers, strict=True):
             if better is not None:
-                race.prove(piece.base_bytes + better.bound_bytes)
+                search.prove(piece.base_bytes + better.bound_bytes)
                 if better.peak_bytes < peak:
                     order[piece.begin : piece.begin + len(piece.nodes)] = piece.named(better.order)
-        race.offer(order, SEGMENTS)
+        search.offer(order, SEGMENTS)
 
 
-def grow(race: Race, workers: int = 1) -> None:
+def grow(search: OrderSearch, workers: int = 1) -> None:
     """One level of the tree: the trunk's own order and bound, then the side operators."""
-    graph = race.graph
+    graph = search.graph
     side = side_nodes(graph)
     if not side:
         return
     names = [n for n in graph.working if n not in side]
-    trunk = race.part(without(graph, side))
+    trunk = search.part(without(graph, side))
     start(trunk)
     climb(trunk, workers)
-    race.prove(trunk.bound_bytes)
+    search.prove(trunk.bound_bytes)
     order = delayed(graph, side, [names[k] for k in trunk.best.order])
-    race.offer(order, TREE)
-    if race.open:
-        _with_side(race, order, [names[trunk.best.order[k]] for k in cuts(trunk.graph)[:-1]])
+    search.offer(order, TREE)
+    if search.open:
+        _with_side(search, order, [names[trunk.best.order[k]] for k in cuts(trunk.graph)[:-1]])
 
 
 def side_nodes(graph: OrderGraph) -> frozenset[int]:
@@ -137,19 +137,19 @@ def without(graph: OrderGraph, side: frozenset[int]) -> OrderGraph:
     return OrderGraph(nodes, graph.bytes, graph.inputs, graph.outputs & made)
 
 
-def _with_side(race: Race, order: Order, firsts: Sequence[int]) -> None:
+def _with_side(search: OrderSearch, order: Order, firsts: Sequence[int]) -> None:
     """Orders each segment of the trunk with the side operators that run in it, the largest peak first, until one peak
     cannot be lowered. ``firsts``: the first nodes of the segments."""
     at = {n: k for k, n in enumerate(order)}
     places = [0, *(at[n] for n in firsts[1:]), len(order)]
-    for peak, begin, end in _by_peak(memory_along(race.graph, order), places):
-        if peak < race.best.peak_bytes or not race.open:
+    for peak, begin, end in _by_peak(memory_along(search.graph, order), places):
+        if peak < search.best.peak_bytes or not search.open:
             break
-        better = reordered(race, order, begin, end, MANY_STATES)
+        better = reordered(search, order, begin, end, MANY_STATES)
         if better is None:
             break
         order = better
-    race.offer(order, TREE)
+    search.offer(order, TREE)
 
 
 def _by_peak(along: Sequence[int], places: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -11,21 +11,21 @@ from dataclasses import replace
 from monet.planner.order.exact_search import search_orders
 from monet.planner.order.graph import Node, OrderGraph, memory_along
 from monet.planner.order.heuristics import Order
-from monet.planner.order.race import Race
+from monet.planner.order.order_search import OrderSearch
 
 FIRST_NODES, MOST_NODES = 8, 256
 """Of a stretch: its length is doubled whenever none of that length helps."""
 STRETCHES = " + exact stretches"
 
 
-def reorder_stretches(race: Race, states: int) -> None:
-    """Reorders around the peak of ``race``'s best order as long as that helps and the race is open; each search
+def reorder_stretches(search: OrderSearch, states: int) -> None:
+    """Reorders around the peak of ``search``'s best order as long as that helps and the search is open; each search
     reaches at most ``states`` sets."""
     nodes = FIRST_NODES
-    order, method = race.best.order, race.best.method + STRETCHES
+    order, method = search.best.order, search.best.method + STRETCHES
     tried: set[tuple[int, int]] = set()
-    while nodes <= 2 * MOST_NODES and race.open:
-        at = memory_along(race.graph, order).index(race.best.peak_bytes)
+    while nodes <= 2 * MOST_NODES and search.open:
+        at = memory_along(search.graph, order).index(search.best.peak_bytes)
         better = None
         for share in (0.5, 0.25, 0.75):
             begin = max(0, at - round(nodes * share))
@@ -33,22 +33,23 @@ def reorder_stretches(race: Race, states: int) -> None:
             if (begin, end) in tried:
                 continue
             tried.add((begin, end))
-            better = reordered(race, order, begin, end, states)
-            if better is not None or race.stop():
+            better = reordered(search, order, begin, end, states)
+            if better is not None or search.stop():
                 break
         if better is None:
             nodes *= 2
         else:
-            # The order may have the same peak at another place, too: it is better then, but not yet the race's best.
+            # The order may have the same peak at another place, too: it is better then, but not yet the search's best.
             order = better
             tried.clear()
-            race.offer(order, method)
+            search.offer(order, method)
 
 
-def reordered(race: Race, order: Order, begin: int, end: int, states: int) -> Order | None:
-    """``order`` with [begin, end) in the order of its own least peak, if that is below the peak of ``race``'s best."""
-    part, base = stretch(race.graph, order, begin, end)
-    result = search_orders(part, race.best.peak_bytes - base, states, race.stop, max(0, race.bound_bytes - base))
+def reordered(search: OrderSearch, order: Order, begin: int, end: int, states: int) -> Order | None:
+    """``order`` with [begin, end) in the order of its own least peak, if that is below the peak of ``search``'s
+    best."""
+    part, base = stretch(search.graph, order, begin, end)
+    result = search_orders(part, search.best.peak_bytes - base, states, search.stop, max(0, search.bound_bytes - base))
     return None if result.order is None else spliced(order, begin, end, result.order)
 
 

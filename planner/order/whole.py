@@ -14,7 +14,7 @@ from monet.planner.order.exact_search import search_orders
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.heuristics import ORDERS, Order
 from monet.planner.order.min_cut import min_cut
-from monet.planner.order.race import Race
+from monet.planner.order.order_search import OrderSearch
 from monet.planner.order.stretch import reorder_stretches
 
 log = logging.getLogger(__name__)
@@ -31,68 +31,68 @@ CUTS_SHARE = 0.25
 """Of the time left: for the min-cut bound."""
 
 
-def start(race: Race) -> None:
+def start(search: OrderSearch) -> None:
     """The forced-live bound and the linear-time orders, until one of them meets it; else the min-cut bound, too."""
-    race.prove(int(forced_live(race.graph).max(initial=0)))
+    search.prove(int(forced_live(search.graph).max(initial=0)))
     orders = []
     for method, heuristic in ORDERS.items():
-        orders.append(heuristic.make(race.graph))
-        peak = race.offer(orders[-1], method)
-        log.debug("order: %s: %d bytes, bound %d", method, peak, race.bound_bytes)
-        if race.proven:
+        orders.append(heuristic.make(search.graph))
+        peak = search.offer(orders[-1], method)
+        log.debug("order: %s: %d bytes, bound %d", method, peak, search.bound_bytes)
+        if search.proven:
             return
-    bound(race, orders)
+    bound(search, orders)
 
 
-def bound(race: Race, orders: Sequence[Order]) -> None:
+def bound(search: OrderSearch, orders: Sequence[Order]) -> None:
     """The min-cut bound, in a share of the time left. ``orders``: all known ones."""
-    until = time.monotonic() + CUTS_SHARE * race.left_s()
-    race.prove(min_cut(race.graph, orders, lambda: race.stop() or time.monotonic() >= until))
+    until = time.monotonic() + CUTS_SHARE * search.left_s()
+    search.prove(min_cut(search.graph, orders, lambda: search.stop() or time.monotonic() >= until))
 
 
-def search_whole(race: Race, states: int) -> None:
+def search_whole(search: OrderSearch, states: int) -> None:
     """Exact search of the whole graph and of stretches around the peak, of at most ``states`` sets each."""
-    count = len(race.graph.working)
+    count = len(search.graph.working)
     whole, of_whole = count <= MOST_WHOLE, states * FULL_STATES // max(FULL_STATES, count)
     before = None
     if whole:
-        exact(race, of_whole)
-        before = race.leader
-    if race.open:
-        reorder_stretches(race, states)
-    if race.open and race.leader is not before:
-        exact(race, of_whole)  # again: the smaller the peak to stay below, the fewer sets there are
+        exact(search, of_whole)
+        before = search.leader
+    if search.open:
+        reorder_stretches(search, states)
+    if search.open and search.leader is not before:
+        exact(search, of_whole)  # again: the smaller the peak to stay below, the fewer sets there are
     if whole:
-        approach(race, of_whole)
+        approach(search, of_whole)
 
 
-def approach(race: Race, states: int) -> None:
+def approach(search: OrderSearch, states: int) -> None:
     """Asks again and again for a peak half-way between the bound and the best, or, where that was too hard, half-way
     between it and the best.
 
     The larger the peak that is enough, the more nodes are free under it: hard is to find, or to rule out, a peak that
     is only just possible.
     """
-    too_hard = race.bound_bytes
+    too_hard = search.bound_bytes
     for _ in range(ASKED):
-        if not race.open:
+        if not search.open:
             break
-        most = race.best.peak_bytes
-        enough = (max(too_hard, race.bound_bytes) + most) // 2
+        most = search.best.peak_bytes
+        enough = (max(too_hard, search.bound_bytes) + most) // 2
         if enough <= too_hard:
             break
-        result = search_orders(race.graph, most, states, race.stop, enough)
+        result = search_orders(search.graph, most, states, search.stop, enough)
         if result.bound_bytes > enough:
-            race.prove(result.bound_bytes)  # no order has as little as was asked for
+            search.prove(result.bound_bytes)  # no order has as little as was asked for
         if result.order is not None:
-            race.offer(result.order, "exact")
-        elif not race.proven:
+            search.offer(result.order, "exact")
+        elif not search.proven:
             too_hard = enough
 
 
-def exact(race: Race, states: int) -> None:
+def exact(search: OrderSearch, states: int) -> None:
     """Exact search of the whole graph."""
-    whole = search_orders(race.graph, race.best.peak_bytes, states, race.stop, race.bound_bytes)
-    race.prove(whole.bound_bytes)
+    whole = search_orders(search.graph, search.best.peak_bytes, states, search.stop, search.bound_bytes)
+    search.prove(whole.bound_bytes)
     if whole.order is not None:
-        race.offer(whole.order, "exact")
+        search.offer(whole.order, "exact")

@@ -3,7 +3,7 @@
 Both follow a policy (``policy.py``): strategies in turn, for shares of the time limit, by the size of the problem. A
 strategy betters a ``state.py``, its incumbent (``incumbent.py``) or its bounds:
 
-    ``relaxation.py``      the program of moments (``moments.py``): a bound on every plan, plans near it
+    ``relaxation.py``      the checkpoint program (``checkpoints.py``): a bound on every plan, plans near it
     ``walks.py``           constructed plans
     ``exact.py``           exact programs (``scope.py``); ``proof.py`` bounds the full one
     ``two_memories.py``    around plans that move tensors to a second memory

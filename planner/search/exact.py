@@ -74,9 +74,9 @@ class FewStages:
 
     def run(self, state: SearchState) -> None:
         best, budget_bytes = state.incumbent, state.budget_bytes
-        if best.runs is None or state.moments is None:
+        if best.runs is None or state.checkpoints is None:
             return
-        seen = sorted(state.moments.seen, key=lambda made: max(0, made[1].peak_bytes - budget_bytes))
+        seen = sorted(state.checkpoints.seen, key=lambda made: max(0, made[1].peak_bytes - budget_bytes))
         also_at = few_stages(state.index, [best.runs, *(runs for runs, _ in seen)], LARGEST)
         if also_at is None:
             return

@@ -24,7 +24,7 @@ WINDOWED: Policy = (
     FullProgram(first=0.6),
     BranchAndBound(),
 )
-"""Where the exact program with windows may be built: it finds the better plans, the program of moments the bounds."""
+"""Where the exact program with windows may be built: it finds the better plans, the checkpoint program the bounds."""
 
 FEW_STAGES: Policy = (
     Relaxation(until=0.5),

@@ -1,12 +1,12 @@
-"""Strategies on the program of moments (``moments.py``): its relaxation first, its branch and bound last."""
+"""Strategies on the checkpoint program (``checkpoints.py``): its relaxation first, its branch and bound last."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from monet.planner.program.index import index_of
+from monet.planner.search.checkpoints import CheckpointSearch
 from monet.planner.search.incumbent import Deadline
-from monet.planner.search.moments import MomentSearch
 from monet.planner.search.state import SearchState
 
 
@@ -23,16 +23,18 @@ class Relaxation:
 
     def run(self, state: SearchState) -> None:
         best, gap = state.incumbent, state.solving.gap
-        moments = MomentSearch(state.index, state.budget_bytes, state.solve, best, state.deadline, gap, state.enough)
-        state.moments = moments
+        checkpoints = CheckpointSearch(
+            state.index, state.budget_bytes, state.solve, best, state.deadline, gap, state.enough
+        )
+        state.checkpoints = checkpoints
         poor_until_s = None if self.poor_until is None else self.poor_until * state.limit_s
         try:
-            moments.run(self.until * state.limit_s, poor_until_s)
+            checkpoints.run(self.until * state.limit_s, poor_until_s)
         finally:  # also where Ctrl-C comes between solves
-            state.full_bound = moments.bound
+            state.full_bound = checkpoints.bound
         state.built_s = state.deadline.elapsed_s()
         state.status = "time_limit"
-        if moments.infeasible:
+        if checkpoints.infeasible:
             state.status, state.scope = "infeasible", "full"
 
 
@@ -49,29 +51,29 @@ class WithoutRecomputation:
         problem = state.incumbent.problem
         alone = index_of(replace(problem, forward=tuple(replace(o, recomputable=False) for o in problem.forward)))
         unheard: Deadline = replace(state.deadline, progress=None)  # its bound is about other plans
-        search = MomentSearch(alone, state.budget_bytes, state.solve, state.incumbent, unheard, state.solving.gap)
+        search = CheckpointSearch(alone, state.budget_bytes, state.solve, state.incumbent, unheard, state.solving.gap)
         search.run(state.until_s(self.share))
 
 
 @dataclass(frozen=True, slots=True)
 class BranchAndBound:
-    """Branch and bound on the program of moments, for a bound on every plan where the relaxation is weak, as with the
+    """Branch and bound on the checkpoint program, for a bound on every plan where the relaxation is weak, as with the
     large workspaces of convolutions. A worker goes on improving the best plan meanwhile. Where that is already proven
     within its windows, it takes no longer than everything before it. ``share``: of the time limit, at most."""
 
     share: float = 1.0
 
     def run(self, state: SearchState) -> None:
-        moments = state.moments
+        checkpoints = state.checkpoints
         # Nothing in the exact program is good enough, and what it leaves out is seldom better.
         hopeless = state.program_bound > state.enough > 0
-        if moments is None or state.incumbent.runs is None or hopeless:
+        if checkpoints is None or state.incumbent.runs is None or hopeless:
             return
-        moments.bound = max(moments.bound, state.full_bound)
+        checkpoints.bound = max(checkpoints.bound, state.full_bound)
         until_s = state.until_s(self.share)
         if state.status == "optimal":
             until_s = min(until_s, 2 * state.deadline.elapsed_s())
         try:
-            moments.prove(until_s, state.planned)
+            checkpoints.prove(until_s, state.planned)
         finally:
-            state.full_bound = moments.bound
+            state.full_bound = checkpoints.bound

@@ -1,6 +1,6 @@
 """Strategies for the smallest budget with a second memory: budgets halved between what is proven too small and a plan.
 
-The program of moments proves that no plan fits a budget, or that none that fits is fast enough, moves included; the
+The checkpoint program proves that no plan fits a budget, or that none that fits is fast enough, moves included; the
 program of ``least_peak.py`` has no moves to minimise over.
 """
 

@@ -13,9 +13,9 @@ from typing import Protocol
 from monet.planner.program.index import Index, index_of
 from monet.planner.program.program import Program
 from monet.planner.progress import Progress
+from monet.planner.search.checkpoints import CheckpointSearch
 from monet.planner.search.formulation import Formulation
 from monet.planner.search.incumbent import ROUNDING, Cancellation, Deadline, Incumbent
-from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES
 from monet.planner.search.scope import Scope, scope_of
 from monet.planner.search.search import Search
@@ -48,8 +48,8 @@ class SearchState:
     ``enough``: as for ``Search``. ``started``: whether it began with a plan of the caller's.
     ``status``: how it ended, as in ``Solution``. ``smallest``: the smallest budget known, where it was
     looked for, and its plan. ``built_s``: seconds until the program was there, ``size`` its columns and rows.
-    ``moments``: the relaxation, once it was solved; ``planned``: the search of an exact program, whose worker can go on
-    beside a proof.
+    ``checkpoints``: the relaxation, once it was solved; ``planned``: the search of an exact program, whose worker can
+    go on beside a proof.
     """
 
     incumbent: Incumbent
@@ -66,7 +66,7 @@ class SearchState:
     smallest: tuple[int, Solution] | None = None
     built_s: float = 0.0
     size: tuple[int, int] = (0, 0)
-    moments: MomentSearch | None = None
+    checkpoints: CheckpointSearch | None = None
     planned: Search | None = None
     worker: bool = field(init=False)
     _index: Index | None = None

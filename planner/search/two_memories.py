@@ -1,6 +1,6 @@
 """Strategies where there is a second memory: plans that keep, make again or move.
 
-The program of moments (``relaxation.py``) says what is moved, kept and made again. Around good plans, the exact program
+The checkpoint program (``relaxation.py``) says what is moved, kept and made again. Around good plans, the exact program
 with their moves is improved, then the one that decides on moves; their copies are timed anew, and again.
 """
 
@@ -120,7 +120,7 @@ class AroundMoves:
         best = state.incumbent
         if best.runs is not None and not best.runs.moved:
             yield with_hidden_moves(state.index, best.runs, state.budget_bytes, self._hidden_until_s(state))
-        seen = [] if state.moments is None else state.moments.seen
+        seen = [] if state.checkpoints is None else state.checkpoints.seen
         fitting = [(cost.objective_s, n) for n, (runs, cost) in enumerate(seen) if runs.moved and best.fits(cost)]
         known = 0.0
         for objective_s, n in sorted(fitting):

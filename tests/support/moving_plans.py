@@ -44,10 +44,18 @@ def least(problem: Problem, budget_bytes: int, most: int = MOST) -> float | None
 
 
 def every_plan(problem: Problem, most: int = MOST) -> Iterator[Replay] | None:
-    """What each plan costs with every way to move, each tensor at most once; None where they are too many."""
-    forwards = [every_run(problem, operator) for operator in problem.forward]
-    stages = [list(every_stage(problem, t, True)) for t in range(len(problem.backward))]
+    """What each plan costs with every way to move, each tensor at most once; None where they are too many.
+
+    A pinned tensor that may be read later survives in every plan (``Tensor``), so nothing destroys it.
+    """
     index = index_of(problem)
+    surviving = index.pinned.intersection(index.last)
+    destroys = {(o.id, q.name) for o in problem.forward for q in o.implementations if q.overwrites in surviving}
+    forwards = [
+        [run for run in every_run(problem, operator) if (run.operator, run.implementation) not in destroys]
+        for operator in problem.forward
+    ]
+    stages = [list(every_stage(problem, t, True)) for t in range(len(problem.backward))]
     ways = math.prod(1 + len(list(_ways(index, name))) for name in index.movable)
     if math.prod(map(len, forwards)) * math.prod(map(len, stages)) * ways > most:
         return None

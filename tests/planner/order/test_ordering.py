@@ -29,8 +29,8 @@ from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import InvalidGraph, Node, OrderGraph, memory_along, peak_bytes, with_views
 from monet.planner.order.heuristics import ORDERS, captured_order, update_nodes
 from monet.planner.order.lookahead import Ahead
+from monet.planner.order.order_search import OrderSearch
 from monet.planner.order.program import solve_order
-from monet.planner.order.race import Race
 from monet.planner.order.stretch import reorder_stretches
 
 GRAPHS = INSTANCES / "order"
@@ -159,11 +159,11 @@ def test_a_program_that_is_too_large_is_refused() -> None:
 @given(seed=st.integers(0, 10**9))
 def test_stretches_only_get_better(seed: int) -> None:
     graph = random_graph(random.Random(seed), 30)
-    race = Race(graph, 60)
-    before = race.offer(captured_order(graph), "captured")
-    race.prove(int(forced_live(graph).max(initial=0)))
-    reorder_stretches(race, 100)
-    assert race.bound_bytes <= peak(graph, race.best.order) == race.best.peak_bytes <= before
+    search = OrderSearch(graph, 60)
+    before = search.offer(captured_order(graph), "captured")
+    search.prove(int(forced_live(graph).max(initial=0)))
+    reorder_stretches(search, 100)
+    assert search.bound_bytes <= peak(graph, search.best.order) == search.best.peak_bytes <= before
 
 
 def test_views_follow_what_they_read() -> None:

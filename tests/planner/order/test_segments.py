@@ -27,8 +27,8 @@ from monet.planner.order import METHODS, best_order
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import OrderGraph, memory_along
 from monet.planner.order.heuristics import captured_order
+from monet.planner.order.order_search import OrderSearch
 from monet.planner.order.pool import Piece, order_pieces
-from monet.planner.order.race import Race
 from monet.planner.order.segments import cuts, divide, grow, side_nodes, without
 from monet.planner.order.stretch import stretch
 
@@ -59,11 +59,11 @@ def test_a_stretch_has_the_peaks_that_the_whole_order_has_there(graph: OrderGrap
 @given(graph=joined() | recomputed())
 def test_segments_by_themselves_are_exact(graph: OrderGraph) -> None:
     assume(len(cuts(graph)) > 2)
-    race = Race(graph, 60)
-    race.prove(int(forced_live(graph).max(initial=0)))
-    race.offer(worst(graph), "worst")
-    divide(race, 1000)
-    assert peak(graph, race.best.order) == race.best.peak_bytes == race.bound_bytes == least_peak(graph)
+    search = OrderSearch(graph, 60)
+    search.prove(int(forced_live(graph).max(initial=0)))
+    search.offer(worst(graph), "worst")
+    divide(search, 1000)
+    assert peak(graph, search.best.order) == search.best.peak_bytes == search.bound_bytes == least_peak(graph)
 
 
 @settings(options, max_examples=60)
@@ -83,10 +83,10 @@ def test_the_rest_without_its_side_needs_no_more(graph: OrderGraph) -> None:
 @settings(options, max_examples=60)
 @given(graph=joined() | recomputed() | graphs())
 def test_the_tree_without_search_is_valid(graph: OrderGraph) -> None:
-    race = Race(graph, 60)
-    race.offer(worst(graph), "worst")
-    grow(race)
-    assert race.bound_bytes <= least_peak(graph) <= race.best.peak_bytes == peak(graph, race.best.order)
+    search = OrderSearch(graph, 60)
+    search.offer(worst(graph), "worst")
+    grow(search)
+    assert search.bound_bytes <= least_peak(graph) <= search.best.peak_bytes == peak(graph, search.best.order)
 
 
 @settings(options, max_examples=25)
@@ -113,11 +113,11 @@ def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             part, base = stretch(graph, order, begin, end)
             pieces.append(Piece(part, base, begin, tuple(order[begin:end])))
     assert len(pieces) > 2
-    one = order_pieces(Race(graph, 60), pieces, 1000, 1)
+    one = order_pieces(OrderSearch(graph, 60), pieces, 1000, 1)
     assert None not in one
-    assert one == order_pieces(Race(graph, 60), pieces, 1000, 2)
+    assert one == order_pieces(OrderSearch(graph, 60), pieces, 1000, 2)
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
-    assert one == order_pieces(Race(graph, 60), pieces, 1000, 2)
+    assert one == order_pieces(OrderSearch(graph, 60), pieces, 1000, 2)
 
 
 def test_search_ends_with_the_time() -> None:

@@ -16,9 +16,9 @@ from planner_problems import problems
 from scipy.sparse import csr_array
 
 from monet.errors import ConfigError, InfeasibleBudget, InvalidPlan
+from monet.planner.checkpoints.columns import Checkpoints
+from monet.planner.checkpoints.program import checkpoint_program
 from monet.planner.construction.copies import moving, stage_reads, with_copies
-from monet.planner.moments.columns import Moments
-from monet.planner.moments.program import moment_program
 from monet.planner.problem import (
     STATIC,
     SYNCHRONOUS,
@@ -39,9 +39,9 @@ from monet.planner.program.windows import NO_STAGES
 from monet.planner.replay import replay
 from monet.planner.schedules import MOVING, plan_variant
 from monet.planner.search import Solving, plan_problem, smallest_plan
+from monet.planner.search.checkpoints import CheckpointSearch
 from monet.planner.search.formulation import Formulation
 from monet.planner.search.incumbent import Deadline, Incumbent
-from monet.planner.search.moments import MomentSearch
 from monet.planner.search.neighbourhoods import NODES, improve
 from monet.planner.search.scope import Scope, build
 from monet.planner.search.state import PolicyOf, SearchState
@@ -53,8 +53,8 @@ QUICK = Solving(time_limit_s=4.0, gap=1e-6, cores=1)
 
 
 def bound_s(problem: Problem, budget_bytes: int, stages: tuple[int, ...], forward: tuple[int, ...]) -> float:
-    """Of the integer program of moments."""
-    program = moment_program(index_of(problem), budget_bytes, Moments(stages, forward))
+    """Of the integer checkpoint program."""
+    program = checkpoint_program(index_of(problem), budget_bytes, Checkpoints(stages, forward))
     arrays = program.rows.arrays()
     model = Model(arrays, np.zeros(len(arrays.cost)), np.ones(len(arrays.cost)))
     return program.base_s + solver("HIGHS")(model, Limits(60.0, 0.0), None).bound
@@ -75,16 +75,16 @@ def read_after_large_ones(rate: float) -> Problem:
     return Problem("large", tuple(Tensor(name, 10) for name in names), forward, (), backward, 0, second(rate))
 
 
-moments = st.sets(st.integers(0, 5), max_size=4)
+checkpoints = st.sets(st.integers(0, 5), max_size=4)
 
 
 class TestAgainstEveryPlan:
     @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    @given(problems(operators=2, pinned=True), st.integers(60, 2000), st.integers(2, 30), moments, moments)
+    @given(problems(operators=2, pinned=True), st.integers(60, 2000), st.integers(2, 30), checkpoints, checkpoints)
     def test_no_plan_beats_the_bound(
         self, problem: Problem, rate: int, extra: int, stages: set[int], forward: set[int]
     ) -> None:
-        """Of all kinds: kept, made again, moved, each at any time; memory may be counted at other moments, too."""
+        """Of all kinds: kept, made again, moved, each at any time; memory may be counted at other checkpoints, too."""
         counted = (
             tuple(sorted(stage for stage in stages if stage < len(problem.backward))),
             tuple(sorted(i for i in forward if i < len(problem.forward))),
@@ -110,7 +110,7 @@ class TestAgainstEveryPlan:
         problem = read_after_large_ones(rate)
         truth = least(problem, 20, 10**6)
         best = Incumbent.fastest_within(problem, 20)
-        search = MomentSearch(index_of(problem), 20, solver("HIGHS"), best, Deadline(60.0), 0.0)
+        search = CheckpointSearch(index_of(problem), 20, solver("HIGHS"), best, Deadline(60.0), 0.0)
         search.prove(60.0)
         assert search.bound == pytest.approx(truth)
 

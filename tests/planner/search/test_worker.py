@@ -26,7 +26,7 @@ LONG_S = 20.0
 @dataclass
 class Idle:
     """Solves neighbourhoods in the worker's thread, and of the whole knows nothing but ``bound``: it waits. Of the
-    program of moments, which is solved without a start, it knows nothing at all."""
+    checkpoint program, which is solved without a start, it knows nothing at all."""
 
     neighbourhoods: Solve
     bound: float = 0.0

@@ -1,9 +1,9 @@
-"""Plans and a bound from the program of moments (``planner/moments``): deep networks in seconds.
+"""Plans and a bound from the checkpoint program (``planner/checkpoints``): deep networks in seconds.
 
     linear relaxation  →  a bound on every plan in the problem's order: its scope is ``full``
                        →  what it decides is fixed, the few fractions are solved for: a point, its plan, a replay
                        →  where that exceeds the budget: a reserve at the turnaround until a first plan fits;
-                          then repaired; a moment more, or a reserve, and again
+                          then repaired; a checkpoint more, or a reserve, and again
 
 The linear relaxation leaves a few dozen of thousands of columns fractional, so the second step takes a tenth of a
 second and loses some tenths of a percent; branch and bound on all columns finds no such points in as many seconds.
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from monet.errors import InvalidPlan
-from monet.planner.moments.columns import Moment, MomentProgram, Moments
-from monet.planner.moments.copies import forward_moments
-from monet.planner.moments.plans import plan_of
-from monet.planner.moments.program import moment_program
-from monet.planner.moments.repair import repaired
+from monet.planner.checkpoints.columns import Checkpoint, CheckpointProgram, Checkpoints
+from monet.planner.checkpoints.copies import forward_checkpoints
+from monet.planner.checkpoints.plans import plan_of
+from monet.planner.checkpoints.program import checkpoint_program
+from monet.planner.checkpoints.repair import repaired
 from monet.planner.program.index import Index
 from monet.planner.replay import Replay, replay
 from monet.planner.search.incumbent import Deadline, Incumbent
@@ -33,9 +33,9 @@ from monet.planner.solvers.model import Answer, Limits, Model, Solve
 from monet.planner.solvers.rows import Floats
 
 MOST_STAGES, MOST_FORWARD = 6, 6
-"""Moments during backward and during forward operators, at most."""
+"""Checkpoints during backward and during forward operators, at most."""
 AT_ONCE = 3
-"""Stages that become moments after one plan."""
+"""Stages that become checkpoints after one plan."""
 POINT_S, POINT_GAP = 2.0, 5e-4
 """Limits of the solve for what the relaxation leaves open."""
 STALE_ROUNDS = 8
@@ -53,16 +53,16 @@ LEAST_STEP = 0.002
 MORE = 1.03
 """So many times what a plan exceeds the budget by is set aside."""
 APART = 0.01
-"""Of all operators: moments nearer to each other than this count nearly the same."""
+"""Of all operators: checkpoints nearer to each other than this count nearly the same."""
 MOST_PROVEN = 18
-"""Moments during backward operators of the program that branch and bound is for."""
+"""Checkpoints during backward operators of the program that branch and bound is for."""
 WHOLE = 1e-6
 """A column this near to 0 or 1 is decided."""
 
 
 @dataclass(slots=True)
 class _Reserve:
-    """Bytes set aside at a moment: ``low`` was too little, ``high`` enough."""
+    """Bytes set aside at a checkpoint: ``low`` was too little, ``high`` enough."""
 
     bytes: float = 0.0
     low: float = 0.0
@@ -70,7 +70,7 @@ class _Reserve:
 
 
 @dataclass(slots=True)
-class MomentSearch:
+class CheckpointSearch:
     """``bound``: no plan of the problem takes less than that, in seconds. ``infeasible``: proven that none fits.
 
     ``enough``: a value of the best plan at which ``run`` ends. ``seen``: every plan that was made on the way, those
@@ -87,17 +87,17 @@ class MomentSearch:
     bound: float = 0.0
     infeasible: bool = False
     seen: list[tuple[Runs, Replay]] = field(default_factory=list)
-    reserves: dict[Moment, _Reserve] = field(default_factory=dict)
-    _moments: Moments = field(default_factory=Moments)
-    _basis: tuple[MomentProgram, object] | None = None
+    reserves: dict[Checkpoint, _Reserve] = field(default_factory=dict)
+    _checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    _basis: tuple[CheckpointProgram, object] | None = None
     _tried: Floats | None = None
 
     def run(self, until_s: float, poor_until_s: float | None = None) -> None:
         """Until the best plan is within the gap, plans stop getting better, or until ``until_s``;
         ``poor_until_s`` as long as the best plan is further than ``POOR_GAP`` from the bound.
         """
-        self._moments = Moments(forward=forward_moments(self.index))
-        program = moment_program(self.index, self.budget_bytes, self._moments)
+        self._checkpoints = Checkpoints(forward=forward_checkpoints(self.index))
+        program = checkpoint_program(self.index, self.budget_bytes, self._checkpoints)
         # Whatever comes after is short of a bound without it.
         first_until_s = until_s if poor_until_s is None else max(until_s, poor_until_s)
         first = self._first(program, first_until_s)
@@ -130,14 +130,14 @@ class MomentSearch:
                 if not self._set_aside_less():
                     return
                 continue
-            moments = self._with_worst(program.moments, cost)
-            if moments != program.moments:
-                self._moments = moments
-                program = moment_program(self.index, self.budget_bytes, moments)
+            checkpoints = self._with_worst(program.checkpoints, cost)
+            if checkpoints != program.checkpoints:
+                self._checkpoints = checkpoints
+                program = checkpoint_program(self.index, self.budget_bytes, checkpoints)
             elif not self._set_aside_more(program, cost):
                 return
 
-    def _first(self, program: MomentProgram, until_s: float) -> tuple[Runs, Replay] | None:
+    def _first(self, program: CheckpointProgram, until_s: float) -> tuple[Runs, Replay] | None:
         """A plan of the turnaround alone, the first that fits or the last one made. Its program is solved in tenths of
         a second, so a first plan is there before the repair of a deep network's would be."""
         made: tuple[Runs, Replay] | None = None
@@ -153,26 +153,26 @@ class MomentSearch:
         return made
 
     def prove(self, until_s: float, planned: Search | None = None) -> None:
-        """Branch and bound on the program of moments, until the best plan is within the gap of the bound or until
+        """Branch and bound on the checkpoint program, until the best plan is within the gap of the bound or until
         ``until_s``: where the linear relaxation is weak, as with large workspaces, the integer program is strong.
-        Where it is solved and its plan does not fit, again with the moments at which it does not; where the plan waits
-        for copies, with those at which there is no room for an earlier one.
+        Where it is solved and its plan does not fit, again with the checkpoints at which it does not; where the plan
+        waits for copies, with those at which there is no room for an earlier one.
         ``planned``: the search of a program whose worker improves the best plan meanwhile.
         """
-        moments = self._moments
+        checkpoints = self._checkpoints
         for _, cost in self.seen:
             if cost.peak_bytes > self.budget_bytes:
-                room = min(AT_ONCE, max(0, MOST_PROVEN - len(moments.stages)))
-                moments = _with_broken(moments, _over(cost, self.budget_bytes), (room, 0))
+                room = min(AT_ONCE, max(0, MOST_PROVEN - len(checkpoints.stages)))
+                checkpoints = _with_broken(checkpoints, _over(cost, self.budget_bytes), (room, 0))
         with planned.beside() if planned is not None else nullcontext():
-            proven: Moments | None = moments
+            proven: Checkpoints | None = checkpoints
             while proven is not None and self._left_s(until_s) > 0:
                 proven = self._proven(proven, until_s)
 
-    def _proven(self, moments: Moments, until_s: float) -> Moments | None:
-        """Solves the integer program of ``moments`` for its bound; returns them with those that its plan breaks, None
-        where it breaks none or nothing more is wanted."""
-        program = moment_program(self.index, self.budget_bytes, moments)
+    def _proven(self, checkpoints: Checkpoints, until_s: float) -> Checkpoints | None:
+        """Solves the integer program of ``checkpoints`` for its bound; returns them with those that its plan breaks,
+        None where it breaks none or nothing more is wanted."""
+        program = checkpoint_program(self.index, self.budget_bytes, checkpoints)
         last: tuple[Runs, Replay] | None = None
 
         def tick(x: Floats | None, bound: float | None) -> bool:
@@ -201,10 +201,10 @@ class MomentSearch:
         runs, cost = last
         limit_bytes = self.budget_bytes
         if cost.peak_bytes <= limit_bytes and cost.traffic is not None and cost.traffic.waited_s > 0:
-            # Of carried state alone the copies are given, and no moment is about them.
+            # Of carried state alone the copies are given, and no checkpoint is about them.
             limit_bytes -= max((self.index.size[name] for name in runs.moved), default=0)
-        more = _with_broken(moments, _over(cost, limit_bytes), (AT_ONCE, AT_ONCE))
-        return None if more == moments else more
+        more = _with_broken(checkpoints, _over(cost, limit_bytes), (AT_ONCE, AT_ONCE))
+        return None if more == checkpoints else more
 
     def _offer(self, runs: Runs, cost: Replay, until_s: float) -> None:
         """Offers the plan; one that does not fit is repaired first, where it can be."""
@@ -226,9 +226,9 @@ class MomentSearch:
     def _is_enough(self) -> bool:
         return self.is_close() or self.incumbent.reaches(self.enough)
 
-    def _plan(self, program: MomentProgram, until_s: float) -> tuple[Runs, Replay] | None:
+    def _plan(self, program: CheckpointProgram, until_s: float) -> tuple[Runs, Replay] | None:
         """A plan for the budget less what is set aside, and the bound where that is nothing."""
-        reserves = {moment: reserve.bytes for moment, reserve in self.reserves.items() if reserve.bytes}
+        reserves = {checkpoint: reserve.bytes for checkpoint, reserve in self.reserves.items() if reserve.bytes}
         model = _model(program, reserves)
         relaxed = replace(model, arrays=replace(model.arrays, integer=np.zeros_like(model.arrays.integer)))
         basis = self._basis[1] if self._basis is not None and self._basis[0] is program else None
@@ -258,11 +258,11 @@ class MomentSearch:
                 return made
         return None
 
-    def _patience(self, program: MomentProgram) -> list[float]:
+    def _patience(self, program: CheckpointProgram) -> list[float]:
         """How much longer than in the relaxation a point may wait, of what each column of waiting stands for."""
         return [PATIENCE * program.base_s / program.rows.costs[column] for column in program.waiting]
 
-    def _replayed(self, program: MomentProgram, x: Floats) -> tuple[Runs, Replay] | None:
+    def _replayed(self, program: CheckpointProgram, x: Floats) -> tuple[Runs, Replay] | None:
         """The plan of a point, and its cost; None where there is none."""
         runs = plan_of(program, x)
         try:
@@ -276,29 +276,30 @@ class MomentSearch:
     def _left_s(self, until_s: float) -> float:
         return self.deadline.left_s(until_s)
 
-    def _with_worst(self, moments: Moments, cost: Replay) -> Moments:
-        """The moments, and besides those where a plan exceeds the budget most and that are not near one of them."""
+    def _with_worst(self, checkpoints: Checkpoints, cost: Replay) -> Checkpoints:
+        """The checkpoints, and besides those where a plan exceeds the budget most and that are not near one of them."""
         problem = self.index.problem
-        room = min(AT_ONCE, MOST_STAGES - len(moments.stages)), max(0, MOST_FORWARD - len(moments.forward))
+        room = min(AT_ONCE, MOST_STAGES - len(checkpoints.stages)), max(0, MOST_FORWARD - len(checkpoints.forward))
         apart = APART * len(problem.backward), APART * len(problem.forward)
-        return _with_broken(moments, _over(cost, self.budget_bytes), room, apart)
+        return _with_broken(checkpoints, _over(cost, self.budget_bytes), room, apart)
 
-    def _set_aside_more(self, program: MomentProgram, cost: Replay) -> bool:
-        """Where the plan exceeds the budget, at the moment that is nearest; False where that is nowhere any more."""
+    def _set_aside_more(self, program: CheckpointProgram, cost: Replay) -> bool:
+        """Where the plan exceeds the budget, at the checkpoint that is nearest; False where that is nowhere any
+        more."""
         count = len(self.index.problem.forward)
 
-        def time(moment: Moment) -> int:
-            return moment[1] + (count + 1 if moment[0] else 0)
+        def time(checkpoint: Checkpoint) -> int:
+            return checkpoint[1] + (count + 1 if checkpoint[0] else 0)
 
-        excess: dict[Moment, int] = {}
-        for moment, size in _over(cost, self.budget_bytes).items():
-            near = min(program.memory.values(), key=lambda at: abs(time(at) - time(moment)), default=None)
+        excess: dict[Checkpoint, int] = {}
+        for checkpoint, size in _over(cost, self.budget_bytes).items():
+            near = min(program.memory.values(), key=lambda at: abs(time(at) - time(checkpoint)), default=None)
             if near is None:
                 return False
             excess[near] = max(excess.get(near, 0), size)
         changed = False
-        for moment, size in excess.items():
-            reserve = self.reserves.setdefault(moment, _Reserve())
+        for checkpoint, size in excess.items():
+            reserve = self.reserves.setdefault(checkpoint, _Reserve())
             before = reserve.low = reserve.bytes
             if reserve.high is None or reserve.high - before <= LEAST_STEP * self.budget_bytes:
                 reserve.bytes, reserve.high = before + MORE * size, None
@@ -321,9 +322,9 @@ class MomentSearch:
         self.deadline.tell(self.incumbent, self.bound)
 
 
-def _over(cost: Replay, budget_bytes: int) -> dict[Moment, int]:
+def _over(cost: Replay, budget_bytes: int) -> dict[Checkpoint, int]:
     """By how many bytes a plan exceeds the budget, at each operator where it does."""
-    over: dict[Moment, int] = {}
+    over: dict[Checkpoint, int] = {}
     forward = -1
     for moment in cost.moments:
         if moment.stage is None and moment.what.startswith("forward"):
@@ -335,15 +336,18 @@ def _over(cost: Replay, budget_bytes: int) -> dict[Moment, int]:
 
 
 def _with_broken(
-    moments: Moments, over: Mapping[Moment, int], room: tuple[int, int], apart: tuple[float, float] = (0.0, 0.0)
-) -> Moments:
-    """The moments, and those that exceed a limit most: up to ``room`` stages and forward operators, each further than
-    ``apart`` from the others."""
+    checkpoints: Checkpoints,
+    over: Mapping[Checkpoint, int],
+    room: tuple[int, int],
+    apart: tuple[float, float] = (0.0, 0.0),
+) -> Checkpoints:
+    """The checkpoints, and those that exceed a limit most: up to ``room`` stages and forward operators, each further
+    than ``apart`` from the others."""
     stages = {at: size for (backward, at), size in over.items() if backward and at >= 0}
     forward = {at: size for (backward, at), size in over.items() if not backward}
-    return Moments(
-        _with_apart(moments.stages, stages, room[0], apart[0]),
-        _with_apart(moments.forward, forward, room[1], apart[1]),
+    return Checkpoints(
+        _with_apart(checkpoints.stages, stages, room[0], apart[0]),
+        _with_apart(checkpoints.forward, forward, room[1], apart[1]),
     )
 
 
@@ -358,11 +362,11 @@ def _with_apart(known: tuple[int, ...], over: Mapping[int, int], room: int, apar
     return tuple(sorted(chosen))
 
 
-def _model(program: MomentProgram, reserves: Mapping[Moment, float]) -> Model:
-    """What is solved; ``reserves``: bytes taken off the budget at moments."""
+def _model(program: CheckpointProgram, reserves: Mapping[Checkpoint, float]) -> Model:
+    """What is solved; ``reserves``: bytes taken off the budget at checkpoints."""
     arrays = program.rows.arrays()
     upper = arrays.upper.copy()
-    for row, moment in program.memory.items():
-        upper[row] -= reserves.get(moment, 0.0)
+    for row, checkpoint in program.memory.items():
+        upper[row] -= reserves.get(checkpoint, 0.0)
     count = len(arrays.cost)
     return Model(replace(arrays, upper=upper), np.zeros(count), np.ones(count))

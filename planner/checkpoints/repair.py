@@ -1,18 +1,18 @@
 """A plan that exceeds the budget a little, made to fit: its step is walked again with what the plan keeps.
 
-The program of moments knows nothing of the memory between its moments. A walk (``construction/passes.py``) does, and
-evicts what is cheapest to do without; begun from a good plan's tensors it has little to evict. Where the forward pass
-exceeds the budget, too, it is walked as well.
+The checkpoint program knows nothing of the memory between its checkpoints. A walk (``construction/passes.py``) does,
+and evicts what is cheapest to do without; begun from a good plan's tensors it has little to evict. Where the forward
+pass exceeds the budget, too, it is walked as well.
 """
 
 from __future__ import annotations
 
 import math
 
+from monet.planner.checkpoints.in_place import in_place
 from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.passes import backward_pass, forward_pass
 from monet.planner.construction.walk import Walk, aheads
-from monet.planner.moments.in_place import in_place
 from monet.planner.program.index import Index
 from monet.planner.replay import replay
 from monet.planner.runs import without_useless

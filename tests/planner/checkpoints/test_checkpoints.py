@@ -1,4 +1,4 @@
-"""The program of moments: its bound is one on every plan, and plans from its points are plans."""
+"""The checkpoint program: its bound is one on every plan, and plans from its points are plans."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from plan_front import front, tight_problems
 from planner_problems import best_by_exhaustion, chain, problems, repeated, repeated_problems
 
 from monet.errors import InfeasibleBudget, InvalidPlan
+from monet.planner.checkpoints.columns import CheckpointProgram, Checkpoints
+from monet.planner.checkpoints.in_place import in_place
+from monet.planner.checkpoints.plans import plan_of
+from monet.planner.checkpoints.program import checkpoint_program
+from monet.planner.checkpoints.repair import repaired
 from monet.planner.construction.first_plans import fastest_plan
-from monet.planner.moments.columns import MomentProgram, Moments
-from monet.planner.moments.in_place import in_place
-from monet.planner.moments.plans import plan_of
-from monet.planner.moments.program import moment_program
-from monet.planner.moments.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
 from monet.planner.replay import replay
 from monet.planner.search import Solving, plan_problem
+from monet.planner.search.checkpoints import CheckpointSearch
 from monet.planner.search.incumbent import Deadline, Incumbent
-from monet.planner.search.moments import MomentSearch
 from monet.planner.solution import Run, Runs, Stage
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Answer, Limits, Model
@@ -34,16 +34,16 @@ quick = settings(
 positions = st.sets(st.integers(0, 5), max_size=3)
 
 
-def program_of(problem: Problem, budget_bytes: int, stages: set[int], forward: set[int]) -> MomentProgram:
-    """The program with the moments that there are."""
-    moments = Moments(
+def program_of(problem: Problem, budget_bytes: int, stages: set[int], forward: set[int]) -> CheckpointProgram:
+    """The program with the checkpoints that there are."""
+    checkpoints = Checkpoints(
         tuple(sorted(stage for stage in stages if stage < len(problem.backward))),
         tuple(sorted(i for i in forward if i < len(problem.forward))),
     )
-    return moment_program(index_of(problem), budget_bytes, moments)
+    return checkpoint_program(index_of(problem), budget_bytes, checkpoints)
 
 
-def solved(program: MomentProgram, *, integer: bool) -> Answer:
+def solved(program: CheckpointProgram, *, integer: bool) -> Answer:
     """To optimality; infinity where no point fits. In seconds of a whole plan."""
     arrays = program.rows.arrays()
     arrays = replace(arrays, integer=np.full(len(arrays.cost), integer))
@@ -101,7 +101,7 @@ def test_points_give_plans(problem: Problem, extra: int, stages: set[int]) -> No
 
 def test_without_a_limit_the_plan_is_the_fastest() -> None:
     problem = chain(9)
-    program = moment_program(index_of(problem), 10**6)
+    program = checkpoint_program(index_of(problem), 10**6)
     answer = solved(program, integer=True)
     assert answer.x is not None
     runs, fastest = plan_of(program, answer.x), fastest_plan(problem)
@@ -156,16 +156,16 @@ def test_a_repaired_plan_fits(problem: Problem, data: st.DataObject) -> None:
     assert runs is None or replay(problem, runs).peak_bytes <= budget_bytes
 
 
-def search(problem: Problem, budget_bytes: int, gap: float = 0.0) -> MomentSearch:
+def search(problem: Problem, budget_bytes: int, gap: float = 0.0) -> CheckpointSearch:
     best = Incumbent.fastest_within(problem, budget_bytes)
-    found = MomentSearch(index_of(problem), budget_bytes, solver("HIGHS"), best, Deadline(60.0), gap)
+    found = CheckpointSearch(index_of(problem), budget_bytes, solver("HIGHS"), best, Deadline(60.0), gap)
     found.run(60.0)
     return found
 
 
 @pytest.mark.parametrize(("blocks", "gap"), [(8, 0.05), (40, 0.03)])
 def test_deep_networks_are_planned_and_proven(blocks: int, gap: float) -> None:
-    """The fewer the blocks, the more a single one's memory matters, which is not counted between moments."""
+    """The fewer the blocks, the more a single one's memory matters, which is not counted between checkpoints."""
     problem = repeated(blocks)
     fastest = fastest_plan(problem)
     assert fastest is not None

@@ -1,22 +1,22 @@
-"""Moving tensors to a second memory, in the program of moments: ``gone[k]``, and what the channel has time for.
+"""Moving tensors to a second memory, in the checkpoint program: ``gone[k]``, and what the channel has time for.
 
 ====================  ======================================================================================
 ``gone[k]``           k is in the second memory at the turnaround, and may be read back after it
-``late[k, j, u]``     the same, and it is read back after moment j, for stage u or one before it
+``late[k, j, u]``     the same, and it is read back after checkpoint j, for stage u or one before it
 ``waiting[j]``        how long the step waits for copies in segment j of the forward or backward pass, as a share
 ====================  ======================================================================================
 
 Copies of one direction come one after the other, so every set of them that must fit between two points of the step is
-a row (Hall's condition; here all sets that end with the forward pass, and all that begin with a moment)::
+a row (Hall's condition; here all sets that end with the forward pass, and all that begin with a checkpoint)::
 
     Σ_{k made by p or later} write_s(k) · gone[k]       ≤  seconds of the forward operators after p + waiting then
     Σ_{k that a stage up to u may read after j} read_s(k) · late[k, j, u]
                                                         ≤  seconds of what is between j and u + waiting then
 
-What is on its way back takes memory, and counts as held: what a moment does not hold, and is not made again after it,
-is asked for after it.
+What is on its way back takes memory, and counts as held: what a checkpoint does not hold, and is not made again after
+it, is asked for after it.
 
-What is gone takes memory until it is written, so at a moment of the forward pass, before operator i, for every p::
+What is gone takes memory until it is written, so at a checkpoint of the forward pass, before operator i, for every p::
 
     memory + Σ_{k made by p or later, last read before i} bytes(k) · gone[k]
                                                         ≤  budget + rate · (seconds from p to i + waiting then)
@@ -35,19 +35,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from monet.planner.moments.columns import MomentProgram
+from monet.planner.checkpoints.columns import CheckpointProgram
 from monet.planner.problem import ASYNCHRONOUS, STATIC, SecondMemory
 from monet.planner.program.index import Index
 from monet.planner.solvers.rows import ABSENT, ALWAYS, Sum
 
 MOST_ROWS, MOST_LATER_ROWS, MOST_MEMORY_ROWS = 48, 8, 6
-"""Rows for each direction, of reads after each later moment, for the stages that come next, and for each moment of the
-forward pass, at most: of more, those are left out that say nearly the same."""
+"""Rows for each direction, of reads after each later checkpoint, for the stages that come next, and for each checkpoint
+of the forward pass, at most: of more, those are left out that say nearly the same."""
 FORWARD_SHARES = (0.5, 0.7, 0.85, 0.95, 1.0)
 """Of the forward pass, by time: where memory is counted from the beginning, with what is not written yet."""
 
 
-def add_gone_columns(program: MomentProgram) -> None:
+def add_gone_columns(program: CheckpointProgram) -> None:
     """``gone``; what is gone is not held at the turnaround as well."""
     index, second = program.index, program.index.problem.second
     if second is None:
@@ -74,7 +74,7 @@ def _seconds(index: Index, second: SecondMemory, name: str) -> float:
     return second.write_s(size) + second.read_s(size)
 
 
-def add_copy_rows(program: MomentProgram) -> None:
+def add_copy_rows(program: CheckpointProgram) -> None:
     """The channel's rows, and the columns of waiting; only where copies run beside the step."""
     second = program.index.problem.beside
     if second is None or not program.gone:
@@ -84,7 +84,7 @@ def add_copy_rows(program: MomentProgram) -> None:
     _read_rows(program, second, sum(map(second.read_s, sizes)))
 
 
-def _waiting(program: MomentProgram, segments: int, most_s: float) -> list[int]:
+def _waiting(program: CheckpointProgram, segments: int, most_s: float) -> list[int]:
     """Columns of waiting in each segment of a pass."""
     columns = [program.rows.share() for _ in range(segments)]
     for column in columns:
@@ -92,16 +92,16 @@ def _waiting(program: MomentProgram, segments: int, most_s: float) -> list[int]:
     return columns
 
 
-def _wait_forward(program: MomentProgram, total: Sum, begin: int, end: int, factor: float) -> Sum:
+def _wait_forward(program: CheckpointProgram, total: Sum, begin: int, end: int, factor: float) -> Sum:
     """Adds ``factor`` times the seconds of waiting at the ends of the forward operators [begin, end)."""
-    boundaries = program.moments.forward
+    boundaries = program.checkpoints.forward
     for segment in range(bisect_right(boundaries, begin), bisect_right(boundaries, end - 1) + 1):
         column = program.waiting_forward[segment]
         total.add((column,), factor * program.rows.costs[column])
     return total
 
 
-def forward_moments(index: Index) -> tuple[int, ...]:
+def forward_checkpoints(index: Index) -> tuple[int, ...]:
     """Forward operators at which memory is counted in any case, where copies run beside them; none elsewhere."""
     if index.problem.beside is None or not index.movable:
         return ()
@@ -109,7 +109,7 @@ def forward_moments(index: Index) -> tuple[int, ...]:
     return tuple(sorted({bisect_left(seconds, share * seconds[-1]) for share in FORWARD_SHARES}))
 
 
-def under_way(program: MomentProgram, i: int, total: Sum, final: Mapping[str, int]) -> Iterator[Sum]:
+def under_way(program: CheckpointProgram, i: int, total: Sum, final: Mapping[str, int]) -> Iterator[Sum]:
     """``total``, what forward operator i needs, with what is still being written; ``final``: of each tensor the last
     operator that reads it."""
     index, second = program.index, program.index.problem.beside
@@ -128,7 +128,7 @@ def under_way(program: MomentProgram, i: int, total: Sum, final: Mapping[str, in
         yield _wait_forward(program, more, p, i, -second.write_rate)
 
 
-def _seconds_of_forward(program: MomentProgram, begin: int, end: int) -> Sum:
+def _seconds_of_forward(program: CheckpointProgram, begin: int, end: int) -> Sum:
     """Minus the seconds of the forward operators [begin, end), with the intermediates that they make."""
     index, total = program.index, Sum()
     for i in range(begin, end):
@@ -138,9 +138,9 @@ def _seconds_of_forward(program: MomentProgram, begin: int, end: int) -> Sum:
     return total
 
 
-def _write_rows(program: MomentProgram, second: SecondMemory, most_s: float) -> None:
+def _write_rows(program: CheckpointProgram, second: SecondMemory, most_s: float) -> None:
     index, end = program.index, len(program.index.runs_forward)
-    program.waiting_forward = _waiting(program, len(program.moments.forward) + 1, most_s)
+    program.waiting_forward = _waiting(program, len(program.checkpoints.forward) + 1, most_s)
     producers = sorted({index.producer[name] for name in program.gone})
     for p in _spread(producers):
         total = _wait_forward(program, _seconds_of_forward(program, p + 1, end), p, end, -1.0)
@@ -150,18 +150,19 @@ def _write_rows(program: MomentProgram, second: SecondMemory, most_s: float) -> 
         program.rows.at_most(total, 0.0)
 
 
-def _read_rows(program: MomentProgram, second: SecondMemory, most_s: float) -> None:
-    """From each moment on; from the turnaround on also one for all that is gone and the whole of the backward pass."""
+def _read_rows(program: CheckpointProgram, second: SecondMemory, most_s: float) -> None:
+    """From each checkpoint on; from the turnaround on also one for all that is gone and the whole of the backward
+    pass."""
     index = program.index
     program.waiting_backward = _waiting(program, len(program.at), most_s)
     end = len(index.runs_backward)
     uses = sorted({stage for name in program.gone for stage in index.uses.get(name, ())})
-    for moment, begin in enumerate(program.at):
+    for checkpoint, begin in enumerate(program.at):
         after = uses[bisect_right(uses, begin) :]
-        ends = after[:MOST_LATER_ROWS] if moment else list(_spread(after))
-        late = {name: _late(program, name, moment, ends[-1]) for name in program.gone} if ends else {}
+        ends = after[:MOST_LATER_ROWS] if checkpoint else list(_spread(after))
+        late = {name: _late(program, name, checkpoint, ends[-1]) for name in program.gone} if ends else {}
         for u in ends:
-            total = _seconds_of_backward(program, moment, u)
+            total = _seconds_of_backward(program, checkpoint, u)
             for name, columns in late.items():
                 last = max((stage for stage in columns if stage <= u), default=None)
                 if last is not None:
@@ -173,37 +174,37 @@ def _read_rows(program: MomentProgram, second: SecondMemory, most_s: float) -> N
     program.rows.at_most(total, 0.0)
 
 
-def _seconds_of_backward(program: MomentProgram, moment: int, end: int) -> Sum:
-    """Minus the seconds of what comes after the backward operator of a moment and before that of stage ``end``, with
-    waiting."""
+def _seconds_of_backward(program: CheckpointProgram, checkpoint: int, end: int) -> Sum:
+    """Minus the seconds of what comes after the backward operator of a checkpoint and before that of stage ``end``,
+    with waiting."""
     index, total = program.index, Sum()
-    for stage in range(program.at[moment] + 1, end):
+    for stage in range(program.at[checkpoint] + 1, end):
         _take_off(total, [(program.backward.get((stage, q.name)), q.time_s) for q in index.runs_backward[stage]])
     segment = program.segment(min(end, len(index.runs_backward) - 1))
     for columns in (program.run, program.make):
         for (_, at), column in columns.items():
-            if moment < at <= segment:
+            if checkpoint < at <= segment:
                 total.add((column,), -program.rows.costs[column])
-    for column in program.waiting_backward[moment:segment]:
+    for column in program.waiting_backward[checkpoint:segment]:
         total.add((column,), -program.rows.costs[column])
     return total
 
 
-def _late(program: MomentProgram, name: str, moment: int, end: int) -> dict[int, int]:
-    """By the stages u up to ``end`` that may read ``name`` after a moment, as far as the first that does so whatever is
-    chosen, the column of its having been read back between the two::
+def _late(program: CheckpointProgram, name: str, checkpoint: int, end: int) -> dict[int, int]:
+    """By the stages u up to ``end`` that may read ``name`` after a checkpoint, as far as the first that does so
+    whatever is chosen, the column of its having been read back between the two::
 
         late[k, j, u] ≥ gone[k] + Σ_{q reads k} backward[u, q] − 1 − held[k, j] − Σ_{segments from j to u} run
         late[k, j, u] ≥ late[k, j, u'] for u' before u
     """
     index, rows, gone = program.index, program.rows, program.gone[name]
-    i, held = index.producer[name], program.holds(name, moment) if moment else ABSENT
+    i, held = index.producer[name], program.holds(name, checkpoint) if checkpoint else ABSENT
     late: dict[int, int] = {}
     known: int | None = None
     for stage in index.uses.get(name, ()):
-        if not program.at[moment] < stage <= end:
+        if not program.at[checkpoint] < stage <= end:
             continue
-        segments = range(moment + 1, program.segment(stage) + 1)
+        segments = range(checkpoint + 1, program.segment(stage) + 1)
         runs = tuple(program.run[i, segment] for segment in segments if (i, segment) in program.run)
         readers = program.readers(stage, name)
         if readers is None and not runs and not held:

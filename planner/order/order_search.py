@@ -20,7 +20,7 @@ class BestOrder:
     method: str
 
 
-class Race:
+class OrderSearch:
     """The best order is replaced as a whole, so an interrupt at any moment finds an order with its own peak.
 
     ``leader``: the best order so far, None before there is one. ``bound_bytes``: no order has a smaller peak.
@@ -33,7 +33,7 @@ class Race:
         progress: Progress | None = None,
         halt: Callable[[], bool] | None = None,
     ) -> None:
-        """``halt()`` ends the race before ``time_limit_s`` does."""
+        """``halt()`` ends the search before ``time_limit_s`` does."""
         self.graph = graph
         self.leader: BestOrder | None = None
         self.bound_bytes = 0
@@ -42,9 +42,9 @@ class Race:
         self._progress = progress
         self._halt = halt
 
-    def part(self, graph: OrderGraph) -> Race:
-        """A race on a part of the graph, which ends when this one does."""
-        return Race(graph, self.left_s(), halt=self.stop)
+    def part(self, graph: OrderGraph) -> OrderSearch:
+        """A search on a part of the graph, which ends when this one does."""
+        return OrderSearch(graph, self.left_s(), halt=self.stop)
 
     @property
     def best(self) -> BestOrder:

@@ -1,4 +1,4 @@
-"""The columns of the program of moments, and when its moments are; ``program.py`` says what they mean."""
+"""The columns of the checkpoint program, and when its checkpoints are; ``program.py`` says what they mean."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from monet.planner.program.index import Index
 from monet.planner.solvers.rows import ABSENT, Presence, Rows
 
 TURNAROUND = -1
-"""The stage before the first: the moment between the forward and the backward pass."""
+"""The stage before the first: the checkpoint between the forward and the backward pass."""
 
 
-Moment = tuple[bool, int]
+Checkpoint = tuple[bool, int]
 """(whether it is in the backward pass, the operator's position); the turnaround is (True, ``TURNAROUND``). In order of
 time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class Checkpoints:
     """When memory is counted, besides at the turnaround: during backward operators and during forward operators, by
     their positions, ascending."""
 
@@ -27,17 +27,17 @@ class Moments:
 
 
 @dataclass(slots=True)
-class MomentProgram:
+class CheckpointProgram:
     """Columns and rows; see the module for what the columns mean.
 
     ``base_s``: seconds of what is no decision; the objective of a point is ``base_s`` + cost · x. ``memory``: the rows
-    that count memory, each with its moment. ``waiting_forward``, ``waiting_backward``: the columns of waiting for
+    that count memory, each with its checkpoint. ``waiting_forward``, ``waiting_backward``: the columns of waiting for
     copies, by segment (``copies.py``).
     """
 
     index: Index
     budget_bytes: int
-    moments: Moments
+    checkpoints: Checkpoints
     rows: Rows = field(default_factory=Rows)
     held: dict[tuple[str, int], int] = field(default_factory=dict)
     run: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class MomentProgram:
     forward: dict[tuple[int, str], int] = field(default_factory=dict)
     backward: dict[tuple[int, str], int] = field(default_factory=dict)
     base_s: float = 0.0
-    memory: dict[int, Moment] = field(default_factory=dict)
+    memory: dict[int, Checkpoint] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
     waiting_forward: list[int] = field(default_factory=list)
     waiting_backward: list[int] = field(default_factory=list)
@@ -59,16 +59,16 @@ class MomentProgram:
 
     @property
     def at(self) -> tuple[int, ...]:
-        """The moments as stages, the turnaround first."""
-        return (TURNAROUND, *self.moments.stages)
+        """The checkpoints as stages, the turnaround first."""
+        return (TURNAROUND, *self.checkpoints.stages)
 
     def segment(self, stage: int) -> int:
         """The segment of a stage, from 1."""
         return bisect_left(self.at, stage)
 
-    def holds(self, name: str, moment: int) -> Presence:
-        """``name`` is in memory at a moment, by its number."""
-        column = self.held.get((name, moment))
+    def holds(self, name: str, checkpoint: int) -> Presence:
+        """``name`` is in memory at a checkpoint, by its number."""
+        column = self.held.get((name, checkpoint))
         return ABSENT if column is None else (column,)
 
     def away(self, name: str) -> Presence:

@@ -1,4 +1,4 @@
-"""Plans from points of the program of moments.
+"""Plans from points of the checkpoint program.
 
 What a point holds is kept; what is missing is made again as late as possible, by ``reruns`` at the first stage that
 needs it, and stays until its last use. The memory of that is not counted by the program, so the plan is replayed.
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Set
 import numpy as np
 import numpy.typing as npt
 
+from monet.planner.checkpoints.columns import CheckpointProgram
+from monet.planner.checkpoints.in_place import in_place
 from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.reruns import reads_again, reruns
-from monet.planner.moments.columns import MomentProgram
-from monet.planner.moments.in_place import in_place
 from monet.planner.problem import BackwardImplementation, ForwardImplementation, recompute_cost
 from monet.planner.program.index import Index
 from monet.planner.runs import without_useless
@@ -26,14 +26,14 @@ Chosen = npt.NDArray[np.bool_]
 """Which columns of a point are 1."""
 
 
-def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
+def plan_of(program: CheckpointProgram, x: Floats) -> Runs | None:
     """The runs of a 0-1 point; None where something that a stage reads can neither be kept nor made again."""
     index, problem = program.index, program.index.problem
     on = x > 0.5
     held: list[set[str]] = [set() for _ in program.at]
-    for (name, moment), column in program.held.items():
+    for (name, checkpoint), column in program.held.items():
         if on[column]:
-            held[moment].add(name)
+            held[checkpoint].add(name)
     kept = held[0] | {name for name in index.pinned if name in index.last}
     away = frozenset(name for name, column in program.gone.items() if on[column])
     wanted = kept | away
@@ -41,14 +41,14 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
     present = set(kept)
     if problem.in_place:
         present |= away
-    moment_at = {stage: moment for moment, stage in enumerate(program.at)}
+    checkpoint_at = {stage: checkpoint for checkpoint, stage in enumerate(program.at)}
     ending: dict[int, list[str]] = {}
     for name, last in index.last.items():
         ending.setdefault(last, []).append(name)
     remade = _remade(program, on)
     stages = []
     for stage, operator in enumerate(problem.backward):
-        here = moment_at.get(stage)
+        here = checkpoint_at.get(stage)
         ahead = [] if here is None else sorted(held[here] - present - away)
         back = away - remade.get(program.segment(stage), frozenset())
         chosen = _stage_run(program, on, stage, present | back if back else present, ahead)
@@ -74,7 +74,7 @@ def plan_of(program: MomentProgram, x: Floats) -> Runs | None:
     return with_copies(problem, plain, program.budget_bytes) if away else plain
 
 
-def _remade(program: MomentProgram, on: Chosen) -> dict[int, frozenset[str]]:
+def _remade(program: CheckpointProgram, on: Chosen) -> dict[int, frozenset[str]]:
     """By segment, what the point makes again in it, of what may be moved."""
     runs: dict[int, set[int]] = {}
     for (i, segment), column in program.run.items() if program.gone else ():
@@ -84,7 +84,7 @@ def _remade(program: MomentProgram, on: Chosen) -> dict[int, frozenset[str]]:
     return {segment: frozenset(n for n in program.gone if producer[n] in made) for segment, made in runs.items()}
 
 
-def _forward_run(program: MomentProgram, on: Chosen, i: int, kept: Set[str]) -> Run:
+def _forward_run(program: CheckpointProgram, on: Chosen, i: int, kept: Set[str]) -> Run:
     """The point's run, or else the fastest, that destroys nothing that is kept or that a kept intermediate is made
     of."""
     index = program.index
@@ -102,7 +102,7 @@ def _forward_run(program: MomentProgram, on: Chosen, i: int, kept: Set[str]) -> 
 
 
 def _stage_run(
-    program: MomentProgram, on: Chosen, stage: int, present: set[str], ahead: Iterable[str]
+    program: CheckpointProgram, on: Chosen, stage: int, present: set[str], ahead: Iterable[str]
 ) -> tuple[BackwardImplementation, dict[int, set[str]]] | None:
     """The point's implementation of a stage, or the fastest that can run, and what runs again before it."""
     index = program.index
@@ -116,7 +116,7 @@ def _stage_run(
     return None
 
 
-def _made_besides(program: MomentProgram, on: Chosen, i: int, segment: int, present: Set[str]) -> set[str]:
+def _made_besides(program: CheckpointProgram, on: Chosen, i: int, segment: int, present: Set[str]) -> set[str]:
     """Intermediates that the point makes again in this segment: else their operator would run once more for them."""
     return {
         v.id
