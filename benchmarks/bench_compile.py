@@ -39,7 +39,7 @@ def _rows(name: str, time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
     def run(contestant: str, asked: float | int | None, **more: Any) -> dict[str, Any]:
         job = {"kind": "run", "model": name, "contestant": contestant, "asked": asked, **more}
         kernels = {
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"{contestant} {asked}"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"{name} {contestant} {asked}"),
             "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         }
         result = {"contestant": contestant, "asked": asked, **_apart(job, folder, environment=kernels)}
@@ -90,8 +90,8 @@ def main(models: tuple[str, ...], time_limit: float, again: bool, job: str | Non
             if name not in rows or again:
                 rows[name] = _rows(name, time_limit, Path(folder))
                 record.write("compile", rows)
-    cells = [(name, row) for name, found in rows.items() for row in found if row["contestant"].startswith("compile")]
-    won = [row for _, row in cells if row.get("plan_time_ratio") and row["plan_time_ratio"] <= row["time_ratio"]]
+    cells = [r for found in rows.values() for r in found if r["contestant"].startswith("compile") and "time_ratio" in r]
+    won = [row for row in cells if row.get("plan_time_ratio") and row["plan_time_ratio"] <= row["time_ratio"]]
     click.echo(f"plans are as fast or faster in {len(won)} of {len(cells)} cells; wrote {path}")
 
 

@@ -268,9 +268,12 @@ def with_runs(solution: Solution, runs: Runs, problem: Problem) -> Solution:
     """Another plan that was made of a solution's and fits the same budget: what was proven of every plan holds for it,
     and what was proven of fewer where it may be one of them."""
     cost, proof = replay(problem, runs), solution.proof
+    status = solution.status
     if proof is not None and proof.bound_s > cost.objective_s:
         proof = replace(proof, bound_s=cost.objective_s) if proof.scope == "full" else None
-    return replace(solution, runs=runs, objective_s=cost.objective_s, peak_bytes=cost.peak_bytes, proof=proof)
+        status = "time_limit" if proof is None and status == "optimal" else status
+    made = replace(solution, runs=runs, objective_s=cost.objective_s, peak_bytes=cost.peak_bytes)
+    return replace(made, proof=proof, status=status)
 
 
 def _replays(problem: Problem, plans: Sequence[Runs], budget_bytes: int) -> Iterator[tuple[int, Replay]]:

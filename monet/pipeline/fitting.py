@@ -186,6 +186,8 @@ class _Search:
         fit, best = self.fit, self.state.best
         if best is None or self.state.interrupted or not fit.has_orders:
             return
+        if not any(stage.recompute for stage in best[0].runs.stages):
+            return
         other = along(fit.lowered, best[0].runs, best[1].unrolled.steps)
         if other is None:
             return
@@ -195,10 +197,18 @@ class _Search:
             fuller = keep_what_fits(problem, runs, target_bytes)
             if fuller == runs:
                 return
-            placed = with_runs(best[0], fuller, problem), placement(fuller, lowered, fit.budget_bytes, ORDER_S)
+            try:
+                made = placement(fuller, lowered, fit.budget_bytes, min(ORDER_S, self.state.left_s()))
+            except SolverError as error:
+                logger.warning("a solver failed, the best plan so far is kept: %s", error)
+                return
+            placed = with_runs(best[0], fuller, problem), made
             excess_bytes = fit.excess_bytes(placed)
             if excess_bytes <= 0:
+                if fit.remembers:  # along the order of its search it is one to begin with
+                    remember(fit.lowered, fit.variant, best)
                 self.state.best = placed
+            if excess_bytes <= 0 or not self.state.has_time():
                 return
             target_bytes -= excess_bytes
 

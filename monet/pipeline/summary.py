@@ -113,7 +113,9 @@ def plan_summary(plan: Plan, solution: Solution, lowered: Lowered) -> Summary:
         solve_s=solution.solve_s,
         kept=len(solution.runs.forward) - len(again),
         recomputed=sum(len(stage.recompute) for stage in solution.runs.stages),
-        next_peak_bytes=next_peak_bytes(lowered.problem, solution.runs) if again else None,
+        next_peak_bytes=next_peak_bytes(lowered.problem, solution.runs)
+        if again and solution.status != "interrupted"
+        else None,
         choices=_choices(plan, lowered),
         second_memory=second_memory_summary(lowered.problem, solution.runs),
     )

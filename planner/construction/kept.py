@@ -13,9 +13,9 @@ from monet.planner.replay import Replay, replay
 from monet.planner.runs import without_useless
 from monet.planner.solution import Runs, Stage
 
-MOST_RUNS = 100_000
-"""Runs that are replayed in trials, so that of a long plan only the longest recomputations are tried: about two
-seconds with the networks of ``bench_orders.py``."""
+MOST_RUNS = 50_000
+"""Runs that are replayed in trials, so that of a long plan only the longest recomputations are tried: half a second to
+one with the networks of ``bench_orders.py``."""
 
 
 def keep_what_fits(problem: Problem, runs: Runs, budget_bytes: int) -> Runs:

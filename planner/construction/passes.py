@@ -102,6 +102,8 @@ def backward_pass(walk: Walk) -> list[Stage] | None:
             return None
         walk.adopt(best.walk)
         over = {n for run in best.choice.recompute for n in (*outputs[run.operator], *run.intermediates)}
+        if stage == 0:  # the forward pass leaves what was to stay, be it never read
+            over |= walk.present
         walk.drop([n for n in over.union(ends.get(stage, ())) if last.get(n, -1) <= stage])
         runs_again += len(best.choice.recompute)
         if runs_again > MOST_AGAIN:

@@ -19,7 +19,7 @@ STRETCHES = " + exact stretches"
 
 
 def reorder_stretches(search: OrderSearch, states: int) -> None:
-    """Reorders around the peak of ``search``'s best order as long as that helps and the search is open; each search
+    """Reorders around the peak of ``search``'s best order as long as that helps and it is open; each exact search
     reaches at most ``states`` sets."""
     nodes = FIRST_NODES
     order, method = search.best.order, search.best.method + STRETCHES

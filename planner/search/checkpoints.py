@@ -292,8 +292,8 @@ class CheckpointSearch:
             return checkpoint[1] + (count + 1 if checkpoint[0] else 0)
 
         excess: dict[Checkpoint, int] = {}
-        for checkpoint, size in _over(cost, self.budget_bytes).items():
-            near = min(program.memory.values(), key=lambda at: abs(time(at) - time(checkpoint)), default=None)
+        for over, size in _over(cost, self.budget_bytes).items():
+            near = min(program.memory.values(), key=lambda at: abs(time(at) - time(over)), default=None)
             if near is None:
                 return False
             excess[near] = max(excess.get(near, 0), size)

@@ -60,6 +60,8 @@ def plan_problem(
         found = best.both()
         if found is not None and not state.deadline.cancelled:
             best.offer(keep_what_fits(problem, found[0], budget_bytes))
+            if state.is_close():
+                state.status = "optimal"
     solution = state.solution(state.proof())
     if solution is None:
         raise refusal(problem, budget_bytes, state.status, state.scope, solving.time_limit_s, known=state.smallest)

@@ -57,7 +57,7 @@ def _recomputed(summary: Summary, show: Callable[[int], str]) -> str:
         return again
     if needed > summary.budget_bytes:
         return f"{again}; one less needs {show(needed)}"
-    return f"{again}; one less would fit as counted, but not in an arena that was found"
+    return f"{again}; one less is counted at {show(needed)}"
 
 
 def _second_memory_rows(summary: Summary, unit: str) -> list[tuple[str, str, str]]:

@@ -97,7 +97,7 @@ def plan_cell(planner: CellPlanner, cell: Cell, plan_path: Path) -> Outcome:
         solve_s=solution.solve_s,
         to_gap_s=trace.reached_s(solution),
         memory_bytes=tuple(moment.bytes for moment in played.moments),
-        forward_checkpoints=_forward_moments(played),
+        forward_moments=_forward_moments(played),
         made_on=made_on,
     )
     if cell.variant in MOVING and played.traffic is not None:
@@ -127,7 +127,7 @@ def _step(name: str, problem: Problem, eager: Solution, full_bytes: int | None =
         baseline_peak_bytes=played.peak_bytes if full_bytes is None else full_bytes,
         fixed_bytes=problem.fixed_bytes,
         memory_bytes=tuple(moment.bytes for moment in played.moments),
-        forward_checkpoints=_forward_moments(played),
+        forward_moments=_forward_moments(played),
     )
 
 

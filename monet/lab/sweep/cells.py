@@ -15,7 +15,7 @@ class Step:
     """The step that is planned, as PyTorch runs it: everything kept, default implementations.
 
     ``problem``: SHA-256 of the planner's problem, costs included. ``memory_bytes``: what is in memory at every
-    run of an operator, the first ``forward_checkpoints`` of them in the forward pass.
+    run of an operator, the first ``forward_moments`` of them in the forward pass.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Step:
     baseline_peak_bytes: int
     fixed_bytes: int
     memory_bytes: tuple[int, ...]
-    forward_checkpoints: int
+    forward_moments: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Outcome:
     solve_s: float | None = None
     to_gap_s: Mapping[int, float] = field(default_factory=dict)
     memory_bytes: tuple[int, ...] = ()
-    forward_checkpoints: int = 0
+    forward_moments: int = 0
     made_on: Mapping[str, Any] = field(default_factory=dict)
     moved_bytes: int | None = None
     copied_bytes: int | None = None

@@ -91,8 +91,8 @@ def _along_step(sweep: Sweep, unit: MemoryUnit) -> str | None:
         return None
     cell = min(chosen, key=lambda cell: cell.budget_bytes)
     outcome, step = sweep.outcomes[cell], sweep.step
-    timelines = [Timeline("pytorch", "keeping everything", step.memory_bytes, step.forward_checkpoints)]
+    timelines = [Timeline("pytorch", "keeping everything", step.memory_bytes, step.forward_moments)]
     if cell.variant != "pytorch":
         timelines.append(Timeline(cell.variant, f"{cell.variant} at {unit.show_budget(cell.budget_bytes)}",
-                                  outcome.memory_bytes, outcome.forward_checkpoints))  # fmt: skip
+                                  outcome.memory_bytes, outcome.forward_moments))  # fmt: skip
     return memory_along_step(timelines, step, cell.budget_bytes, unit)

@@ -10,7 +10,7 @@ from planner_problems import chain
 from monet.planner.construction.first_plans import construct
 from monet.planner.construction.passes import backward_pass, forward_pass
 from monet.planner.construction.walk import Walk, aheads
-from monet.planner.problem import Problem
+from monet.planner.problem import ForwardImplementation, ForwardOperator, Problem, Tensor
 from monet.planner.program.index import index_of
 from monet.planner.replay import replay
 
@@ -58,3 +58,18 @@ def test_what_is_left_free_is_no_demand() -> None:
     impossible = (10**6,) * len(problem.backward)
     walk = Walk(index, 10**5, thrifty=False, ahead=impossible, deadline_s=math.inf)
     assert len(forward_pass(walk) or ()) == len(backward_pass(walk) or ()) == 6
+
+
+def test_the_first_stage_ends_without_what_is_never_read() -> None:
+    """A pinned tensor stays in a forward pass that is told to keep it."""
+    problem = chain(6)
+    unread = ForwardOperator("unread", (), ("unread",), (ForwardImplementation("plain", 0.001),))
+    problem = replace(
+        problem, forward=(unread, *problem.forward), tensors=(*problem.tensors, Tensor("unread", 30, pinned=True))
+    )
+    index = index_of(problem)
+    walk = Walk(index, 200, thrifty=False)
+    assert forward_pass(walk, index.last.keys() | index.pinned) is not None
+    assert "unread" in walk.present
+    assert backward_pass(walk) is not None
+    assert walk.present == set()
