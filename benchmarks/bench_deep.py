@@ -96,7 +96,7 @@ def _tokens(batch: int, length: int, words: int) -> dict[str, Tensor]:
 
 def _bert() -> tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]:
     inputs = {"input_ids": torch.randint(0, 30522, (8, 256)), "labels": torch.randint(0, 2, (8,))}
-    return random_weights("BertForSequenceClassification"), (), inputs
+    return random_weights("BertForSequenceClassification", problem_type="single_label_classification"), (), inputs
 
 
 def _llama(layers: int, width: int, batch: int, length: int, words: int, heads: int) -> Network:

@@ -11,18 +11,17 @@ from monet.planner.search.state import SearchState
 
 @dataclass(frozen=True, slots=True)
 class Walks:
-    """Greedy eviction along the step: a plan where the relaxation gave none, and on shallow networks sometimes a better
-    one. Where none fits, the smallest budget for which there is one is looked for.
+    """Greedy eviction along the step: a plan where the relaxation gave none. Where none fits, the smallest budget for
+    which there is one is looked for.
 
-    ``share``: of the time limit, at most, for each. ``always``: also where there is a plan.
+    ``share``: of the time limit, at most, for each.
     """
 
     share: float
-    always: bool = False
 
     def run(self, state: SearchState) -> None:
         best = state.incumbent
-        if best.runs is not None and not self.always:
+        if best.runs is not None:
             return
         made = construct(state.index, state.budget_bytes, self._deadline_s(state))
         if made is not None:
