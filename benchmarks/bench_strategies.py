@@ -5,7 +5,7 @@ python benchmarks/bench_strategies.py [--only bert] [--time-limit 10] [--gap 0.0
 A problem is a network along its best order of keeping everything, with a budget in shares of what the fastest plan
 needs there; ``deep`` ones have no windowed program, ``moving`` ones a second memory, and of ``least`` ones the smallest
 budget is looked for, with a tenth more seconds than the fastest plan's. ``second core``: without the worker. Without
-``Relaxation`` there is no ``FewStages`` and no ``BranchAndBound``, which go on from it; without ``Thriftiest`` no
+``Relaxation`` there is no ``BranchAndBound``, which goes on from it; without ``Thriftiest`` no
 ``Descent``.
 
 Budgets are small and the gap is a tenth of the default one, since the relaxation alone ends most searches otherwise: at
@@ -57,7 +57,7 @@ KINDS = (
             "googlenet": (0.52,), "mobilenet_v2": (0.5,), "bert": (0.35,), "t5": (0.4,),
         },
     ),
-    Kind("deep", ("FEW_STAGES", "DEEP"), {"densenet121": (0.45,), "bert-48": (0.35,), "efficientnet_b7": (0.4,)}),
+    Kind("deep", ("DEEP",), {"densenet121": (0.45,), "bert-48": (0.35,), "efficientnet_b7": (0.4,)}),
     Kind("moving", ("MOVING",), {"resnet50": (0.7,), "bert": (0.4,)}),
     Kind("least", ("SMALLEST",), {"efficientnet_b0": (1.1,), "bert": (1.1,), "googlenet": (1.1,)}),
 )  # fmt: skip

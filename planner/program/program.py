@@ -15,7 +15,6 @@ here                  meaning                                                   
 ``local[k, t]``       k is in memory for (part of) the recomputation of t        l, Appendix B
 ``forward[i, q]``     i runs by q in the forward pass                            δ
 ``backward[t, q]``    the backward operator of t runs by q                       δ̂
-``again_at_all[i]``   i runs again at some stage (``aggregation.py``)            –
 ====================  =========================================================  ==================
 
 Costs are seconds, memory is in bytes; ``solvers/scaling.py`` brings both to a solver's liking.
@@ -63,7 +62,6 @@ class Program:
     resident: dict[tuple[str, int], Presence] = field(default_factory=dict)
     local: dict[tuple[str, int], Levels] = field(default_factory=dict)
     backward: dict[tuple[int, str], int] = field(default_factory=dict)
-    again_at_all: dict[int, int] = field(default_factory=dict)
     peak: int | None = None
     given: GivenMoves | None = None
     moves: Moves | None = None

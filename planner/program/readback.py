@@ -105,9 +105,6 @@ def write_point(program: Program, runs: Runs) -> Floats | None:
         if name in program.early and at < index.start[name] and x[list(program.kept(name))].any():
             x[list(presence)] = 1
     _set_local(program, x)
-    for (i, _, _), column in program.again.items():
-        if i in program.again_at_all and x[column]:
-            x[program.again_at_all[i]] = 1
     if not set_moves(program, x, runs):
         return None
     set_clocks(program, x)

@@ -59,7 +59,6 @@ def positions(program: Program) -> npt.NDArray[np.int64]:
     # After local: a level without a column of its own names the columns of the runs that read it.
     about += [(c, i) for (i, _, _), c in program.again.items()]
     about += [(c, index.producer[v]) for (v, _), c in program.make.items()]
-    about += [(c, i) for i, c in program.again_at_all.items()]
     if program.moves is not None:
         about += [(c, made) for _, made, _, c in program.moves.writes()]
         about += [(c, index.producer[k]) for k, _, _, c in program.moves.reads()]

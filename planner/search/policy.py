@@ -7,11 +7,10 @@ a time.
 
 from __future__ import annotations
 
-from monet.planner.program.windows import NO_STAGES
-from monet.planner.search.exact import FewStages, FullProgram, Windows
+from monet.planner.search.exact import FullProgram, Windows
 from monet.planner.search.least_peak import Descent, LeastPeak, Thriftiest
 from monet.planner.search.relaxation import BranchAndBound, Relaxation, WithoutRecomputation
-from monet.planner.search.scope import LARGEST, LARGEST_WINDOWED, Scope, is_within
+from monet.planner.search.scope import LARGEST_WINDOWED, is_within
 from monet.planner.search.smallest_moving import Extremes, Halving, SmallestWithoutMoves
 from monet.planner.search.state import Policy, SearchState
 from monet.planner.search.two_memories import AroundMoves, WithoutMoves
@@ -26,24 +25,13 @@ WINDOWED: Policy = (
 )
 """Where the exact program with windows may be built: it finds the better plans, the checkpoint program the bounds."""
 
-FEW_STAGES: Policy = (
-    Relaxation(until=0.5),
-    Walks(share=0.25),
-    FewStages(first=0.08, alone=0.25, until=0.6, gap=0.1),
-    BranchAndBound(),
-)
-"""Where one with few stages may: deep networks."""
-
 DEEP: Policy = (Relaxation(until=1.0), Walks(share=0.25), BranchAndBound())
-"""Where neither may: thousands of operators."""
+"""Where it may not: thousands of operators."""
 
 
 def _alone(state: SearchState) -> Policy:
     """Without a second memory."""
-    index = state.index
-    if is_within(index, state.windows, LARGEST_WINDOWED):
-        return WINDOWED
-    return FEW_STAGES if is_within(index, Scope(1, NO_STAGES), LARGEST) else DEEP
+    return WINDOWED if is_within(state.index, state.windows, LARGEST_WINDOWED) else DEEP
 
 
 AROUND = AroundMoves(given=0.35, given_alone=0.5, deciding=0.4, hidden=0.1, other=0.3)

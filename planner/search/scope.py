@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +25,8 @@ FULL_STAGES = 40
 """Up to so many backward operators the full program is planned; above, a windowed one."""
 WINDOW = 16
 LARGEST, LARGEST_WINDOWED = 3_000_000, 400_000
-"""Entries of the memory rows of the largest program with few stages, and with windows, that is built. Where the
-windowed one may be built, it finds the better plans."""
+"""Entries of the memory rows of the largest program with few stages (around plans that move), and with windows, that is
+built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +85,11 @@ def with_first_uses(index: Index, also_at: Mapping[str, frozenset[int]]) -> Mapp
     return {name: also_at.get(name, NO_STAGES) | first.get(name, NO_STAGES) for name in (*also_at, *first)}
 
 
-def few_stages(index: Index, plans: Sequence[Runs], most_entries: int) -> Mapping[str, frozenset[int]] | None:
-    """``also_at`` of a program with windows of one stage, which offers recomputation where any of the first ``plans``
-    has it: of as many of them as ``most_entries`` allow; None where not even the first does."""
-    also_at: Mapping[str, frozenset[int]] | None = None
-    one = windows(index.problem, 1)
-    for count in (1, 2, 4, 8, 16):
-        stages: dict[str, set[int]] = {}
-        for plan in plans[:count]:
-            for name, at in earlier(one, plan).items():
-                stages.setdefault(name, set()).update(at)
-        found = {name: frozenset(at) for name, at in stages.items()}
-        if not is_within(index, Scope(1, NO_STAGES), most_entries, found):
-            break
-        also_at = found
-        if count >= len(plans):
-            break
-    return also_at
+def few_stages(index: Index, runs: Runs) -> Mapping[str, frozenset[int]] | None:
+    """``also_at`` of a program with windows of one stage, which offers recomputation where ``runs`` has it; None where
+    that is larger than ``LARGEST``."""
+    also_at = earlier(windows(index.problem, 1), runs)
+    return also_at if is_within(index, Scope(1, NO_STAGES), LARGEST, also_at) else None
 
 
 def needed_besides(problem: Problem, runs: Runs | None, scope: Scope) -> Mapping[str, frozenset[int]]:

@@ -138,19 +138,11 @@ class SearchState:
         as for ``Search``."""
         self.search(program).improve(until_s, seed, nodes)
 
-    def run(
-        self,
-        program: Program,
-        first_s: float,
-        until_s: float | None = None,
-        gap: float | None = None,
-        turn_s: float = float("inf"),
-    ) -> Search:
-        """Improves neighbourhoods until ``first_s``, then solves the whole program until it shows
-        ``until_s`` (None: the time limit); its bound and status are the state's. ``gap`` as for ``search``, ``turn_s``
-        as for ``Search``."""
+    def run(self, program: Program, first_s: float, turn_s: float = float("inf")) -> Search:
+        """Improves neighbourhoods until ``first_s``, then solves the whole program; its bound and status are the
+        state's. ``turn_s`` as for ``Search``."""
         self.scope, self.size = program.scope, (len(program.rows.costs), len(program.rows.lower))
-        search = self.search(program, until_s, gap)
+        search = self.search(program)
         search.turn_s = turn_s
         search.improve(first_s)
         self.status = search.run()
@@ -190,13 +182,11 @@ class SearchState:
             *self.size,
         )
 
-    def search(self, program: Program, until_s: float | None = None, gap: float | None = None) -> Search:
-        """A search of ``program`` for this state, until ``until_s`` (None: the time limit). ``gap``: to
-        the program's own bound, at which it ends; None is the one that was asked for."""
-        formulation = Formulation(program, self.solve, self.incumbent, self.solving.gap if gap is None else gap)
-        deadline = self.deadline if until_s is None else replace(self.deadline, time_limit_s=until_s)
+    def search(self, program: Program) -> Search:
+        """A search of ``program`` for this state."""
+        formulation = Formulation(program, self.solve, self.incumbent, self.solving.gap)
         return Search(
-            formulation, deadline, self.enough, self.program_bound, self.full_bound, self.solving.gap, self.worker
+            formulation, self.deadline, self.enough, self.program_bound, self.full_bound, self.solving.gap, self.worker
         )
 
     def inner(

@@ -24,7 +24,6 @@ from monet.planner.program.windows import NO_STAGES
 from monet.planner.search.incumbent import Incumbent
 from monet.planner.search.neighbourhoods import NODES
 from monet.planner.search.scope import (
-    LARGEST,
     LARGEST_WINDOWED,
     Scope,
     build,
@@ -222,7 +221,7 @@ def _program_around(
     also_at = with_first_uses(index, needed_besides(problem, runs, scope))
     if is_within(index, scope, LARGEST_WINDOWED, also_at):
         return build(problem, budget_bytes, scope, also_at, given, moves)
-    few = few_stages(index, [runs], LARGEST)
+    few = few_stages(index, runs)
     if few is None:
         return None
     return build(problem, budget_bytes, Scope(1, NO_STAGES), with_first_uses(index, few), given, moves)

@@ -14,7 +14,6 @@ from planner_problems import best_by_exhaustion, chain, problems
 from monet.errors import InfeasibleBudget, SolverError
 from monet.planner.construction.first_plans import construct, smallest_budget
 from monet.planner.problem import Problem
-from monet.planner.program.aggregation import add_aggregation
 from monet.planner.program.constraints import build_program
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.readback import earlier, read_point, write_point
@@ -72,15 +71,6 @@ def test_a_larger_window_is_never_worse(problem: Problem, extra: int) -> None:
 
 
 @quick
-@given(problem=problems(operators=4, pinned=True), extra=st.integers(8, 45), window=st.sampled_from([1, 2, None]))
-def test_aggregation_changes_no_optimum(problem: Problem, extra: int, window: int | None) -> None:
-    budget = problem.fixed_bytes + extra
-    plain, aggregated = (build_program(problem, budget, window) for _ in range(2))
-    add_aggregation(aggregated)
-    assert optimum(aggregated) == pytest.approx(optimum(plain))
-
-
-@quick
 @given(problem=problems(operators=6, pinned=True), extra=st.integers(10, 60))
 def test_constructed_plans_are_points_of_the_program(problem: Problem, extra: int) -> None:
     budget = problem.fixed_bytes + extra
@@ -89,7 +79,6 @@ def test_constructed_plans_are_points_of_the_program(problem: Problem, extra: in
     assert runs is not None
     program = build_program(problem, budget, 2, earlier(windows(problem, 2), runs))
     add_memory_rows(program)
-    add_aggregation(program)
     x = write_point(program, runs)
     assert x is not None
     arrays = program.rows.arrays()
