@@ -5,6 +5,8 @@ A search that ends near enough to its bound may leave room for them; ``keep_what
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 
 from monet.errors import InvalidPlan
@@ -18,10 +20,13 @@ MOST_RUNS = 50_000
 one with the networks of ``bench_orders.py``."""
 
 
-def keep_what_fits(problem: Problem, runs: Runs, budget_bytes: int) -> Runs:
-    """``runs`` without recomputations whose results fit in memory instead, those that take longest first."""
+def keep_what_fits(problem: Problem, runs: Runs, budget_bytes: int, deadline_s: float = math.inf) -> Runs:
+    """``runs`` without recomputations whose results fit in memory instead, those that take longest first; what is known
+    of that at ``deadline_s`` (``time.monotonic``)."""
     seconds = replay(problem, runs).objective_s
     for place in _longest(problem, runs):
+        if time.monotonic() >= deadline_s:
+            break
         fewer = _without(problem, runs, place)
         cost = None if fewer is None else _cost(problem, fewer)
         if fewer is not None and cost is not None and cost.peak_bytes <= budget_bytes and cost.objective_s <= seconds:

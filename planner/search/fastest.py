@@ -22,6 +22,8 @@ from monet.planner.search.state import SearchState, begun_state, cancelled_by_ct
 from monet.planner.solution import Runs, Solution
 
 log = logging.getLogger(__name__)
+LATE = 0.03
+"""Of the time limit: how late a search may end that has used it up, to keep what there is room for."""
 
 
 def plan_problem(
@@ -59,7 +61,8 @@ def plan_problem(
         state.follow(fastest)
         found = best.both()
         if found is not None and not state.deadline.cancelled:
-            best.offer(keep_what_fits(problem, found[0], budget_bytes))
+            deadline_s = state.deadline.begun + (1 + LATE) * solving.time_limit_s
+            best.offer(keep_what_fits(problem, found[0], budget_bytes, deadline_s))
             if state.is_close():
                 state.status = "optimal"
     solution = state.solution(state.proof())
