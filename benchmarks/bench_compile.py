@@ -7,8 +7,8 @@ As ``bench_curve.py``, with the networks of ``networks.py``, three of which have
 of each of them, in bytes. Compilation and planning stand beside it in seconds: the first from an empty cache of
 Inductor, the second with the operators measured.
 
-A cell is won where the plan's time, by eager's, is at most the contestant's; ``noise``: the same ratio of eager against
-itself.
+A cell is won where the plan's time, by eager's, is at most the contestant's; the row ``eager`` is eager against itself,
+and shows the noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import click
 import record
 from job_process import run_apart
 from networks import MODELS
-from training_jobs import answer_job, result_line
+from training_jobs import answer_job, plan_row, result_line
 
 PROCESS_LIMIT_S = 1200.0
 _apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
@@ -34,7 +34,6 @@ CONTESTANTS: tuple[tuple[str, float | None], ...] = (
 
 def _rows(name: str, time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    eager_bytes: int | None = None
 
     def run(contestant: str, asked: float | int | None, **more: Any) -> dict[str, Any]:
         job = {"kind": "run", "model": name, "contestant": contestant, "asked": asked, **more}
@@ -42,30 +41,24 @@ def _rows(name: str, time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
             "TORCHINDUCTOR_CACHE_DIR": str(folder / f"{name} {contestant} {asked}"),
             "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         }
-        result = {"contestant": contestant, "asked": asked, **_apart(job, folder, environment=kernels)}
-        rows.append(result)
-        return result
+        return {"contestant": contestant, "asked": asked, **_apart(job, folder, environment=kernels)}
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        click.echo(result_line(name, row, eager.get("peak_bytes")))
 
     eager = run("eager", None)
-    eager_bytes = eager.get("peak_bytes")
-    click.echo(result_line(name, eager, eager_bytes))
-    if eager_bytes is None:
+    add(eager)
+    if "peak_bytes" not in eager:
         return rows
     for contestant, asked in CONTESTANTS:
-        click.echo(result_line(name, run(contestant, asked), eager_bytes))
+        add(run(contestant, asked))
     reached = sorted({row["peak_bytes"] for row in rows if row.get("peak_bytes")}, reverse=True)
     planning = {"kind": "plan", "model": name, "whole": False, "folder": str(folder), "time_limit_s": time_limit_s,
                 "budgets": {str(budget): budget for budget in (None, *reached)}}  # fmt: skip
     planned = _apart(planning, folder)
     for budget in (None, *reached):
-        made = planned.get("plans", {}).get(str(budget), planned)
-        label = "unlimited" if budget is None else "monet"
-        if "path" not in made:
-            rows.append({"contestant": label, "asked": budget, **made})
-        else:
-            run(label, budget, plan=made["path"])
-            rows[-1] |= {key: value for key, value in made.items() if key != "path"}
-        click.echo(result_line(name, rows[-1], eager_bytes))
+        add(plan_row(planned, "unlimited" if budget is None else "monet", budget, run))
     for row in rows:  # beside each contestant, the plan for its peak
         plan = next((r for r in rows if r["contestant"] == "monet" and r["asked"] == row.get("peak_bytes")), None)
         if plan is not None and "time_ratio" in row and row["contestant"] != "monet":

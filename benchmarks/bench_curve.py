@@ -25,7 +25,7 @@ import matplotlib as mpl
 import record
 from job_process import run_apart
 from matplotlib import pyplot
-from training_jobs import answer_job, result_line
+from training_jobs import answer_job, plan_row, result_line
 
 PROCESS_LIMIT_S = 400.0
 _apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
@@ -39,19 +39,21 @@ def _contestants(name: str, wanted: Sequence[str], time_limit_s: float, folder: 
 
     def run(contestant: str, asked: Any = None, **more: Any) -> dict[str, Any]:
         job = {"kind": "run", "model": name, "contestant": contestant, "asked": asked, **more}
-        result = {"contestant": contestant, "asked": asked, **_apart(job, folder)}
-        rows.append(result)
-        return result
+        return {"contestant": contestant, "asked": asked, **_apart(job, folder)}
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        click.echo(result_line(name, row, eager.get("peak_bytes")))
 
     eager = run("eager")
-    click.echo(result_line(name, eager, eager.get("peak_bytes")))
+    add(eager)
     if "peak_bytes" not in eager:
         return rows
     jobs: list[tuple[str, Any]] = [("block", None), ("sqrt-n", None), ("selective", None)]
     jobs += [("memory_budget", budget) for budget in BUDGETS] + [("region", BUDGETS[0])]
     for contestant, asked in jobs:
         if not wanted or contestant in wanted:
-            click.echo(result_line(name, run(contestant, asked), eager["peak_bytes"]))
+            add(run(contestant, asked))
     # Also at what each peer reaches, below eager's: the two are then compared at one peak.
     reached = {int(100 * r["peak_bytes"] / eager["peak_bytes"]) for r in rows if "peak_bytes" in r}
     shares_of_step = sorted({*SHARES, *(share for share in reached if share < 100)}, reverse=True)
@@ -64,15 +66,7 @@ def _contestants(name: str, wanted: Sequence[str], time_limit_s: float, folder: 
                     "time_limit_s": time_limit_s}  # fmt: skip
         planned = _apart(planning, folder)
         for share in shares:
-            made = planned.get("plans", {}).get(str(share), planned)
-            contestant = "unlimited" if share is None else label
-            if "path" not in made:
-                rows.append({"contestant": contestant, "asked": share, **made})
-            else:
-                known = {key: value for key, value in made.items() if key != "path"}
-                run(contestant, share, plan=made["path"])
-                rows[-1] |= known
-            click.echo(result_line(name, rows[-1], eager["peak_bytes"]))
+            add(plan_row(planned, "unlimited" if share is None else label, share, run))
     return rows
 
 

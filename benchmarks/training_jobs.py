@@ -210,6 +210,18 @@ def result_line(name: str, result: Mapping[str, Any], eager_bytes: int | None) -
     return f"{head}  peak {result['peak_bytes']:>13,} {share}  time × {result['time_ratio']:.3f}{promised}"
 
 
+def plan_row(
+    planned: Mapping[str, Any], contestant: str, asked: float | int | None, run: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    """What ``run(contestant, asked, plan=...)`` finds with the plan that ``planned`` has for ``asked``, or why there is
+    none."""
+    made = planned.get("plans", {}).get(str(asked), planned)
+    if "path" not in made:
+        return {"contestant": contestant, "asked": asked, **made}
+    known = {key: value for key, value in made.items() if key != "path"}
+    return {**run(contestant, asked, plan=made["path"]), **known}
+
+
 def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
     """In its own process: measures a model's step once and plans it for ``budgets``, name → bytes, None for no limit;
     plans go to ``folder``."""

@@ -302,6 +302,14 @@ def replay(problem: Problem, runs: Runs) -> Replay:
     return walk.finish()
 
 
+def cost_of_plan(problem: Problem, runs: Runs) -> Replay | None:
+    """As ``replay``; None where ``runs`` are no plan of ``problem``, as along another order."""
+    try:
+        return replay(problem, runs)
+    except (InvalidPlan, KeyError):
+        return None
+
+
 def _begin_channel(walk: _Walk, memory: SecondMemory, runs: Runs) -> None:
     walk.channel = Channel(memory)
     walk.size = {tensor.id: tensor.bytes for tensor in walk.problem.tensors}

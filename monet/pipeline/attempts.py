@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from monet.errors import InfeasibleBudget, InvalidPlan
+from monet.errors import InfeasibleBudget
 from monet.pipeline.fit import SHARES, WORTH_SHARE, FitState
 from monet.pipeline.known_plans import Placed
 from monet.pipeline.lowering import Lowered
@@ -22,7 +22,7 @@ from monet.planner.ablation import restrict
 from monet.planner.checkpoints.repair import repaired
 from monet.planner.problem import Problem
 from monet.planner.program.index import index_of
-from monet.planner.replay import Replay, replay
+from monet.planner.replay import Replay, cost_of_plan, replay
 from monet.planner.schedules import ABLATION, VARIANTS, plan_variant
 from monet.planner.solution import Proof, Runs, Solution
 
@@ -279,9 +279,6 @@ def with_runs(solution: Solution, runs: Runs, problem: Problem) -> Solution:
 def _replays(problem: Problem, plans: Sequence[Runs], budget_bytes: int) -> Iterator[tuple[int, Replay]]:
     """The cost of each plan that is one of the problem and fits, with its position."""
     for position, runs in enumerate(plans):
-        try:
-            cost = replay(problem, runs)
-        except (InvalidPlan, KeyError):
-            continue  # the caller's, who is told when it is used, or one along another order
-        if cost.peak_bytes <= budget_bytes:
+        cost = cost_of_plan(problem, runs)  # None: the caller's, who is told when it is used, or of another order
+        if cost is not None and cost.peak_bytes <= budget_bytes:
             yield position, cost

@@ -24,6 +24,7 @@ from monet.planner.problem import (
     Problem,
     Tensor,
 )
+from monet.planner.program.index import by_last
 from monet.plans.format import ALIGNMENT, FREED, aligned
 
 # A tensor under this share of all activations is always kept: the program is smaller, the loss is
@@ -283,9 +284,7 @@ def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager
         for storage in (*storages.of(operator_inputs(op)), *storages.of(op.outputs)):
             last[storage] = position
     last.update(dict.fromkeys(storages.leaving, len(operators)))
-    ends: dict[int, list[str]] = {}
-    for storage, position in last.items():
-        ends.setdefault(position, []).append(storage)
+    ends = by_last(last)
     alive: dict[str, int] = {}
     alive_bytes = 0
     found: list[BackwardOperator] = []

@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 from monet.base.graph import Operator, operator_inputs
 from monet.errors import InvalidPlan
 from monet.ops.catalogue import Catalogue, Named
-from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered, lower
 from monet.pipeline.run_graph import reorder
-from monet.pipeline.schedule import calls
+from monet.pipeline.schedule import calls, updates_of
 from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.memory_floor import floor_bytes
@@ -154,7 +153,7 @@ def late_updates(offers: Catalogue, backward: Sequence[str]) -> tuple[str, ...]:
     """The order ``backward`` with each weight update after the last operator before which a plan may run again what
     reads the weight: the program does not know that an update changes it."""
     graph = offers.graph
-    updates = {op.name for op in graph.backward if isinstance(op.target, ParameterUpdate)}
+    updates = updates_of(graph)
     position = {name: k for k, name in enumerate(backward)}
     wanted: dict[str, int] = defaultdict(int)  # storage → the last operator before which it may be made again
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from monet.base.graph import Graph
 from monet.base.measurement import Measurement
 from monet.ops.offers.implementation import Implementation
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
 from monet.planner.solution import Run, Runs
 from monet.plans.format import READ, WAIT, WRITE
+
+
+def updates_of(graph: Graph) -> frozenset[str]:
+    """Names of the operators that are weight updates."""
+    return frozenset(op.name for op in graph.backward if isinstance(op.target, ParameterUpdate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ def with_copies(runs: Runs, lowered: Lowered) -> tuple[Call | Copy, ...]:
             run("forward", chosen[op.name], catalogue.forward[op.name], chosen[op.name].implementation)
             schedule.extend(Copy(WRITE, name) for name in chosen[op.name].writes)
             schedule.extend(Copy(WAIT, name) for name in chosen[op.name].releases)
-    updates = {op.name for op in graph.backward if isinstance(op.target, ParameterUpdate)}
+    updates = updates_of(graph)
     carried = lowered.problem.carried
     for index, stage in enumerate(runs.stages):
         schedule.extend(Copy(READ, name) for name in stage.issues)

@@ -17,7 +17,7 @@ from monet.planner.checkpoints.in_place import in_place
 from monet.planner.construction.copies import moving, with_copies
 from monet.planner.construction.reruns import reads_again, reruns
 from monet.planner.problem import BackwardImplementation, ForwardImplementation, recompute_cost
-from monet.planner.program.index import Index
+from monet.planner.program.index import Index, by_last
 from monet.planner.runs import without_useless
 from monet.planner.solution import Run, Runs, Stage
 from monet.planner.solvers.rows import Floats
@@ -42,9 +42,7 @@ def plan_of(program: CheckpointProgram, x: Floats) -> Runs | None:
     if problem.in_place:
         present |= away
     checkpoint_at = {stage: checkpoint for checkpoint, stage in enumerate(program.at)}
-    ending: dict[int, list[str]] = {}
-    for name, last in index.last.items():
-        ending.setdefault(last, []).append(name)
+    ending = by_last(index.last)
     remade = _remade(program, on)
     stages = []
     for stage, operator in enumerate(problem.backward):

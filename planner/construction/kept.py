@@ -9,9 +9,8 @@ import math
 import time
 from dataclasses import replace
 
-from monet.errors import InvalidPlan
 from monet.planner.problem import Problem, recompute_cost
-from monet.planner.replay import Replay, replay
+from monet.planner.replay import Replay, cost_of_plan, replay
 from monet.planner.runs import without_useless
 from monet.planner.solution import Runs, Stage
 
@@ -27,19 +26,17 @@ def keep_what_fits(problem: Problem, runs: Runs, budget_bytes: int, deadline_s: 
     for place in _longest(problem, runs):
         if time.monotonic() >= deadline_s:
             break
-        fewer = _without(problem, runs, place)
-        cost = None if fewer is None else _cost(problem, fewer)
-        if fewer is not None and cost is not None and cost.peak_bytes <= budget_bytes and cost.objective_s <= seconds:
-            runs, seconds = fewer, cost.objective_s
+        tried = _without(problem, runs, place)
+        if tried is not None and tried[1].peak_bytes <= budget_bytes and tried[1].objective_s <= seconds:
+            runs, seconds = tried[0], tried[1].objective_s
     return runs
 
 
 def next_peak_bytes(problem: Problem, runs: Runs) -> int | None:
     """What the step needs at least where one recomputation less is run; None where there is none that can be left
     out."""
-    fewer = (_without(problem, runs, place) for place in _longest(problem, runs))
-    costs = (_cost(problem, each) for each in fewer if each is not None)
-    return min((cost.peak_bytes for cost in costs if cost is not None), default=None)
+    tried = (_without(problem, runs, place) for place in _longest(problem, runs))
+    return min((each[1].peak_bytes for each in tried if each is not None), default=None)
 
 
 def _longest(problem: Problem, runs: Runs) -> list[tuple[str, str]]:
@@ -51,8 +48,9 @@ def _longest(problem: Problem, runs: Runs) -> list[tuple[str, str]]:
     return [(backward, run.operator) for backward, run in found[:trials]]
 
 
-def _without(problem: Problem, runs: Runs, place: tuple[str, str]) -> Runs | None:
-    """``runs`` without that recomputation, and without those that were run for it alone; None where it is gone."""
+def _without(problem: Problem, runs: Runs, place: tuple[str, str]) -> tuple[Runs, Replay] | None:
+    """``runs`` without that recomputation, and without those that were run for it alone, with its cost; None where it
+    is gone, or where that is no plan."""
     backward, operator = place
 
     def shorter(stage: Stage) -> Stage:
@@ -61,12 +59,8 @@ def _without(problem: Problem, runs: Runs, place: tuple[str, str]) -> Runs | Non
         return replace(stage, recompute=tuple(run for run in stage.recompute if run.operator != operator))
 
     stages = tuple(map(shorter, runs.stages))
-    return None if stages == runs.stages else without_useless(problem, replace(runs, stages=stages))
-
-
-def _cost(problem: Problem, runs: Runs) -> Replay | None:
-    """None where they are no plan: what is read was overwritten, or has left memory."""
-    try:
-        return replay(problem, runs)
-    except (InvalidPlan, KeyError):
+    if stages == runs.stages:
         return None
+    fewer = without_useless(problem, replace(runs, stages=stages))
+    cost = cost_of_plan(problem, fewer)
+    return None if cost is None else (fewer, cost)

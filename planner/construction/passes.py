@@ -12,7 +12,7 @@ The walk counts a tensor until it is dropped, replay until its last read: replay
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Set
+from collections.abc import Container, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from monet.planner.construction.reruns import NEVER, reads_again, reruns
 from monet.planner.construction.trials import Moment, Trial, best_trial, make_intermediate, making_reads, run_trial
 from monet.planner.construction.walk import Walk
 from monet.planner.problem import BackwardImplementation, ForwardImplementation, Intermediate, recompute_cost
-from monet.planner.program.index import Index
+from monet.planner.program.index import Index, by_last
 from monet.planner.solution import Run, Stage
 
 MOST_AGAIN = 50_000
@@ -37,7 +37,7 @@ def forward_pass(walk: Walk, kept: Container[str] | None = None) -> list[Run] | 
     index = walk.index
     staying = index.last if kept is None else kept
     final = {name: (index.consumers.get(name) or (i,))[-1] for name, i in index.producer.items()}
-    ends = _by_last(final)
+    ends = by_last(final)
     read_later: set[str] = set()
     for i, operator in enumerate(index.problem.forward):
         made = [v for v in index.intermediates[i] if v.id in walk.chosen or _must_be_made(index, v.id)]
@@ -55,15 +55,6 @@ def forward_pass(walk: Walk, kept: Container[str] | None = None) -> list[Run] | 
         walk.drop([n for n in over if final.get(n, -1) <= i and n not in staying])
         runs.append(Run(operator.id, best.choice.name, tuple(v.id for v in made)))
     return runs
-
-
-def _by_last(last: Mapping[str, int]) -> dict[int, list[str]]:
-    """Position → the names whose last one it is. Walks look at these alone: whatever is present, step by step, would
-    take the square of the number of operators."""
-    ends: dict[int, list[str]] = {}
-    for name, position in last.items():
-        ends.setdefault(position, []).append(name)
-    return ends
 
 
 def _forward_trials(
@@ -94,7 +85,7 @@ def backward_pass(walk: Walk) -> list[Stage] | None:
     where it does not fit, or more than ``MOST_AGAIN`` operators run again."""
     stages: list[Stage] = []
     runs_again, index = 0, walk.index
-    last, ends = index.last, _by_last(index.last)
+    last, ends = index.last, by_last(index.last)
     outputs = {operator.id: operator.outputs for operator in index.problem.forward}
     for stage in range(len(walk.index.problem.backward)):
         best = best_trial(partial(_stage_trials, walk, stage))

@@ -6,7 +6,7 @@ which a forward operator that reads k can still be run again. Everything here is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from monet.planner.problem import (
@@ -164,6 +164,15 @@ def _last_uses(
                 if name in pinned:
                     last[name] = max(last.get(name, -1), last[v.id])
     return last, tuple(runs_again)
+
+
+def by_last(last: Mapping[str, int]) -> dict[int, list[str]]:
+    """Position → the names whose last one it is. Who goes along the positions looks at these alone: at whatever is
+    there, step by step, takes the square of the number of operators."""
+    ends: dict[int, list[str]] = {}
+    for name, position in last.items():
+        ends.setdefault(position, []).append(name)
+    return ends
 
 
 def _recompute_reads(operator: ForwardOperator, runs: Iterable[ForwardImplementation]) -> list[str]:
