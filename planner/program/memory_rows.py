@@ -211,6 +211,6 @@ def _fit(program: Program, total: Sum, spare_bytes: int = 0) -> None:
     total.constant -= spare_bytes
     if program.peak is not None:
         total.terms[program.peak] = -float(program.budget_bytes)
-        program.rows.at_most(total, 0.0)
-    else:
-        program.rows.at_most(total, float(program.budget_bytes))
+    known = len(program.rows.lower)
+    program.rows.at_most(total, 0.0 if program.peak is not None else float(program.budget_bytes))
+    program.memory.extend(range(known, len(program.rows.lower)))

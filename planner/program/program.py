@@ -40,8 +40,8 @@ class Program:
 
     ``resident`` answers for every (tensor, stage) at which the tensor may be needed; equal states share a column.
     ``local`` is absent where it equals ``resident``. ``peak``: where the least memory is looked for, the column that
-    is the peak as a share of ``budget_bytes``. ``given``: moves to a second memory that are decided; ``moves``: the
-    columns of those that are not.
+    is the peak as a share of ``budget_bytes``. ``memory``: the rows that are about bytes. ``given``: moves to a second
+    memory that are decided; ``moves``: the columns of those that are not.
 
     ``relaxed``: the relaxation of the full program, which alone has columns in ``brief`` and ``early``
     (``relaxation.py``). ``brief[k]``: k survives the forward pass and is dropped before its window begins.
@@ -63,6 +63,7 @@ class Program:
     local: dict[tuple[str, int], Levels] = field(default_factory=dict)
     backward: dict[tuple[int, str], int] = field(default_factory=dict)
     peak: int | None = None
+    memory: list[int] = field(default_factory=list)
     given: GivenMoves | None = None
     moves: Moves | None = None
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from monet.planner.solvers.model import Model, Solve
 from monet.planner.solvers.rows import Floats
 
 log = logging.getLogger(__name__)
+TOLERANCE = 1e-6
+"""By which a point may miss a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +61,39 @@ class Formulation:
         x = write_point(self.program, runs)
         if x is not None and self.program.peak is not None:
             x[self.program.peak] = min(1.0, cost.peak_bytes / self.program.budget_bytes)
-        return x if x is not None and model.violation(x) <= 1e-6 else None
+        return x if x is not None and model.violation(x) <= TOLERANCE else None
 
-    def offer(self, x: Floats | None) -> None:
-        """Replays a solver's point; a point over the limit by the solver's tolerance is dropped."""
+    def around(self, model: Model) -> Model | None:
+        """The program with the best plan as the point to start from; None where it is no point of it. Memory rows count
+        more than there is before a window begins: those that the plan breaks for that are as wide as it needs, so that
+        its neighbourhoods have points, of which a replay tells whether they fit."""
+        x = self.point(model)
+        if x is not None:
+            return replace(model, start=x)
+        known = self.incumbent.both()
+        if known is None or self.program.peak is not None or self.program.moves is not None:
+            return None
+        given = self.program.given
+        x = write_point(self.program, known[0] if given is None else given.without(known[0]))
         if x is None:
-            return
+            return None
+        upper = model.arrays.upper.copy()
+        rows = self.program.memory
+        upper[rows] = np.maximum(upper[rows], model.activity(x)[rows])
+        wide = replace(model, arrays=replace(model.arrays, upper=upper), start=x)
+        return wide if wide.violation(x) <= TOLERANCE else None
+
+    def offer(self, x: Floats | None) -> bool:
+        """Replays a solver's point; returns whether it fits. One over the limit, by the solver's tolerance or as memory
+        rows are wider than the budget (``around``), is dropped."""
+        if x is None:
+            return False
         runs = read_point(self.program, x)
         if self.program.given is not None:
             runs = self.program.given.added_to(runs)
         if not self.incumbent.offer(runs):
-            log.warning("a point of the solver exceeds the limit when replayed and is dropped")
-        elif self.program.moves is not None:  # at times of few to choose from
+            log.info("a point of the solver exceeds the limit when replayed and is dropped")
+            return False
+        if self.program.moves is not None:  # at times of few to choose from
             self.incumbent.offer(with_copies(self.incumbent.problem, runs, self.program.budget_bytes))
+        return True

@@ -104,25 +104,26 @@ def improve(
     program: Program,
     model: Model,
     solve: Solve,
-    x: Floats,
     limits: Limits,
-    found: Callable[[Floats], object],
+    found: Callable[[Floats], bool],
     tick: Tick | None,
     seed: int = 0,
     cut: Callable[[Floats], Model | None] = lambda x: None,
     over: Callable[[], bool] = lambda: False,
 ) -> Floats:
-    """Improves the feasible point ``x`` until rounds stop helping, ``over`` says so, Ctrl-C ends a round or time is up;
-    returns the best point.
+    """Improves the model's feasible ``start`` until rounds stop helping, ``over`` says so, Ctrl-C ends a round or time
+    is up; returns the best point.
 
     ``limits.nodes`` is that of a round, ``limits.time_s`` that of all rounds. ``found`` is called with every better
-    point, as the solver returned it, also of a round that ``tick`` or Ctrl-C ended. ``seed``: another one frees other
-    neighbourhoods. ``cut``: the model with more rows for a point that breaks one of them, else None; such a point is no
-    better one, and its neighbourhood is solved again.
+    point, as the solver returned it, also of a round that ``tick`` or Ctrl-C ended, and returns whether it is a plan;
+    one that is none is no better. ``seed``: another one frees other neighbourhoods. ``cut``: the model with more rows
+    for a point that breaks one of them, else None; such a point is no better one, and its neighbourhood is solved
+    again.
     """
     at = positions(program)
     deadline = time.monotonic() + limits.time_s
-    best, objective = x, float(model.arrays.cost @ x)
+    assert model.start is not None
+    best, objective = model.start, float(model.arrays.cost @ model.start)
     width, stale = FIRST_WIDTH if program.moves is None else FIRST_WIDTH_MOVING, 0
     for free in _neighbourhoods(len(program.problem.forward), np.random.default_rng(seed)):
         if time.monotonic() >= deadline or stale >= STALE_ROUNDS or over():
@@ -139,7 +140,8 @@ def improve(
             answer = solve(round_model, Limits(min(left, ROUND_S), min(ROUND_GAP, limits.gap), limits.nodes), tick)
             if answer.x is None or answer.objective >= objective - LEAST_GAIN * abs(objective):
                 break
-            found(answer.x)
+            if not found(answer.x):
+                break
             more = cut(answer.x)
             if more is None:
                 best = np.where(model.arrays.integer, np.round(answer.x), answer.x)

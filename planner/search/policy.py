@@ -19,7 +19,7 @@ from monet.planner.search.walks import Walks
 WINDOWED: Policy = (
     Relaxation(until=0.04, poor_until=0.2),
     Walks(share=0.25),
-    Windows(small=0.08, first=0.3, alone=0.25, turn=0.6),
+    Windows(small=0.08, first=0.3, alone=0.25, turn=0.6, presolves=2.0),
     FullProgram(first=0.6),
     BranchAndBound(),
 )

@@ -48,9 +48,8 @@ class Search:
         """Improves neighbourhoods of the best plan until that no longer helps, the search is over, or until
         ``until_s``. ``seed``: another one improves other neighbourhoods. ``nodes``: of a round."""
         formulation = self.formulation
-        model = formulation.model()
-        x = formulation.point(model)
-        if x is None or self.is_over():
+        model = formulation.around(formulation.model())
+        if model is None or self.is_over():
             return
         self._elsewhere = False
         limits = Limits(self.deadline.left_s(until_s), formulation.gap, nodes)
@@ -59,7 +58,6 @@ class Search:
                 formulation.program,
                 model,
                 formulation.solve,
-                x,
                 limits,
                 self._found,
                 self._tick,
@@ -123,10 +121,11 @@ class Search:
             self.program_bound = max(self.program_bound, answer.bound)
         return answer
 
-    def _found(self, x: Floats) -> None:
+    def _found(self, x: Floats) -> bool:
         known = self.formulation.incumbent.value
-        self.formulation.offer(x)
+        fits = self.formulation.offer(x)
         self._better = self.formulation.incumbent.value < known
+        return fits
 
     def _cut(self, x: Floats) -> Model | None:
         """Of the point that was found last: as for ``Formulation``. Where its plan, with its copies at other times, is

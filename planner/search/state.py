@@ -138,13 +138,16 @@ class SearchState:
         as for ``Search``."""
         self.search(program).improve(until_s, seed, nodes)
 
-    def run(self, program: Program, first_s: float, turn_s: float = float("inf")) -> Search:
+    def run(self, program: Program, first_s: float, turn_s: float = float("inf"), least_s: float = 0.0) -> Search:
         """Improves neighbourhoods until ``first_s``, then solves the whole program; its bound and status are the
-        state's. ``turn_s`` as for ``Search``."""
+        state's. ``turn_s`` as for ``Search``. ``least_s``: with less time than that until then and a plan in hand, the
+        whole is not solved."""
         self.scope, self.size = program.scope, (len(program.rows.costs), len(program.rows.lower))
         search = self.search(program)
         search.turn_s = turn_s
         search.improve(first_s)
+        if self.incumbent.runs is not None and self.deadline.left_s(min(turn_s, self.limit_s)) < least_s:
+            return search
         self.status = search.run()
         self.program_bound = max(self.program_bound, search.program_bound)
         if self.scope == "full":

@@ -75,16 +75,15 @@ class Worker:
         model = formulation.model()
         nodes = NODES
         for seed in formulation.seeds:
-            while (x := formulation.point(model)) is None:
+            while (begun := formulation.around(model)) is None:
                 if self._stopping.wait(RETRY_S):
                     return
             self._value = formulation.incumbent.value
             limits = Limits(float("inf"), formulation.gap, nodes)
             improve(
                 formulation.program,
-                model,
+                begun,
                 formulation.solve,
-                x,
                 limits,
                 self._found,
                 self._is_over,
@@ -97,9 +96,10 @@ class Worker:
             if not self._ends():
                 nodes = min(MOST_NODES, nodes * 2)
 
-    def _found(self, x: Floats) -> None:
-        self._formulation.offer(x)
+    def _found(self, x: Floats) -> bool:
+        fits = self._formulation.offer(x)
         self._value = self._formulation.incumbent.value
+        return fits
 
     def _ends(self) -> bool:
         """Whether these rounds end: nobody wants more, or the solve of the whole has a better plan."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from monet.errors import SolverError
 from monet.planner.solvers.model import Solve
+from monet.planner.solvers.reduction import reduced
 from monet.planner.solvers.scaling import scaled
 
 
@@ -22,11 +23,11 @@ def solver(name: str) -> Solve:
             from monet.planner.solvers.highs_process import solve
         except ImportError as error:
             raise SolverError(f"the solver HIGHS needs the package highspy: {error}") from error
-        return scaled(solve)
+        return scaled(reduced(solve))
     from monet.planner.solvers.cvxpy import installed_mip_solvers, solve_with
 
     installed = installed_mip_solvers()
     if upper not in installed:
         names = ", ".join(["HIGHS", *sorted(set(installed) - {"HIGHS"})])
         raise SolverError(f"no solver {name!r} is installed; installed are: {names}")
-    return scaled(solve_with(upper))
+    return scaled(reduced(solve_with(upper)))

@@ -32,13 +32,19 @@ class Model:
     start: Floats | None = None
     basis: object | None = None
 
+    def activity(self, x: Floats) -> Floats:
+        """Of every row."""
+        arrays = self.arrays
+        shape = (len(arrays.lower), len(arrays.cost))
+        found: Floats = csr_array((arrays.value, arrays.column_index, arrays.row_start), shape=shape) @ x
+        return found
+
     def violation(self, x: Floats) -> float:
         """By how much ``x`` misses the worst row, in the row's own unit."""
         arrays = self.arrays
         if not len(arrays.lower):
             return 0.0
-        shape = (len(arrays.lower), len(arrays.cost))
-        activity = csr_array((arrays.value, arrays.column_index, arrays.row_start), shape=shape) @ x
+        activity = self.activity(x)
         return float(max(np.max(activity - arrays.upper), np.max(arrays.lower - activity), 0.0))
 
 
