@@ -44,14 +44,16 @@ class Search:
     _elsewhere: bool = False
     _seen: Floats | None = None
 
-    def improve(self, until_s: float, seed: int = 0, nodes: int = NODES) -> None:
+    def improve(self, until_s: float, seed: int = 0, nodes: int = NODES) -> bool:
         """Improves neighbourhoods of the best plan until that no longer helps, the search is over, or until
-        ``until_s``. ``seed``: another one improves other neighbourhoods. ``nodes``: of a round."""
+        ``until_s``; returns whether the plan is better. ``seed``: another one improves other neighbourhoods.
+        ``nodes``: of a round."""
         formulation = self.formulation
         model = formulation.around(formulation.model())
         if model is None or self.is_over():
-            return
+            return False
         self._elsewhere = False
+        known = formulation.incumbent.value
         limits = Limits(self.deadline.left_s(until_s), formulation.gap, nodes)
         with self.beside():
             improve(
@@ -65,6 +67,7 @@ class Search:
                 self._cut,
                 self._ends,
             )
+        return formulation.incumbent.value < known
 
     def beside(self) -> Worker:
         """While entered, another core improves neighbourhoods of the incumbent in the program, where that is wanted."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -140,14 +141,17 @@ class SearchState:
 
     def run(self, program: Program, first_s: float, turn_s: float = float("inf"), least_s: float = 0.0) -> Search:
         """Improves neighbourhoods until ``first_s``, then solves the whole program; its bound and status are the
-        state's. ``turn_s`` as for ``Search``. ``least_s``: with less time than that until then and a plan in hand, the
-        whole is not solved."""
+        state's. ``turn_s`` as for ``Search``. ``least_s``: with less time than that until then and a plan in hand,
+        neighbourhoods are improved instead."""
         self.scope, self.size = program.scope, (len(program.rows.costs), len(program.rows.lower))
         search = self.search(program)
         search.turn_s = turn_s
         search.improve(first_s)
-        if self.incumbent.runs is not None and self.deadline.left_s(min(turn_s, self.limit_s)) < least_s:
-            return search
+        until_s = min(turn_s, self.limit_s)
+        if self.incumbent.runs is not None and self.deadline.left_s(until_s) < least_s:
+            for seed in itertools.count(1):
+                if self.deadline.left_s(until_s) <= 0 or not search.improve(until_s, seed):
+                    return search
         self.status = search.run()
         self.program_bound = max(self.program_bound, search.program_bound)
         if self.scope == "full":
