@@ -29,7 +29,8 @@ def planned_catalogue(graph: Graph, plan: Plan) -> Catalogue:
     """What a plan's steps may name: the storages it was made with are part of it (``model.storage``: a list of
     names, ``model.density``); a plan without these has none."""
     storage, density = frozenset(plan.model.get("storage", ())), plan.model.get("density", DENSITY)
-    return catalogue(graph, Offering(storage=storage, density=density))
+    fused = bool(plan.model.get("fused", False))
+    return catalogue(graph, Offering(storage=storage, density=density, fused=fused))
 
 
 def owner_of(model: torch.nn.Module, target: str) -> tuple[torch.nn.Module, str]:

@@ -10,9 +10,13 @@ import torch
 from monet.base.graph import Graph, Operator, Value
 from monet.ops.compressed import half, sparse
 from monet.ops.compressed.packing import replaces
+from monet.ops.fusion import offers as fusion
+from monet.ops.fusion.fused import Fused
+from monet.ops.fusion.regions import with_regions
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Guard, Implementation, SavedIntermediate
 from monet.ops.offers.offering import Offering
+from monet.ops.offers.record import Record
 from monet.ops.registry import GENERIC, record
 
 Named = Mapping[str, Implementation]
@@ -48,6 +52,8 @@ def catalogue(
     ``scales``: what a guard bounds, as it is now. What divides by a source is offered if that is well above its
     limit (zero-initialised scales of residual branches are not); None: in any case, and each step checks the limit.
     """
+    if offering.fused and not offering.exact:
+        graph = with_regions(graph)
     context = Context(graph)
     values = dict(graph.values)
     forward: dict[str, Named] = {}
@@ -62,7 +68,7 @@ def catalogue(
     for op in graph.forward:
         if op.view:
             continue
-        offered = record(op) if op.target in record(op).forward_targets else GENERIC
+        offered = _record(op, backward=False)
         forward[op.name] = named(offered.forward(op, context))
         again = offered.recompute(op, context)
         if again is not None:
@@ -77,7 +83,7 @@ def catalogue(
     for op in graph.backward:
         if not op.view:
             # An operator can occur in the other pass than its own: a ReLU in the gradient of another operator.
-            offered = record(op) if op.target in record(op).backward_targets else GENERIC
+            offered = _record(op, backward=True)
             backward[op.name] = named(offered.backward(op, context))
     packings = sparse.packings(context, offering.density) if "sparse" in offering.storage else []
     packings += half.packings(context) if "half" in offering.storage and not offering.exact else []
@@ -87,6 +93,13 @@ def catalogue(
         for node, reader in packing.readers.items():
             backward[node] = {**backward[node], reader.name: reader}
     return Catalogue(graph, values, forward, recompute, backward, intermediates)
+
+
+def _record(op: Operator, *, backward: bool) -> Record:
+    if isinstance(op.target, Fused):
+        return fusion.RECORD
+    found = record(op)
+    return found if op.target in (found.backward_targets if backward else found.forward_targets) else GENERIC
 
 
 def _without(escaping: Collection[str], run: Implementation, values: Mapping[str, Value]) -> Implementation:

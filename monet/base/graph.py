@@ -203,6 +203,8 @@ def overwritten(op: Operator) -> tuple[str, ...]:
     if op.target is aten.native_batch_norm.default:  # its schema does not say so
         return tuple(ref.name for ref in op.args[3:5] if isinstance(ref, Ref)) if op.args[5] else ()
     schema: Any = getattr(op.target, "_schema", None)
+    if schema is None:  # a program of several calls, which changes nothing
+        return ()
     names: list[str] = []
     for argument, value in zip(schema.arguments, op.args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -158,11 +158,16 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
         raise CaptureError(autocast.why_not_inside(step.captured.cast_apart))
     devices.require_plannable(step.graph.device)
     offers = catalogue(step.graph, offering, scales=present_scales(step.module, step.captured))
-    costs = _costs(offers, preparing, progress)
+    costs, eager = _costs(offers, preparing, progress), None
+    if offers.graph is not step.graph:  # with regions: eager has none
+        eager = catalogue(step.as_eager, replace(offering, fused=False))
+        costs = costs.joined(_costs(eager, preparing, progress))
+    elif step.as_eager is not step.graph:
+        eager = replace(offers, graph=step.as_eager)
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
     beside = {**buckets, "reserve": preparing.reserve_bytes}
     model, environment = _described(step, preparing, offering), _environment(costs, step.graph)
-    made = prepared_step(offers, costs, model, environment, beside=beside, as_eager=step.as_eager)
+    made = prepared_step(offers, costs, model, environment, beside=beside, eager=eager)
     return replace(made, remembers=preparing.cache)
 
 
@@ -173,19 +178,19 @@ def prepared_step(
     environment: Mapping[str, Any],
     *,
     beside: Mapping[str, int],
-    as_eager: Graph | None = None,
+    eager: Catalogue | None = None,
 ) -> Prepared:
     """A step whose costs are known. ``model`` and ``environment`` as in ``Prepared``; ``beside``: bytes by kind that a
     budget must leave room for, and that no operator asks for (what a GPU's libraries keep is added, as the environment
-    has it); ``as_eager``: what PyTorch itself would run, None for the graph of ``offers``."""
+    has it); ``eager``: of what PyTorch itself would run, None for ``offers``."""
     if "library_bytes" in environment:
         beside = {"libraries": environment["library_bytes"], **beside}
     lowered_as = partial(
         lower, name=model["name"], profile=costs, beside=beside, gradients=model.get("gradients", FREED)
     )
-    plain = lowered_as(offers if as_eager is None else replace(offers, graph=as_eager), eager=True)
-    eager = keep_all(plain.problem, sys.maxsize)
-    return Prepared(lowered_as(offers), eager, eager_peak_bytes(eager, plain), model, environment)
+    plain = lowered_as(offers if eager is None else eager, eager=True)
+    kept = keep_all(plain.problem, sys.maxsize)
+    return Prepared(lowered_as(offers), kept, eager_peak_bytes(kept, plain), model, environment)
 
 
 def _costs(offers: Catalogue, preparing: Preparing, progress: bool) -> Profile:
@@ -222,6 +227,7 @@ def _described(step: _Step, preparing: Preparing, offering: Offering) -> dict[st
         "seed": preparing.seed,
         **({"autocast": cast} if cast is not None else {}),
         **({"storage": sorted(offering.storage), "density": offering.density} if offering.storage else {}),
+        **({"fused": True} if offering.fused and not offering.exact else {}),
         **({"accumulate": True} if preparing.accumulate else {}),
         **({"gradients": KEPT} if preparing.gradients == KEPT else {}),
     }

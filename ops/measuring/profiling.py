@@ -43,6 +43,10 @@ class Profile:
     def of(self, implementation: Implementation, catalogue: Catalogue) -> Measurement:
         return self.measurements[signature(implementation, catalogue.values)]
 
+    def joined(self, other: Profile) -> Profile:
+        """Of the same environment, with the measurements of both."""
+        return Profile(self.environment, {**self.measurements, **other.measurements}, self.measured + other.measured)
+
     def restricted(self, catalogue: Catalogue) -> Profile:
         """The same with nothing but what ``catalogue`` offers.
 

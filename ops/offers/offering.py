@@ -18,7 +18,8 @@ DENSITY = 0.75
 @dataclass(frozen=True, slots=True)
 class Offering:
     """``exact``: only implementations whose results equal eager's bit by bit. ``storage``: which of ``STORAGES`` to
-    offer besides. ``density``: the share of non-zero values that a sparse storage has room for, in (0, 1].
+    offer besides. ``density``: the share of non-zero values that a sparse storage has room for, in (0, 1]. ``fused``:
+    regions of operators, with kernels that PyTorch's compiler makes of them; not where ``exact``.
 
     Raises ``ConfigError`` for other storages and densities.
     """
@@ -26,6 +27,7 @@ class Offering:
     exact: bool = False
     storage: frozenset[str] = frozenset()
     density: float = DENSITY
+    fused: bool = False
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.storage) - STORAGES)

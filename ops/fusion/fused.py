@@ -1,0 +1,71 @@
+"""An operator that stands for several: a program of aten calls, as data, which is called like any operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monet.ops.fusion.compiling import kernel_of
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An argument that is a value of the program: its inputs come first, then one for each call."""
+
+    index: int
+
+    def __repr__(self) -> str:
+        return f"%{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of an aten operator with one result."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        named = "".join(f", {key}={value}" for key, value in self.kwargs)
+        return f"{self.target}({', '.join(map(str, self.args))}{named})"
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A program: ``steps`` on ``inputs`` tensors, of whose values ``outputs`` are the results.
+
+    Called with the inputs it returns the results, one tensor alone where there is one, each in memory of its own.
+    """
+
+    inputs: int
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+
+    def __str__(self) -> str:
+        names = "_".join(str(step.target).split(".")[1] for step in self.steps)
+        steps = "; ".join(map(str, self.steps))
+        return f"fused.{names}.({self.inputs} inputs: {steps} -> {list(self.outputs)})"
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        results = kernel_of(self, inputs)(list(inputs))
+        return results[0] if len(self.outputs) == 1 else tuple(results)
+
+    def run(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The results, by the aten calls one after another."""
+        values: list[Any] = list(inputs)
+        for step in self.steps:
+            values.append(step.target(*_filled(step.args, values), **{k: _filled(v, values) for k, v in step.kwargs}))
+        return [values[index] for index in self.outputs]
+
+
+def _filled(argument: Any, values: Sequence[Any]) -> Any:
+    """The argument tree with values for slots."""
+    if isinstance(argument, Slot):
+        return values[argument.index]
+    if isinstance(argument, list | tuple):
+        return type(argument)(_filled(item, values) for item in argument)
+    return argument

@@ -1,0 +1,49 @@
+"""What a region is run by: its calls one after another, as they were, or one kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from monet.base.graph import Operator
+from monet.ops.fusion.fused import Fused
+from monet.ops.kernel_names import kernel
+from monet.ops.offers.context import Context
+from monet.ops.offers.implementation import Implementation
+from monet.ops.offers.record import Record
+
+# A compiler contracts a product and a sum to one rounding, and has an exp of its own (1 unit in the last place): some
+# roundings of the coarsest format that a region has inside, relative to the terms of its sums.
+TOLERANCE = 16 * 2.0**-24
+
+
+@kernel("in_turn")
+def in_turn(fused: Fused, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """The results of the region's calls, made one after another."""
+    results = fused.run(*inputs)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def offers(op: Operator, context: Context) -> list[Implementation]:
+    """Both; what is inside of a region is no operator of the step, so nothing is in place."""
+    assert isinstance(op.target, Fused)
+    calls = Implementation("in-turn", in_turn, (op.target, *op.args), (), op.outputs, op.single)
+    fused = Implementation("fused", op.target, op.args, (), op.outputs, op.single, exact=False, tolerance=TOLERANCE)
+    return [calls, fused]
+
+
+def recompute(op: Operator, context: Context) -> list[Implementation] | None:
+    """As ``offers``; None where an input has changed since."""
+    return None if context.reads_written(op) else offers(op, context)
+
+
+RECORD = Record(
+    name="region",
+    family="regions",
+    forward_targets=(),
+    backward_targets=(),
+    equations="PyTorch's compiler (Inductor) makes one kernel of several calls",
+    samples=(),
+    forward=offers,
+    recompute=recompute,
+    backward=offers,
+)

@@ -1,0 +1,193 @@
+"""Regions of a step: the same gradients, and no inner value in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import monet
+from monet.base.graph import operator_inputs
+from monet.capture import capture_once
+from monet.ops.catalogue import catalogue
+from monet.ops.fusion import fused
+from monet.ops.fusion.fused import Fused, Slot, Step
+from monet.ops.fusion.regions import LEAST_ELEMENTS, with_regions
+from monet.ops.offers.offering import Offering
+from monet.pipeline.planning import PlanResult, plan_prepared
+from monet.pipeline.preparation import Preparing, prepare
+from monet.planner.search import Solving
+
+aten = torch.ops.aten
+ROWS, WIDTH, CLASSES = 256, 64, 96
+assert ROWS * WIDTH >= LEAST_ELEMENTS
+
+
+class Gated(nn.Module):
+    """RMS norm, SwiGLU, a residual sum and cross entropy: what a decoder has between its products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.gate, self.up = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.down, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        y = self.norm(x)
+        x = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return functional.cross_entropy(self.head(self.last(x)), labels)
+
+
+class Scaled(nn.Module):
+    """Layer scale, tanh, and values that leave a region or are read outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.full((WIDTH,), 0.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.first(x).sigmoid()
+        product = inner * self.scale + x
+        return self.second(product.tanh() * 2.0).square().mean(), inner
+
+
+class Summed(nn.Module):
+    """A weight that is used twice: its gradients are added in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(ROWS, WIDTH) / 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.exp(x * self.weight) + torch.sqrt(self.weight.square() + 1.0) * x).sum()
+
+
+def _labels() -> Tensor:
+    labels = torch.randint(CLASSES, (ROWS,))
+    labels[::7] = -100
+    return labels
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]] = {
+    "gated": (Gated, lambda: (torch.randn(ROWS, WIDTH), _labels())),
+    "scaled": (Scaled, lambda: (torch.randn(ROWS, WIDTH),)),
+    "summed": (Summed, lambda: (torch.randn(ROWS, WIDTH),)),
+}
+
+
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No compiler: a region's calls one after another."""
+    monkeypatch.setattr(fused, "kernel_of", lambda program, inputs: lambda given: program.run(*given))
+    yield
+
+
+def _planned(name: str, share: float, **offering: Any) -> tuple[nn.Module, PlanResult]:
+    torch.manual_seed(0)
+    model, make = MODELS[name][0](), MODELS[name][1]
+    prepared = prepare(model, make(), {}, Preparing(cache=False), Offering(fused=True, **offering))
+    budget = int(share * prepared.full_bytes)
+    return model, plan_prepared(prepared, budget, Solving(time_limit_s=20.0))
+
+
+def _compare(model: nn.Module, result: PlanResult, make: Callable[[], tuple[Tensor, ...]]) -> None:
+    torch.manual_seed(1)
+    inputs = make()
+    found = []
+    for step in (model, monet.MonetModule(model, result.plan)):
+        model.zero_grad()
+        outputs = step(*inputs)
+        loss = outputs[0] if isinstance(outputs, tuple) else outputs
+        loss.backward()
+        found.append([outputs] if isinstance(outputs, Tensor) else list(outputs))
+        found[-1] += [parameter.grad for parameter in model.parameters()]
+    for eager, planned in zip(*found, strict=True):
+        # Sums of up to 2^14 terms in another order, and a rounding less where a product is contracted.
+        torch.testing.assert_close(planned, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("share", [2.0, 1.5])
+@pytest.mark.usefixtures("in_turn")
+def test_gradients_are_eagers(name: str, share: float) -> None:
+    model, result = _planned(name, share)
+    assert {"fused", "in-turn"} & {step.implementation for step in result.plan.steps}
+    _compare(model, result, MODELS[name][1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_of_the_compiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, result = _planned(name, 2.0)
+    _compare(model, result, MODELS[name][1])
+
+
+def _graph(name: str) -> Any:
+    torch.manual_seed(0)
+    model, make = MODELS[name]
+    return capture_once(model(), make(), {}, gradients_leave=True, on_disk=False).graph
+
+
+def _programs(graph: Any) -> dict[str, str]:
+    """Value → what is called for it."""
+    ops = (*graph.forward, *graph.backward)
+    return {op.outputs[0]: str(op.target).split(".")[1] for op in ops if isinstance(op.target, Fused)}
+
+
+def test_what_is_inside_is_no_value() -> None:
+    graph = _graph("gated")
+    merged = with_regions(graph)
+    programs = sorted(_programs(merged).values())
+    assert any(program.startswith("pow_mean_add_rsqrt_mul") for program in programs)
+    assert {"silu_mul", "mul_silu_backward"} <= set(programs)
+    assert any(program.startswith("amax_sub_exp_sum_log") for program in programs)
+    large = [v for v in merged.values.values() if v.storage == v.name and v.numel >= ROWS * WIDTH]
+    before = [v for v in graph.values.values() if v.storage == v.name and v.numel >= ROWS * WIDTH]
+    assert len(large) < len(before) - 10
+    assert not any(op.target is aten._log_softmax.default for op in merged.forward)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_that_is_read_is_made_before(name: str) -> None:
+    graph = with_regions(_graph(name))
+    made = {source.value for source in graph.sources} | {name for name in graph.tangents if name is not None}
+    for op in (*graph.forward, *graph.backward):
+        assert set(operator_inputs(op)) <= made, op.name
+        made |= {name for name in op.outputs if name is not None}
+    wanted = {name for name in (*graph.outputs, *graph.gradients.values()) if name is not None}
+    assert wanted <= made and made <= set(graph.values)
+
+
+def test_output_is_in_no_region() -> None:
+    graph = _graph("scaled")
+    leaving = {graph.storage(name) for name in graph.outputs if name is not None}
+    assert all(name in with_regions(graph).values for name in leaving)
+
+
+def test_small_steps_have_no_regions() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Sigmoid())
+    graph = capture_once(model, (torch.randn(2, 4),), {}, gradients_leave=True, on_disk=False).graph
+    assert with_regions(graph) is graph
+
+
+def test_exact_has_none() -> None:
+    graph = _graph("gated")
+    assert catalogue(graph, Offering(exact=True, fused=True)).graph is graph
+    assert catalogue(graph, Offering()).graph is graph
+    assert catalogue(graph, Offering(fused=True)).graph is not graph
+
+
+def test_a_program_is_data() -> None:
+    program = Fused(
+        2, (Step(aten.mul.Tensor, (Slot(0), Slot(1)), ()), Step(aten.add.Tensor, (Slot(2), 1.0), ())), (3, 2)
+    )
+    same = Fused(2, (Step(aten.mul.Tensor, (Slot(0), Slot(1)), ()), Step(aten.add.Tensor, (Slot(2), 1.0), ())), (3, 2))
+    assert program == same and hash(program) == hash(same)
+    assert str(program) == "fused.mul_add.(2 inputs: aten.mul.Tensor(%0, %1); aten.add.Tensor(%2, 1.0) -> [3, 2])"
+    x, y = torch.randn(5), torch.randn(5)
+    assert all(torch.equal(a, b) for a, b in zip(program.run(x, y), (x * y + 1.0, x * y), strict=True))
