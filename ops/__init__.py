@@ -5,6 +5,7 @@
 - ``offers/``: what a record is, and what it offers.
 - ``families/``: the records, one file or folder a family of operators.
 - ``compressed/``: Gist's storages, offered where asked for.
+- ``fusion/``: regions of operators, with kernels of PyTorch's compiler.
 - ``kernels/``: kernels of the project's own, in C++; ``kernel_names.py`` names what is measured.
 - ``measuring/``: seconds and memory requests, through a cache on disk.
 - ``estimating/``: the same where nothing is to be run.

@@ -52,7 +52,7 @@ def catalogue(
     ``scales``: what a guard bounds, as it is now. What divides by a source is offered if that is well above its
     limit (zero-initialised scales of residual branches are not); None: in any case, and each step checks the limit.
     """
-    if offering.fused and not offering.exact:
+    if offering.fused:
         graph = with_regions(graph)
     context = Context(graph)
     values = dict(graph.values)

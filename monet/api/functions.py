@@ -85,6 +85,7 @@ def plan(
     budget: str | int,
     variant: str = MONET,
     exact: bool = False,
+    fused: bool = False,
     accumulate: bool = False,
     gradients: Literal["freed", "kept"] = "freed",
     offload: str | None = None,
@@ -105,19 +106,21 @@ def plan(
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak, or of what keeping everything
     needs in a plan, if that is more). It counts parameters, buffers, gradients, inputs, outputs, activations and
     temporaries. ``variant``: ``monet`` is the whole program; ``planner.schedules.VARIANTS`` has its parts and the
-    baselines. ``exact``: only implementations that equal eager's bit by bit. ``offload``: a second memory that tensors
-    may be moved to, as ``"disk"``, ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU.
-    ``reserve_bytes`` of the budget are left to others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel``
-    (``monet.apply`` counts them itself); ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in
-    ``pipeline.preparation.Preparing``. ``time_limit_s`` (of solving, ordering and layout; capture and measuring come on
-    top), ``gap``, ``window``, ``solver`` and ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr.
-    Under ``torch.autocast`` the step is planned, and must later be called, in that precision.
+    baselines. ``exact``: only implementations that equal eager's bit by bit. ``fused``: elementwise operators,
+    norms and cross entropy in regions, with kernels that PyTorch's compiler makes of them where they are faster (a
+    minute the first time). ``offload``: a second memory that tensors may be moved to, as ``"disk"``,
+    ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU. ``reserve_bytes`` of the budget are left to
+    others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel`` (``monet.apply`` counts them itself);
+    ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s``
+    (of solving, ordering and layout; capture and measuring come on top), ``gap``, ``window``, ``solver`` and
+    ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr. Under ``torch.autocast`` the step is
+    planned, and must later be called, in that precision.
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
     how = _How(
         variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
-        accumulate, gradients, bucket_bytes,
+        accumulate, gradients, bucket_bytes, fused,
     )  # fmt: skip
     return how.plan(how.module_step(model, *call_of(args, kwargs)), parse_budget(budget))
 
@@ -147,6 +150,7 @@ class _How:
     accumulate: bool = False
     gradients: str = FREED
     bucket_bytes: int = 0
+    fused: bool = False
 
     def module_step(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
         _require_module(model)
@@ -160,7 +164,7 @@ class _How:
         preparing = Preparing(
             self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients, bucket_bytes=self.bucket_bytes
         )
-        offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()))
+        offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()), fused=self.fused)
         offload, _ = self._moving()  # refused before anything is measured
         check_second_memory(offload, device)
         return offloaded(prepare(preparing, offering, progress=self.progress), offload, cache=self.cache)
@@ -238,6 +242,7 @@ def optimize(
     return_outputs: bool = True,
     variant: str = MONET,
     exact: bool = False,
+    fused: bool = False,
     offload: str | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
@@ -275,8 +280,9 @@ def optimize(
     if plan is None:
         assert budget is not None
         how = _How(
-            variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed
-        )
+            variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
+            fused=fused,
+        )  # fmt: skip
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt

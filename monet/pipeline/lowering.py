@@ -240,7 +240,7 @@ def _forward(
     offered: list[ForwardImplementation] = []
     names: dict[str, str] = {}
     fallback = min(again.values(), key=lambda i: profile.of(i, catalogue).time_s, default=None)
-    exact_s = min(profile.of(run, catalogue).time_s for run in runs.values() if run.exact)
+    exact_s = min((profile.of(run, catalogue).time_s for run in runs.values() if run.exact), default=0.0)
     for run in runs.values():
         repeat = again.get(run.name, fallback)
         measured = profile.of(run, catalogue)
@@ -294,7 +294,7 @@ def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager
             alive_bytes += storages.bytes(storage) - alive.get(storage, 0)
             alive[storage] = storages.bytes(storage)
         runs = catalogue.backward[op.name].values()
-        exact_s = min(profile.of(run, catalogue).time_s for run in runs if run.exact)
+        exact_s = min((profile.of(run, catalogue).time_s for run in runs if run.exact), default=0.0)
         offered = [_backward_choice(run, catalogue, profile, storages, exact_s, eager) for run in runs]
         found.append(BackwardOperator(op.name, tuple(offered), before_bytes, alive_bytes))
         alive_bytes -= sum(alive.pop(storage, 0) for storage in ends.get(position, ()))

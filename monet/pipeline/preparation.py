@@ -227,7 +227,7 @@ def _described(step: _Step, preparing: Preparing, offering: Offering) -> dict[st
         "seed": preparing.seed,
         **({"autocast": cast} if cast is not None else {}),
         **({"storage": sorted(offering.storage), "density": offering.density} if offering.storage else {}),
-        **({"fused": True} if offering.fused and not offering.exact else {}),
+        **({"fused": True} if offering.fused else {}),
         **({"accumulate": True} if preparing.accumulate else {}),
         **({"gradients": KEPT} if preparing.gradients == KEPT else {}),
     }

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monet.errors import ExecutionError
+
 if TYPE_CHECKING:
     from monet.ops.fusion.fused import Fused
 
@@ -25,29 +27,45 @@ SETTINGS: dict[str, Any] = {
 }
 """What keeps a kernel's results and requests the same at every call."""
 
-_kernels: dict[Any, Kernel] = {}
+Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]
+"""Of a tensor: dtype, shape, strides, device."""
+
+_kernels: dict[tuple[Fused, tuple[Geometry, ...]], Kernel] = {}
 
 
 def kernel_of(fused: Fused, inputs: Sequence[torch.Tensor]) -> Kernel:
     """The kernel for inputs of this geometry; compiled where this process has none yet."""
-    key = fused, tuple((tensor.dtype, tensor.shape, tensor.stride(), tensor.device) for tensor in inputs)
-    found = _kernels.get(key)
+    return compiled(fused, tuple((t.dtype, tuple(t.shape), t.stride(), t.device) for t in inputs))
+
+
+def compiled(fused: Fused, inputs: tuple[Geometry, ...]) -> Kernel:
+    """As ``kernel_of``, without tensors: a step that is measured or planned must not compile amid its requests.
+
+    Raises:
+        ExecutionError: the compiler fails.
+    """
+    found = _kernels.get((fused, inputs))
     if found is None:
-        found = _kernels[key] = _compiled(fused, inputs)
+        try:
+            found = _kernels[fused, inputs] = _compile(fused, inputs)
+        except Exception as error:  # of whatever kind: it is not ours
+            raise ExecutionError(
+                f"PyTorch's compiler failed on {fused}: {type(error).__name__}: {error}; plan without fused regions"
+            ) from error
     return found
 
 
-def _compiled(fused: Fused, inputs: Sequence[torch.Tensor]) -> Kernel:
+def _compile(fused: Fused, inputs: tuple[Geometry, ...]) -> Kernel:
+    # These take a second to import, and most processes compile nothing.
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=False) as mode, config.patch(SETTINGS):
+    with torch.no_grad(), FakeTensorMode() as mode, config.patch(SETTINGS):
         fake = [
-            torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-            for tensor in inputs
+            torch.empty_strided(shape, stride, dtype=dtype, device=device) for dtype, shape, stride, device in inputs
         ]
         graph = make_fx(lambda *given: fused.run(*given), decomposition_table=select_decomp_table())(*fake)
         with torch._guards.tracing(torch._guards.TracingContext(mode)):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from monet.base.graph import Operator
+from monet.base.graph import Operator, Value
+from monet.ops.fusion.compiling import compiled
 from monet.ops.fusion.fused import Fused
 from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context
@@ -26,9 +30,16 @@ def in_turn(fused: Fused, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.T
 def offers(op: Operator, context: Context) -> list[Implementation]:
     """Both; what is inside of a region is no operator of the step, so nothing is in place."""
     assert isinstance(op.target, Fused)
-    calls = Implementation("in-turn", in_turn, (op.target, *op.args), (), op.outputs, op.single)
-    fused = Implementation("fused", op.target, op.args, (), op.outputs, op.single, exact=False, tolerance=TOLERANCE)
-    return [calls, fused]
+    made: dict[str, Any] = {"outputs": op.outputs, "single": op.single, "exact": False, "tolerance": TOLERANCE}
+    calls = Implementation("in-turn", in_turn, (op.target, *op.args), (), **made)
+    return [calls, Implementation("fused", op.target, op.args, (), **made)]
+
+
+def make_ready(run: Implementation, values: Mapping[str, Value]) -> None:
+    """Has the kernel of a region compiled, if that is what ``run`` calls."""
+    if isinstance(run.call, Fused):
+        inputs = [values[argument.name] for argument in run.args]
+        compiled(run.call, tuple((v.dtype, v.shape, v.stride, v.device) for v in inputs))
 
 
 def recompute(op: Operator, context: Context) -> list[Implementation] | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def with_regions(graph: Graph) -> Graph:
     forward, backward = _Pass(graph, graph.forward), _Pass(graph, graph.backward)
     later = _later_readers(graph)
     for op in reversed(graph.forward):
-        forward.grow(op, lambda inner, sink=op: _may_go(inner, sink, later, backward))
+        forward.grow(op, partial(_may_go, op, later, backward))
     forward.close(later)
     backward.gone = forward.made_of
     for op in reversed(graph.backward):
@@ -73,7 +74,7 @@ def _later_readers(graph: Graph) -> dict[str, list[Operator]]:
     return found
 
 
-def _may_go(op: Operator, sink: Operator, later: Mapping[str, list[Operator]], backward: _Pass) -> bool:
+def _may_go(sink: Operator, later: Mapping[str, list[Operator]], backward: _Pass, op: Operator) -> bool:
     """Whether the backward pass does without what a forward operator makes: it is small and a result of its region, or
     those that read it can compute it again."""
     (result,), (end,) = op.outputs, sink.outputs

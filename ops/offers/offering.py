@@ -19,9 +19,9 @@ DENSITY = 0.75
 class Offering:
     """``exact``: only implementations whose results equal eager's bit by bit. ``storage``: which of ``STORAGES`` to
     offer besides. ``density``: the share of non-zero values that a sparse storage has room for, in (0, 1]. ``fused``:
-    regions of operators, with kernels that PyTorch's compiler makes of them; not where ``exact``.
+    regions of operators, with kernels that PyTorch's compiler makes of them.
 
-    Raises ``ConfigError`` for other storages and densities.
+    Raises ``ConfigError`` for other storages and densities, and for what is ``exact`` and ``fused``.
     """
 
     exact: bool = False
@@ -33,5 +33,7 @@ class Offering:
         unknown = sorted(set(self.storage) - STORAGES)
         if unknown:
             raise ConfigError(f"storage {unknown[0]!r} is none of {', '.join(sorted(STORAGES))}")
+        if self.exact and self.fused:
+            raise ConfigError("exact and fused: a compiler's kernels round in another way; ask for one of them")
         if not 0.0 < self.density <= 1.0:
             raise ConfigError(f"density is {self.density}; it is a share of elements, more than 0 and at most 1")

@@ -127,6 +127,7 @@ def options_of(plan: Plan) -> dict[str, Any]:
     made = plan.model
     return {
         "exact": made.get("exact", False),
+        "fused": made.get("fused", False),
         "accumulate": made.get("accumulate", False),
         "gradients": made.get("gradients", FREED),
         "bucket_bytes": plan.fixed.get("buckets", 0),

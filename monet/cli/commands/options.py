@@ -113,6 +113,13 @@ no_cache = option(
 exact = option(
     CHOICES, "--exact", is_flag=True, help="Only implementations of operators whose results equal eager's bit for bit."
 )
+fused = option(
+    CHOICES,
+    "--fused",
+    is_flag=True,
+    help="Elementwise operators, norms and cross entropy in regions, with kernels that PyTorch's compiler makes of "
+    "them where they are faster. Needs a C++ compiler, and a minute the first time.",
+)
 threads = option(
     CHOICES, "--threads", type=click.IntRange(min=1), help="CPU threads to plan for.  [default: PyTorch's own number]"
 )

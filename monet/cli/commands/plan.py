@@ -76,6 +76,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     type=click.Path(path_type=Path),
     help="Write the summary here as data, too; docs/summary-format.md explains it.",
 )
+@options.fused
 @options.no_cache
 @reports_errors
 def plan(**given: Any) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 import monet
 from monet.base.graph import operator_inputs
 from monet.capture import capture_once
+from monet.errors import ConfigError
 from monet.ops.catalogue import catalogue
 from monet.ops.fusion import fused
 from monet.ops.fusion.fused import Fused, Slot, Step
@@ -175,11 +176,12 @@ def test_small_steps_have_no_regions() -> None:
     assert with_regions(graph) is graph
 
 
-def test_exact_has_none() -> None:
+def test_regions_are_asked_for() -> None:
     graph = _graph("gated")
-    assert catalogue(graph, Offering(exact=True, fused=True)).graph is graph
     assert catalogue(graph, Offering()).graph is graph
     assert catalogue(graph, Offering(fused=True)).graph is not graph
+    with pytest.raises(ConfigError, match="exact and fused"):
+        Offering(exact=True, fused=True)
 
 
 def test_a_program_is_data() -> None:

@@ -103,7 +103,9 @@ def _offering(request: PlanRequest) -> Offering:
     from monet.ops.offers.offering import Offering
     from monet.planner.schedules import STORAGE
 
-    return Offering(request.planning.exact, STORAGE.get(request.variant, frozenset()), request.planning.density)
+    return Offering(
+        request.planning.exact, STORAGE.get(request.variant, frozenset()), request.planning.density, request.fused
+    )
 
 
 def _meter(request: PlanRequest) -> Meter:

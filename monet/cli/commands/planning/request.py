@@ -15,7 +15,7 @@ from monet.planner.ablation import MONET
 _REFUSED: Mapping[str, tuple[str, ...]] = {
     "--minimise memory": ("budget", "max_batch", "prove"),
     "--max-batch": ("batch",),
-    "--profile": ("measure", "threads", "no_cache", "exact", "batch", "device", "max_batch", "density"),
+    "--profile": ("measure", "threads", "no_cache", "exact", "fused", "batch", "device", "max_batch", "density"),
 }
 """Mode → parameters of the command that contradict it, or that it would ignore."""
 
@@ -38,6 +38,7 @@ class PlanRequest:
     variant: str
     prove: bool
     no_cache: bool
+    fused: bool
     planning: PlanningOptions
     quiet: bool
 
