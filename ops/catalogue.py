@@ -11,6 +11,7 @@ from monet.base.graph import Graph, Operator, Value
 from monet.ops.compressed import half, sparse
 from monet.ops.compressed.packing import replaces
 from monet.ops.fusion import offers as fusion
+from monet.ops.fusion.compiling import can_compile
 from monet.ops.fusion.fused import Fused
 from monet.ops.fusion.regions import with_regions
 from monet.ops.offers.context import Context
@@ -52,7 +53,7 @@ def catalogue(
     ``scales``: what a guard bounds, as it is now. What divides by a source is offered if that is well above its
     limit (zero-initialised scales of residual branches are not); None: in any case, and each step checks the limit.
     """
-    if offering.fused:
+    if offering.fused and can_compile(graph.device.type):
         graph = with_regions(graph)
     context = Context(graph)
     values = dict(graph.values)

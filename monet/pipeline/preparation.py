@@ -166,6 +166,7 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
         eager = replace(offers, graph=step.as_eager)
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
     beside = {**buckets, "reserve": preparing.reserve_bytes}
+    offering = replace(offering, fused=offers.graph is not step.graph)
     model, environment = _described(step, preparing, offering), _environment(costs, step.graph)
     made = prepared_step(offers, costs, model, environment, beside=beside, eager=eager)
     return replace(made, remembers=preparing.cache)

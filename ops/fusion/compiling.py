@@ -6,16 +6,20 @@ Its kernels ask for their results through the allocator of the step's device, as
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monet.errors import ExecutionError
+from monet.native.compiling import compiler
 
 if TYPE_CHECKING:
     from monet.ops.fusion.fused import Fused
 
+logger = logging.getLogger(__name__)
 Kernel = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 SETTINGS: dict[str, Any] = {
@@ -30,16 +34,25 @@ SETTINGS: dict[str, Any] = {
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]
 """Of a tensor: dtype, shape, strides, device."""
 
+
+@cache
+def can_compile(kind: str) -> bool:
+    """Whether there are kernels for a type of device; where there are none, a warning says so once."""
+    if kind != "cpu" or compiler() is not None:
+        return True
+    logger.warning(
+        "fused regions need a C++ compiler (g++ or clang++ on the path, or CXX), and there is none: planning without "
+        "them"
+    )
+    return False
+
+
 _kernels: dict[tuple[Fused, tuple[Geometry, ...]], Kernel] = {}
 
 
-def kernel_of(fused: Fused, inputs: Sequence[torch.Tensor]) -> Kernel:
-    """The kernel for inputs of this geometry; compiled where this process has none yet."""
-    return compiled(fused, tuple((t.dtype, tuple(t.shape), t.stride(), t.device) for t in inputs))
-
-
-def compiled(fused: Fused, inputs: tuple[Geometry, ...]) -> Kernel:
-    """As ``kernel_of``, without tensors: a step that is measured or planned must not compile amid its requests.
+def kernel_of(fused: Fused, inputs: tuple[Geometry, ...]) -> Kernel:
+    """The kernel for inputs of this geometry; compiled where this process has none yet. A step that is measured or
+    planned must not come to that amid its requests.
 
     Raises:
         ExecutionError: the compiler fails.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from monet.ops.fusion.compiling import kernel_of
+from monet.ops.fusion.compiling import Geometry, Kernel, kernel_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,13 @@ class Fused:
     """A program: ``steps`` on ``inputs`` tensors, of whose values ``outputs`` are the results.
 
     Called with the inputs it returns the results, one tensor alone where there is one, each in memory of its own.
+    ``kernels``: by geometry of the inputs, those that were called.
     """
 
     inputs: int
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
+    kernels: dict[tuple[Geometry, ...], Kernel] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
         names = "_".join(str(step.target).split(".")[1] for step in self.steps)
@@ -51,7 +53,11 @@ class Fused:
         return f"fused.{names}.({self.inputs} inputs: {steps} -> {list(self.outputs)})"
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        results = kernel_of(self, inputs)(list(inputs))
+        geometry = tuple((t.dtype, t.shape, t.stride(), t.device) for t in inputs)
+        kernel = self.kernels.get(geometry)
+        if kernel is None:
+            kernel = self.kernels[geometry] = kernel_of(self, geometry)
+        results = kernel(list(inputs))
         return results[0] if len(self.outputs) == 1 else tuple(results)
 
     def run(self, *inputs: torch.Tensor) -> list[torch.Tensor]:

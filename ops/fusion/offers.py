@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monet.base.graph import Operator, Value
-from monet.ops.fusion.compiling import compiled
+from monet.ops.fusion.compiling import kernel_of
 from monet.ops.fusion.fused import Fused
 from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context
@@ -39,7 +39,7 @@ def make_ready(run: Implementation, values: Mapping[str, Value]) -> None:
     """Has the kernel of a region compiled, if that is what ``run`` calls."""
     if isinstance(run.call, Fused):
         inputs = [values[argument.name] for argument in run.args]
-        compiled(run.call, tuple((v.dtype, v.shape, v.stride, v.device) for v in inputs))
+        kernel_of(run.call, tuple((v.dtype, v.shape, v.stride, v.device) for v in inputs))
 
 
 def recompute(op: Operator, context: Context) -> list[Implementation] | None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peak_meter import measured_peak_bytes
 from torch import Tensor, nn
 from torch.nn import functional
 
 import monet
-from monet.base.graph import operator_inputs
+from monet.base.graph import Operator, operator_inputs
 from monet.capture import capture_once
-from monet.errors import ConfigError
+from monet.errors import ConfigError, ExecutionError
 from monet.ops.catalogue import catalogue
-from monet.ops.fusion import fused
+from monet.ops.fusion import compiling, fused, offers
 from monet.ops.fusion.fused import Fused, Slot, Step
 from monet.ops.fusion.regions import LEAST_ELEMENTS, with_regions
+from monet.ops.offers.context import Context
+from monet.ops.offers.implementation import Implementation
 from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import PlanResult, plan_prepared
 from monet.pipeline.preparation import Preparing, prepare
@@ -84,7 +89,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No compiler: a region's calls one after another."""
-    monkeypatch.setattr(fused, "kernel_of", lambda program, inputs: lambda given: program.run(*given))
+    for module in (fused, offers):
+        monkeypatch.setattr(module, "kernel_of", lambda program, geometry: lambda given: program.run(*given))
     yield
 
 
@@ -96,11 +102,11 @@ def _planned(name: str, share: float, **offering: Any) -> tuple[nn.Module, PlanR
     return model, plan_prepared(prepared, budget, Solving(time_limit_s=20.0))
 
 
-def _compare(model: nn.Module, result: PlanResult, make: Callable[[], tuple[Tensor, ...]]) -> None:
+def _compare(model: nn.Module, plan: monet.Plan, make: Callable[[], tuple[Tensor, ...]]) -> None:
     torch.manual_seed(1)
     inputs = make()
     found = []
-    for step in (model, monet.MonetModule(model, result.plan)):
+    for step in (model, monet.MonetModule(model, plan)):
         model.zero_grad()
         outputs = step(*inputs)
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
@@ -118,14 +124,25 @@ def _compare(model: nn.Module, result: PlanResult, make: Callable[[], tuple[Tens
 def test_gradients_are_eagers(name: str, share: float) -> None:
     model, result = _planned(name, share)
     assert {"fused", "in-turn"} & {step.implementation for step in result.plan.steps}
-    _compare(model, result, MODELS[name][1])
+    _compare(model, result.plan, MODELS[name][1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_kernels_of_the_compiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_the_compiler(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a plan from its file, and to the byte."""
+
+    def kernels_alone(op: Operator, context: Context) -> list[Implementation]:
+        return [run for run in offers.offers(op, context) if run.name == "fused"]
+
+    record = replace(offers.RECORD, forward=kernels_alone, recompute=kernels_alone, backward=kernels_alone)
+    monkeypatch.setattr(offers, "RECORD", record)
     model, result = _planned(name, 2.0)
-    _compare(model, result, MODELS[name][1])
+    assert sum(step.implementation == "fused" for step in result.plan.steps) >= 3
+    result.plan.save(tmp_path / "plan.json")
+    loaded = monet.Plan.load(tmp_path / "plan.json")
+    assert measured_peak_bytes(model, loaded, lambda seed: (MODELS[name][1](), {})) == loaded.peak_bytes
+    _compare(model, loaded, MODELS[name][1])
 
 
 def _graph(name: str) -> Any:
@@ -193,3 +210,24 @@ def test_a_program_is_data() -> None:
     assert str(program) == "fused.mul_add.(2 inputs: aten.mul.Tensor(%0, %1); aten.add.Tensor(%2, 1.0) -> [3, 2])"
     x, y = torch.randn(5), torch.randn(5)
     assert all(torch.equal(a, b) for a, b in zip(program.run(x, y), (x * y + 1.0, x * y), strict=True))
+
+
+def test_without_a_compiler_it_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(compiling, "compiler", lambda: None)
+    compiling.can_compile.cache_clear()
+    graph = _graph("gated")
+    assert catalogue(graph, Offering(fused=True)).graph is graph
+    assert catalogue(graph, Offering(fused=True)).graph is graph
+    assert [record.message for record in caplog.records if "C++ compiler" in record.message][1:] == []
+    assert "planning without them" in caplog.text
+    compiling.can_compile.cache_clear()
+
+
+def test_what_the_compiler_fails_on_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> None:
+        raise RuntimeError("no such lowering")
+
+    monkeypatch.setattr(compiling, "_compile", fail)
+    program = Fused(1, (Step(aten.neg.default, (Slot(0),), ()),), (1,))
+    with pytest.raises(ExecutionError, match="no such lowering; plan without fused"):
+        program(torch.randn(3))
