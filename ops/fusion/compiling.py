@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,6 +81,15 @@ def _compile(fused: Fused, inputs: tuple[Geometry, ...]) -> Kernel:
             torch.empty_strided(shape, stride, dtype=dtype, device=device) for dtype, shape, stride, device in inputs
         ]
         graph = make_fx(lambda *given: fused.run(*given), decomposition_table=select_decomp_table())(*fake)
+        strides = [result.stride() for result in fused.run(*fake)]
         with torch._guards.tracing(torch._guards.TracingContext(mode)):
             kernel: Kernel = compile_fx_inner(graph, fake)
-    return kernel
+    return partial(_laid_out, kernel, strides)
+
+
+def _laid_out(kernel: Kernel, strides: Sequence[tuple[int, ...]], inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The kernel's results in the strides of aten's, which what comes after is planned for: a compiler has its own."""
+    return [
+        found if found.stride() == wanted else torch.empty_strided(found.shape, wanted, dtype=found.dtype).copy_(found)
+        for found, wanted in zip(kernel(inputs), strides, strict=True)
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monet.base.graph import Operator, Value
+from monet.base.graph import Operator, Value, operator_inputs
 from monet.ops.fusion.compiling import kernel_of
 from monet.ops.fusion.fused import Fused
 from monet.ops.kernel_names import kernel
@@ -17,7 +17,7 @@ from monet.ops.offers.record import Record
 
 # A compiler contracts a product and a sum to one rounding, and has an exp of its own (1 unit in the last place): some
 # roundings of the coarsest format that a region has inside, relative to the terms of its sums.
-TOLERANCE = 16 * 2.0**-24
+TOLERANCE = {torch.float32: 16 * 2.0**-24, torch.bfloat16: 16 * 2.0**-9, torch.float16: 16 * 2.0**-12}
 
 
 @kernel("in_turn")
@@ -30,7 +30,9 @@ def in_turn(fused: Fused, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.T
 def offers(op: Operator, context: Context) -> list[Implementation]:
     """Both; what is inside of a region is no operator of the step, so nothing is in place."""
     assert isinstance(op.target, Fused)
-    made: dict[str, Any] = {"outputs": op.outputs, "single": op.single, "exact": False, "tolerance": TOLERANCE}
+    dtypes = {context.value(name).dtype for name in (*operator_inputs(op), *op.outputs) if name is not None}
+    tolerance = max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+    made: dict[str, Any] = {"outputs": op.outputs, "single": op.single, "exact": False, "tolerance": tolerance}
     calls = Implementation("in-turn", in_turn, (op.target, *op.args), (), **made)
     return [calls, Implementation("fused", op.target, op.args, (), **made)]
 

@@ -135,7 +135,7 @@ class _Pass:
     def grow(self, sink: Operator, may_go: Callable[[Operator], bool]) -> None:
         """A region that ends in ``sink``, where one is worth a kernel. ``may_go``: whether the other pass does without
         what an operator makes."""
-        if sink.name in self.region_of or not self.fusible(sink):
+        if sink.name in self.region_of or not self.fusible(sink) or self._may_be_input(sink):
             return
         region, members = _Region(sink), {sink.name}
         grows = True
@@ -155,6 +155,13 @@ class _Pass:
         if (len(calls) > 1 and large) or any(name in self.gone for name in names):
             self.regions.append(region)
             self.region_of.update(dict.fromkeys(members, region))
+
+    def _may_be_input(self, op: Operator) -> bool:
+        """Whether the result equals an input, which a compiler would then return: it must have memory of its own."""
+        if op.target is aten._to_copy.default:
+            (given,), (made,) = operator_inputs(op), op.outputs
+            return made is not None and self.graph.values[given].dtype is self.graph.values[made].dtype
+        return op.target not in REDUCTIONS and len(op.args) > 1 and op.args[1] in (0, 1)
 
     def _makers(self, operators: Iterable[Operator]) -> list[Operator]:
         """Of what these read, in this pass."""

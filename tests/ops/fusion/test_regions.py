@@ -231,3 +231,29 @@ def test_what_the_compiler_fails_on_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     program = Fused(1, (Step(aten.neg.default, (Slot(0),), ()),), (1,))
     with pytest.raises(ExecutionError, match="no such lowering; plan without fused"):
         program(torch.randn(3))
+
+
+def test_what_may_be_an_input_is_no_result() -> None:
+    """A compiler would return the input itself for x + 0."""
+
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(ROWS, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.softmax((x * self.weight).exp() * 1.0, 1).sum()
+
+    graph = capture_once(Added(), (torch.randn(ROWS, WIDTH),), {}, gradients_leave=True, on_disk=False).graph
+    programs = [op.target for op in with_regions(graph).forward if isinstance(op.target, Fused)]
+    assert programs and not any(str(program.steps[-1]).endswith(", 1.0)") for program in programs)
+
+
+@pytest.mark.slow
+def test_strides_are_those_of_aten() -> None:
+    program = Fused(2, (Step(aten.mul.Tensor, (Slot(0), Slot(1)), ()), Step(aten.tanh.default, (Slot(2),), ())), (3,))
+    x = torch.randn(4, 6, 8).transpose(0, 2)
+    for y in (torch.randn(8, 6, 4), torch.randn(6, 8, 4).transpose(0, 1), torch.randn(4)):
+        (expected,), found = program.run(x, y), program(x, y)
+        assert isinstance(found, Tensor) and found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected)
