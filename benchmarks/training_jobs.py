@@ -225,6 +225,7 @@ def plan_row(
 def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
     """In its own process: measures a model's step once and plans it for ``budgets``, name → bytes, None for no limit;
     plans go to ``folder``."""
+    from monet.ops.offers.offering import Offering
     from monet.pipeline.planning import plan_prepared
     from monet.pipeline.preparation import prepare, prepare_whole
     from monet.planner.search import Solving
@@ -238,7 +239,7 @@ def run_planning(job: Mapping[str, Any]) -> dict[str, Any]:
         optimizer = _optimizer(model)
         prepared = prepare_whole(capture_whole_step(model, inputs, None, loss_fn=_own_loss, optimizer=optimizer))
     else:
-        prepared = prepare(model, inputs, {})
+        prepared = prepare(model, inputs, {}, offering=Offering(fused=job.get("fused", False)))
     found: dict[str, Any] = {"measuring_s": time.perf_counter() - begun, "plans": {},
                              "predicted_eager_peak_bytes": prepared.eager_peak_bytes}  # fmt: skip
     for label, budget_bytes in job["budgets"].items():
