@@ -199,6 +199,7 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
         "seed": 0,
         "storage": frozenset(),
         "density": 0.75,
+        "fused": False,
         "variant": "monet",
         "prove": False,
         "cores": None,
