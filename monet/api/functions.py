@@ -242,7 +242,6 @@ def optimize(
     return_outputs: bool = True,
     variant: str = MONET,
     exact: bool = False,
-    fused: bool = False,
     offload: str | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
@@ -280,9 +279,8 @@ def optimize(
     if plan is None:
         assert budget is not None
         how = _How(
-            variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
-            fused=fused,
-        )  # fmt: skip
+            variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed
+        )
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt

@@ -45,7 +45,13 @@ SMALL = 16
 
 
 def with_regions(graph: Graph) -> Graph:
-    """``graph`` with regions for operators; the graph itself where there are none."""
+    """``graph`` with regions for operators; the graph itself where there are none.
+
+    A step with weight updates has none: a region reads a weight later than its operators did, and an update in between
+    would have changed it.
+    """
+    if any(getattr(op.target, "_schema", None) is None for op in graph.backward):
+        return graph
     whole, graph = graph, with_cross_entropies(graph)
     forward, backward = _Pass(graph, graph.forward), _Pass(graph, graph.backward)
     later = _later_readers(graph)

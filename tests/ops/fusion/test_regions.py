@@ -27,6 +27,7 @@ from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import PlanResult, plan_prepared
 from monet.pipeline.preparation import Preparing, prepare
 from monet.planner.search import Solving
+from monet.step.training_step.whole_step import capture_whole_step
 
 aten = torch.ops.aten
 ROWS, WIDTH, CLASSES = 256, 64, 96
@@ -257,3 +258,12 @@ def test_strides_are_those_of_aten() -> None:
         (expected,), found = program.run(x, y), program(x, y)
         assert isinstance(found, Tensor) and found.stride() == expected.stride()
         torch.testing.assert_close(found, expected)
+
+
+def test_steps_with_weight_updates_have_none() -> None:
+    """A region would read a weight that an update has changed since."""
+    torch.manual_seed(0)
+    model, inputs = MODELS["gated"][0](), MODELS["gated"][1]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = capture_whole_step(model, inputs, None, loss_fn=lambda loss, _: loss, optimizer=optimizer)
+    assert with_regions(step.captured.graph) is step.captured.graph
