@@ -87,7 +87,7 @@ def _may_go(sink: Operator, later: Mapping[str, list[Operator]], backward: _Pass
     assert result is not None and end is not None
     if op.view or _is_small(result, end, backward.graph):
         return True
-    return all(backward.fusible(reader) for reader in later.get(result, []))
+    return all(backward.may_end_region(reader) for reader in later.get(result, []))
 
 
 def _is_small(value: str, sink: str, graph: Graph) -> bool:
@@ -138,10 +138,14 @@ class _Pass:
         inputs = operator_inputs(op)
         return bool(inputs) and not any(self.graph.storage(n) in self.written for n in (*inputs, result))
 
+    def may_end_region(self, op: Operator) -> bool:
+        """Whether it may be a sink, and so compute again what it reads, whoever else is in its region."""
+        return self.fusible(op) and not self._may_be_input(op)
+
     def grow(self, sink: Operator, may_go: Callable[[Operator], bool]) -> None:
         """A region that ends in ``sink``, where one is worth a kernel. ``may_go``: whether the other pass does without
         what an operator makes."""
-        if sink.name in self.region_of or not self.fusible(sink) or self._may_be_input(sink):
+        if sink.name in self.region_of or not self.may_end_region(sink):
             return
         region, members = _Region(sink), {sink.name}
         grows = True
@@ -206,11 +210,8 @@ class _Pass:
                 assert name is not None
                 if not op.view and name in later and _is_small(name, end, self.graph):
                     region.kept.append(name)
-            for op in region.inner:
-                (name,) = op.outputs
-                assert name is not None
-                if name not in region.kept:
-                    self.made_of[name] = _chain(name, members, region.kept)
+            inner = [name for op in region.inner for name in op.outputs if name is not None]
+            self.made_of |= {name: _chain(name, members, region.kept) for name in inner if name not in region.kept}
         for op in self._operators:
             if op.view and op.name not in self.region_of and op.target in VIEWS:
                 (base,) = operator_inputs(op)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import monet
-from monet.base.graph import Operator, operator_inputs
+from monet.base.graph import Graph, Operator, operator_inputs
 from monet.capture import capture_once
 from monet.errors import ConfigError, ExecutionError
 from monet.ops.catalogue import catalogue
@@ -171,15 +171,19 @@ def test_what_is_inside_is_no_value() -> None:
     assert not any(op.target is aten._log_softmax.default for op in merged.forward)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_everything_that_is_read_is_made_before(name: str) -> None:
-    graph = with_regions(_graph(name))
+def _require_order(graph: Graph) -> None:
+    """Everything that is read is made before, and all that leaves the step is made."""
     made = {source.value for source in graph.sources} | {name for name in graph.tangents if name is not None}
     for op in (*graph.forward, *graph.backward):
         assert set(operator_inputs(op)) <= made, op.name
         made |= {name for name in op.outputs if name is not None}
     wanted = {name for name in (*graph.outputs, *graph.gradients.values()) if name is not None}
     assert wanted <= made and made <= set(graph.values)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_that_is_read_is_made_before(name: str) -> None:
+    _require_order(with_regions(_graph(name)))
 
 
 def test_output_is_in_no_region() -> None:
@@ -267,3 +271,19 @@ def test_steps_with_weight_updates_have_none() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     step = capture_whole_step(model, inputs, None, loss_fn=lambda loss, _: loss, optimizer=optimizer)
     assert with_regions(step.captured.graph) is step.captured.graph
+
+
+def test_what_an_operator_reads_that_ends_no_region_is_made() -> None:
+    """exp(x w) times 1 may be returned as it is, so that is no region, and the value must be there to be read."""
+    graph = _graph("summed")
+    (exp,) = (op for op in graph.forward if op.target is aten.exp.default)
+    value = str(exp.outputs[0])
+    (reader,) = (op for op in graph.backward if value in map(graph.storage, operator_inputs(op)))
+    assert value not in with_regions(graph).values
+    assert graph.storage(reader.args[1].name) == value
+    times_one = replace(reader, args=(reader.args[1], 1.0))
+    backward = tuple(times_one if op is reader else op for op in graph.backward)
+    (weight,) = graph.gradients
+    leaving = replace(graph, backward=backward, gradients={weight: str(reader.outputs[0])})
+    _require_order(with_regions(leaving))
+    assert value in with_regions(leaving).values
