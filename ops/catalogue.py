@@ -12,13 +12,13 @@ from monet.ops.compressed import half, sparse
 from monet.ops.compressed.packing import replaces
 from monet.ops.fusion import offers as fusion
 from monet.ops.fusion.compiling import can_compile
-from monet.ops.fusion.fused import Fused
 from monet.ops.fusion.regions import with_regions
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Guard, Implementation, SavedIntermediate
 from monet.ops.offers.offering import Offering
 from monet.ops.offers.record import Record
 from monet.ops.registry import GENERIC, record
+from monet.ops.update_order import with_late_updates
 
 Named = Mapping[str, Implementation]
 
@@ -53,8 +53,15 @@ def catalogue(
     ``scales``: what a guard bounds, as it is now. What divides by a source is offered if that is well above its
     limit (zero-initialised scales of residual branches are not); None: in any case, and each step checks the limit.
     """
-    if offering.fused and can_compile(graph.device.type):
-        graph = with_regions(graph)
+    if not offering.fused or not can_compile(graph.device.type):
+        return _catalogue(graph, offering, scales)
+    fused = _catalogue(with_regions(graph), offering, scales)
+    # A region reads a weight later than its operators did, and an update in between would have changed it.
+    late = with_late_updates(fused)
+    return fused if late is fused.graph else _catalogue(late, offering, scales)
+
+
+def _catalogue(graph: Graph, offering: Offering, scales: Callable[[Guard], float] | None) -> Catalogue:
     context = Context(graph)
     values = dict(graph.values)
     forward: dict[str, Named] = {}
@@ -97,8 +104,9 @@ def catalogue(
 
 
 def _record(op: Operator, *, backward: bool) -> Record:
-    if isinstance(op.target, Fused):
-        return fusion.RECORD
+    fused = fusion.record(op)
+    if fused is not None:
+        return fused
     found = record(op)
     return found if op.target in (found.backward_targets if backward else found.forward_targets) else GENERIC
 

@@ -252,6 +252,7 @@ def optimize(
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
+    fused: bool = False,
 ) -> Trainer:
     """Plan forward, loss, backward and weight update as one step; ``trainer(inputs, targets)`` then runs it.
 
@@ -263,8 +264,9 @@ def optimize(
     ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
     ``offload``: a second memory for activations and the optimiser's state, as ``"disk:/scratch"``.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
-    bit. Other options as for ``monet.plan``. Under ``torch.autocast``, forward and loss are in that precision, backward
-    and update as eager runs them outside of it; the trainer is then called under the same ``torch.autocast``.
+    bit. ``fused``: as for ``monet.plan``; with ``return_outputs=False`` a language model's logits are never whole.
+    Other options as for ``monet.plan``. Under ``torch.autocast``, forward and loss are in that precision, backward and
+    update as eager runs them outside of it; the trainer is then called under the same ``torch.autocast``.
 
     Raises ``ConfigError``, ``CaptureError``, ``InfeasibleBudget``, ``SolverError``, or ``PlanMismatch`` for a ``plan``
     of another model. Ctrl-C while it plans is a KeyboardInterrupt: nothing is trained by a plan that nobody asked for.
@@ -279,8 +281,9 @@ def optimize(
     if plan is None:
         assert budget is not None
         how = _How(
-            variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed
-        )
+            variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
+            fused=fused,
+        )  # fmt: skip
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt

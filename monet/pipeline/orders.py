@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from monet.base.graph import Operator, operator_inputs
 from monet.errors import InvalidPlan
 from monet.ops.catalogue import Catalogue, Named
+from monet.ops.update_order import along_names, late_updates
 from monet.pipeline.lowering import Lowered, lower
 from monet.pipeline.run_graph import reorder
-from monet.pipeline.schedule import calls, updates_of
+from monet.pipeline.schedule import calls
 from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.memory_floor import floor_bytes
@@ -59,8 +60,8 @@ def in_order(lowered: Lowered, order: Order) -> Lowered:
     offers = lowered.catalogue
     graph = replace(
         offers.graph,
-        forward=_ordered(offers.graph.forward, order.forward),
-        backward=_ordered(offers.graph.backward, order.backward),
+        forward=along_names(offers.graph.forward, order.forward),
+        backward=along_names(offers.graph.backward, order.backward),
     )
     first, second = _last_readers(offers, graph.forward), _last_readers(offers, graph.backward)
     offers = replace(
@@ -147,55 +148,6 @@ def along(lowered: Lowered, runs: Runs, steps: Sequence[PlanStep]) -> tuple[Lowe
         logger.debug("the plan is none along its own order: %s", reason)
         return None
     return other, made
-
-
-def late_updates(offers: Catalogue, backward: Sequence[str]) -> tuple[str, ...]:
-    """The order ``backward`` with each weight update after the last operator before which a plan may run again what
-    reads the weight: the program does not know that an update changes it."""
-    graph = offers.graph
-    updates = updates_of(graph)
-    position = {name: k for k, name in enumerate(backward)}
-    wanted: dict[str, int] = defaultdict(int)  # storage → the last operator before which it may be made again
-
-    def want(names: Iterable[str | None], last: int) -> None:
-        for storage in {offers.storage(name) for name in names if name is not None}:
-            wanted[storage] = max(wanted[storage], last)
-
-    for name in position.keys() - updates:
-        for run in offers.backward[name].values():
-            want((*run.inputs(), *run.holds), position[name])
-    for op in reversed(graph.forward):
-        made = [*op.outputs, *(saved.value.name for saved in offers.intermediates.get(op.name, ()))]
-        want(operator_inputs(op), max((wanted[offers.storage(name)] for name in made if name is not None), default=0))
-    for op in graph.backward:
-        if op.name in updates:
-            position[op.name] = max(position[op.name], *(wanted[offers.storage(name)] for name in operator_inputs(op)))
-    return tuple(sorted(backward, key=lambda name: (position[name], name in updates)))
-
-
-def _ordered(operators: Sequence[Operator], names: Sequence[str]) -> tuple[Operator, ...]:
-    """The operators in that order, each view right before what reads it first, or at the end."""
-    by_name = {operator.name: operator for operator in operators}
-    views = {name: op for op in operators if op.view for name in op.outputs if name is not None}
-    found: dict[str, Operator] = {}
-
-    def add(operator: Operator) -> None:
-        waiting = [operator]
-        while waiting:
-            unread = [views[name] for name in operator_inputs(waiting[-1]) if name in views]
-            unread = [view for view in unread if view.name not in found and view is not waiting[-1]]
-            if unread:
-                waiting.append(unread[0])
-            else:
-                last = waiting.pop()
-                found.setdefault(last.name, last)
-
-    for name in names:
-        add(by_name[name])
-    for operator in operators:
-        if operator.name not in found:
-            add(operator)
-    return tuple(found.values())
 
 
 def _last_readers(offers: Catalogue, operators: Sequence[Operator]) -> Mapping[str, str]:

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from monet.base.graph import Graph
 from monet.base.measurement import Measurement
 from monet.ops.offers.implementation import Implementation
-from monet.ops.weight_update import ParameterUpdate
+from monet.ops.update_order import updates_of
 from monet.pipeline.lowering import Lowered
 from monet.planner.solution import Run, Runs
 from monet.plans.format import READ, WAIT, WRITE
-
-
-def updates_of(graph: Graph) -> frozenset[str]:
-    """Names of the operators that are weight updates."""
-    return frozenset(op.name for op in graph.backward if isinstance(op.target, ParameterUpdate))
 
 
 @dataclass(frozen=True, slots=True)

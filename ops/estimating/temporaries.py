@@ -16,6 +16,7 @@ from monet.base.measurement import Request
 from monet.ops.estimating.convolutions import convolution, convolution_requests
 from monet.ops.families import dropout
 from monet.ops.families.normalization.batch_norm import batch_norm_from_output
+from monet.ops.fusion import loss_head
 from monet.ops.offers.generic import draw, draw_again
 from monet.ops.offers.implementation import Implementation
 from monet.ops.strides import contiguous, same
@@ -127,6 +128,11 @@ def _masked_rows(run: Implementation, values: Values) -> list[int]:
     return [_tensors(run, values)[0].numel]
 
 
+def _logits(run: Implementation, values: Values) -> list[int]:
+    """Of a loss head: the logits of a chunk."""
+    return [loss_head.logits_bytes(run, values)]
+
+
 _RULES: dict[Callable[..., Any], Callable[[Implementation, Values], list[int]]] = {
     aten.native_batch_norm_backward.default: _of_gradient,
     batch_norm_from_output: _of_gradient,
@@ -138,5 +144,6 @@ _RULES: dict[Callable[..., Any], Callable[[Implementation, Values], list[int]]] 
     draw: _drawn,
     draw_again: _drawn,
     aten.roll.default: _rolled,
+    loss_head.loss_head: _logits,
     aten._safe_softmax.default: _masked_rows,
 }

@@ -11,6 +11,7 @@ import torch
 
 from monet.base.graph import Ref, Value, references
 from monet.ops.estimating.convolutions import convolution
+from monet.ops.fusion import loss_head
 from monet.ops.kernel_names import call_name
 from monet.ops.offers.generic import draw, draw_again
 from monet.ops.offers.implementation import Implementation
@@ -60,6 +61,8 @@ def work(run: Implementation, values: Mapping[str, Value]) -> Work:
     kind = run.call_name if inner is run.call else f"{run.call_name} {call_name(inner)}"
     if inner in _ATTENTION:
         return Work(kind, _ATTENTION[inner] * _attention_flops(run, values), moved)
+    if inner is loss_head.loss_head:
+        return Work(kind, loss_head.flops(run, values), moved)
     if getattr(inner, "overloadpacket", None) in _PRODUCTS:
         return Work(kind, _product_flops(run, values), moved)
     if getattr(inner, "overloadpacket", None) in _POOLING:

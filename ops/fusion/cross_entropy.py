@@ -18,24 +18,20 @@ from monet.base.graph import Graph, Operator, Ref, Value, operator_inputs
 from monet.ops.fusion.fused import Fused, Slot, Step
 
 aten = torch.ops.aten
-_MEAN, _SUM = 1, 2
+MEAN, _SUM = 1, 2
 _ROWS, _ALL = (1,), (0,)
 
 
 def with_cross_entropies(graph: Graph) -> Graph:
     """``graph`` with a region for each log-softmax and negative log-likelihood that belong together."""
     maker = {name: op for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None}
-    readers: dict[str, list[Operator]] = {}
-    for op in (*graph.forward, *graph.backward):
-        if not op.view:
-            for storage in dict.fromkeys(map(graph.storage, operator_inputs(op))):
-                readers.setdefault(storage, []).append(op)
+    readers = readers_of(graph)
     escaping = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values()) if n is not None}
     changed: dict[str, Operator | None] = {}
     added: dict[str, Value] = {}
     gone: set[str] = set()
     for loss in graph.forward:
-        found = _parts(loss, graph, maker, readers)
+        found = parts(loss, graph, maker, readers)
         if found is None:
             continue
         softmax, picked, spread = found
@@ -64,15 +60,21 @@ def with_cross_entropies(graph: Graph) -> Graph:
     return replace(graph, forward=passes[0], backward=passes[1], values=values)  # type: ignore[arg-type]
 
 
-def _parts(
+def readers_of(graph: Graph) -> dict[str, list[Operator]]:
+    """Storage → the operators of both passes that read it and are no views."""
+    found: dict[str, list[Operator]] = {}
+    for op in (*graph.forward, *graph.backward):
+        if not op.view:
+            for storage in dict.fromkeys(map(graph.storage, operator_inputs(op))):
+                found.setdefault(storage, []).append(op)
+    return found
+
+
+def parts(
     loss: Operator, graph: Graph, maker: Mapping[str, Operator], readers: Mapping[str, list[Operator]]
 ) -> tuple[Operator, Operator, Operator] | None:
     """The log-softmax of a loss, and the two operators of its gradient; None where it is of another form."""
-    if (
-        loss.target is not aten.nll_loss_forward.default
-        or loss.args[2] is not None
-        or loss.args[3] not in (_MEAN, _SUM)
-    ):
+    if loss.target is not aten.nll_loss_forward.default or loss.args[2] is not None or loss.args[3] not in (MEAN, _SUM):
         return None
     softmax = maker.get(graph.storage(loss.args[0].name))
     if softmax is None or softmax.target is not aten._log_softmax.default or softmax.args[2]:
@@ -112,7 +114,7 @@ def _forward(loss: Operator, softmax: Operator, lse: str) -> Operator:
         Step(aten.sum.dim_IntList, (Slot(16), _ALL, False), ()),
         Step(aten.div.Tensor, (Slot(15), Slot(17)), ()),  # 18
     )
-    fused = Fused(2, steps, (18 if loss.args[3] == _MEAN else 15, 17, 7))
+    fused = Fused(2, steps, (18 if loss.args[3] == MEAN else 15, 17, 7))
     return replace(
         loss, target=fused, args=(softmax.args[0], target), kwargs=(), outputs=(*loss.outputs, lse), single=False
     )
@@ -133,7 +135,7 @@ def _backward(
         Step(aten.where.self, (Slot(9), Slot(10), Slot(6)), ()),
         Step(aten.ne.Scalar, (Slot(8), ignored), ()),  # 12
         Step(aten.div.Tensor, (Slot(0), Slot(3)), ()),
-        Step(aten.mul.Tensor, (Slot(11), Slot(13) if loss.args[3] == _MEAN else Slot(0)), ()),
+        Step(aten.mul.Tensor, (Slot(11), Slot(13) if loss.args[3] == MEAN else Slot(0)), ()),
         Step(aten.where.ScalarOther, (Slot(12), Slot(14), 0.0), ()),
     )
     fused = Fused(5, steps, (15,))

@@ -1,4 +1,4 @@
-"""What a region is run by: its calls one after another, as they were, or one kernel."""
+"""What a region is run by: its calls one after another, as they were, or one kernel. And which records regions have."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from monet.base.graph import Operator, Value, operator_inputs
+from monet.ops.fusion import loss_head
 from monet.ops.fusion.compiling import kernel_of
 from monet.ops.fusion.fused import Fused
 from monet.ops.kernel_names import kernel
@@ -38,10 +39,13 @@ def offers(op: Operator, context: Context) -> list[Implementation]:
 
 
 def make_ready(run: Implementation, values: Mapping[str, Value]) -> None:
-    """Has the kernel of a region compiled, if that is what ``run`` calls."""
+    """Has the kernels that ``run`` calls compiled."""
     if isinstance(run.call, Fused):
         inputs = [values[argument.name] for argument in run.args]
         kernel_of(run.call, tuple((v.dtype, v.shape, v.stride, v.device) for v in inputs))
+    elif run.call is loss_head.loss_head:
+        for geometry in loss_head.geometries(run, values):
+            kernel_of(run.args[0].of_block, geometry)
 
 
 def recompute(op: Operator, context: Context) -> list[Implementation] | None:
@@ -60,3 +64,10 @@ RECORD = Record(
     recompute=recompute,
     backward=offers,
 )
+
+
+def record(op: Operator) -> Record | None:
+    """Of an operator that ``with_regions`` has made; None for any other."""
+    if isinstance(op.target, Fused):
+        return RECORD
+    return loss_head.RECORD if isinstance(op.target, loss_head.Head | loss_head.Scaled) else None

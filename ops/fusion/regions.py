@@ -21,6 +21,7 @@ import torch
 from monet.base.graph import Graph, Operator, Ref, operator_inputs, overwritten
 from monet.ops.fusion.cross_entropy import with_cross_entropies
 from monet.ops.fusion.fused import Fused, Slot, Step
+from monet.ops.fusion.loss_head import with_loss_heads
 
 aten = torch.ops.aten
 
@@ -45,14 +46,9 @@ SMALL = 16
 
 
 def with_regions(graph: Graph) -> Graph:
-    """``graph`` with regions for operators; the graph itself where there are none.
-
-    A step with weight updates has none: a region reads a weight later than its operators did, and an update in between
-    would have changed it.
-    """
-    if any(getattr(op.target, "_schema", None) is None for op in graph.backward):
-        return graph
-    whole, graph = graph, with_cross_entropies(graph)
+    """``graph`` with regions for operators; the graph itself where there are none. A region reads a weight later than
+    its operators did: weight updates are to be put after it (``update_order.py``)."""
+    whole, graph = graph, with_cross_entropies(with_loss_heads(graph))
     forward, backward = _Pass(graph, graph.forward), _Pass(graph, graph.backward)
     later = _later_readers(graph)
     for op in reversed(graph.forward):

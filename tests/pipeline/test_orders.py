@@ -14,11 +14,12 @@ from torch import nn
 import monet
 from monet.base.graph import operator_inputs
 from monet.errors import InfeasibleBudget, SolverError
+from monet.ops.update_order import late_updates
 from monet.pipeline import fitting
 from monet.pipeline.fit import Fit
 from monet.pipeline.fitting import fit_budget, orders_of
 from monet.pipeline.lowering import Lowered
-from monet.pipeline.orders import along, first_orders, in_order, late_updates, order_of
+from monet.pipeline.orders import along, first_orders, in_order, order_of
 from monet.pipeline.placement import placement
 from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import Preparing, prepare, prepare_whole
