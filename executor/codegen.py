@@ -21,7 +21,8 @@ from monet.executor.copies import Copies
 from monet.executor.gradient_parts import Part, gradient_parts
 from monet.executor.step_writer import CopyStep, StepWriter
 from monet.ops.catalogue import Catalogue
-from monet.ops.fusion.offers import make_ready
+from monet.ops.fusion.compiling_ahead import compile_all
+from monet.ops.fusion.offers import kernels
 from monet.ops.offers.implementation import Guard, Implementation
 from monet.plans.format import READ, WAIT, WRITE, PlanStep
 from monet.plans.plan import Plan
@@ -91,8 +92,7 @@ def generate(
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
     steps = [_copy_of(step, sizes, catalogue) or implementation_of(step, catalogue) for step in plan.steps]
     implementations = [step for step in steps if isinstance(step, Implementation)]
-    for implementation in implementations:
-        make_ready(implementation, catalogue.values)
+    compile_all(k for implementation in implementations for k in kernels(implementation, catalogue.values))
     border = _border(plan, graph)
     writer = StepWriter(catalogue, _views(graph), _dying_storages(plan, catalogue), copies)
     forward = _forward(writer, graph, steps[:border])

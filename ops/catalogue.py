@@ -54,7 +54,7 @@ def catalogue(
     limit (zero-initialised scales of residual branches are not); None: in any case, and each step checks the limit.
     """
     if not offering.fused or not can_compile(graph.device.type):
-        return _catalogue(graph, offering, scales)
+        return _catalogue(graph, replace(offering, fused=False), scales)
     fused = _catalogue(with_regions(graph), offering, scales)
     # A region reads a weight later than its operators did, and an update in between would have changed it.
     late = with_late_updates(fused)
@@ -77,9 +77,11 @@ def _catalogue(graph: Graph, offering: Offering, scales: Callable[[Guard], float
         if op.view:
             continue
         offered = _record(op, backward=False)
-        forward[op.name] = named(offered.forward(op, context))
+        one_kernel = fusion.alone(op, context) if offering.fused else []
+        forward[op.name] = named([*offered.forward(op, context), *one_kernel])
         again = offered.recompute(op, context)
         if again is not None:
+            # Not the one kernel: batch norm's would count the batch once more.
             recompute[op.name] = named([_without(context.escaping, run, values) for run in again])
         made = offered.intermediates(op, context)
         if made:
@@ -92,7 +94,8 @@ def _catalogue(graph: Graph, offering: Offering, scales: Callable[[Guard], float
         if not op.view:
             # An operator can occur in the other pass than its own: a ReLU in the gradient of another operator.
             offered = _record(op, backward=True)
-            backward[op.name] = named(offered.backward(op, context))
+            one_kernel = fusion.alone(op, context) if offering.fused else []
+            backward[op.name] = named([*offered.backward(op, context), *one_kernel])
     packings = sparse.packings(context, offering.density) if "sparse" in offering.storage else []
     packings += half.packings(context) if "half" in offering.storage and not offering.exact else []
     for packing in [p for p in packings if replaces(p, backward, values)]:

@@ -18,8 +18,9 @@ from monet.native import devices, gpu_libraries
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.estimating.profiling import estimated_profile
 from monet.ops.estimating.rates import Rates
+from monet.ops.fusion.offers import is_compiled
 from monet.ops.measuring.cache import ProfileCache
-from monet.ops.measuring.profiling import Profile, profile
+from monet.ops.measuring.profiling import Profile, implementations, profile
 from monet.ops.offers.offering import Offering
 from monet.pipeline.current_scales import present_scales
 from monet.pipeline.eager_peak import eager_peak_bytes
@@ -166,7 +167,7 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
         eager = replace(offers, graph=step.as_eager)
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
     beside = {**buckets, "reserve": preparing.reserve_bytes}
-    offering = replace(offering, fused=offers.graph is not step.graph)
+    offering = replace(offering, fused=any(is_compiled(run) for run in implementations(offers)))
     model, environment = _described(step, preparing, offering), _environment(costs, step.graph)
     made = prepared_step(offers, costs, model, environment, beside=beside, eager=eager)
     return replace(made, remembers=preparing.cache)

@@ -50,6 +50,11 @@ def can_compile(kind: str) -> bool:
 _kernels: dict[tuple[Fused, tuple[Geometry, ...]], Kernel] = {}
 
 
+def is_known(fused: Fused, inputs: tuple[Geometry, ...]) -> bool:
+    """Whether this process has the kernel."""
+    return (fused, inputs) in _kernels
+
+
 def kernel_of(fused: Fused, inputs: tuple[Geometry, ...]) -> Kernel:
     """The kernel for inputs of this geometry; compiled where this process has none yet. A step that is measured or
     planned must not come to that amid its requests.

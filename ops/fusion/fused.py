@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import getitem
 from typing import Any
 
 import torch
 
+from monet.base.graph import Ref
 from monet.ops.fusion.compiling import Geometry, Kernel, kernel_of
 
 
@@ -23,7 +25,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of an aten operator with one result."""
+    """One call of an aten operator with one result, or of ``getitem`` for one of several."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -31,7 +33,8 @@ class Step:
 
     def __str__(self) -> str:
         named = "".join(f", {key}={value}" for key, value in self.kwargs)
-        return f"{self.target}({', '.join(map(str, self.args))}{named})"
+        target = "getitem" if self.target is getitem else self.target
+        return f"{target}({', '.join(map(str, self.args))}{named})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,11 @@ class Fused:
     outputs: tuple[int, ...]
     kernels: dict[tuple[Geometry, ...], Kernel] = field(default_factory=dict, compare=False, repr=False)
 
+    def __reduce__(self) -> Any:
+        return Fused, (self.inputs, self.steps, self.outputs)
+
     def __str__(self) -> str:
-        names = "_".join(str(step.target).split(".")[1] for step in self.steps)
+        names = "_".join(str(step.target).split(".")[1] for step in self.steps if step.target is not getitem)
         steps = "; ".join(map(str, self.steps))
         return f"fused.{names}.({self.inputs} inputs: {steps} -> {list(self.outputs)})"
 
@@ -74,4 +80,13 @@ def _filled(argument: Any, values: Sequence[Any]) -> Any:
         return values[argument.index]
     if isinstance(argument, list | tuple):
         return type(argument)(_filled(item, values) for item in argument)
+    return argument
+
+
+def slotted(argument: Any, slots: Mapping[str, int]) -> Any:
+    """The argument tree with slots for values; lists become tuples, so that it can be a key."""
+    if isinstance(argument, Ref):
+        return Slot(slots[argument.name])
+    if isinstance(argument, list | tuple):
+        return tuple(slotted(item, slots) for item in argument)
     return argument

@@ -20,7 +20,7 @@ import torch
 
 from monet.base.graph import Graph, Operator, Ref, operator_inputs, overwritten
 from monet.ops.fusion.cross_entropy import with_cross_entropies
-from monet.ops.fusion.fused import Fused, Slot, Step
+from monet.ops.fusion.fused import Fused, Step, slotted
 from monet.ops.fusion.loss_head import with_loss_heads
 
 aten = torch.ops.aten
@@ -253,7 +253,7 @@ class _Pass:
         slots = {name: index for index, name in enumerate(inputs)}
         steps: list[Step] = []
         for op in calls:
-            args, kwargs = _slotted(op.args, slots), tuple((k, _slotted(v, slots)) for k, v in op.kwargs)
+            args, kwargs = slotted(op.args, slots), tuple((k, slotted(v, slots)) for k, v in op.kwargs)
             steps.append(Step(op.target, args, kwargs))
             (result,) = op.outputs
             if result is not None:
@@ -280,12 +280,3 @@ def _chain(name: str, members: Sequence[Operator], kept: Iterable[str]) -> list[
             found.append(op)
             needed |= set(operator_inputs(op)) - set(kept)
     return found[::-1]
-
-
-def _slotted(argument: Any, slots: dict[str, int]) -> Any:
-    """The argument tree with slots for values; lists become tuples, so that it can be a key."""
-    if isinstance(argument, Ref):
-        return Slot(slots[argument.name])
-    if isinstance(argument, list | tuple):
-        return tuple(_slotted(item, slots) for item in argument)
-    return argument

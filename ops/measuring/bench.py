@@ -13,7 +13,6 @@ from monet.base.measurement import Measurement, Request
 from monet.errors import ProfileError
 from monet.native import allocator, devices, gpu_libraries
 from monet.ops.compressed import sparse
-from monet.ops.fusion.offers import make_ready
 from monet.ops.measuring import factorizations, lengths
 from monet.ops.measuring.requests import compact_offsets, in_memory_of, own_requests, worker_requests
 from monet.ops.measuring.signature import signature
@@ -125,7 +124,6 @@ class Bench:
     ) -> Measurement:
         if device.type != self._device.type or devices.library(device) is None:
             return self._time_only(implementation, args, kwargs, values, device)
-        make_ready(implementation, values)
         if device.type == "cuda":
             # Libraries keep what they ask for at their first call (cuBLAS its workspace): it is no request of a step.
             _named(implementation, implementation.call(*args, **kwargs))

@@ -16,7 +16,7 @@ import monet
 from monet.base.graph import Graph
 from monet.capture import capture_once
 from monet.ops.catalogue import catalogue
-from monet.ops.fusion import compiling, fused, loss_head, offers
+from monet.ops.fusion import compiling, compiling_ahead, fused, loss_head
 from monet.ops.fusion.loss_head import BIAS, BIAS_ROW, INPUT, TRANSPOSED, WEIGHT, Head, with_loss_heads
 from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import plan_prepared
@@ -96,7 +96,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No compiler: a region's calls one after another."""
-    for module in (fused, offers):
+    for module in (fused, compiling_ahead):
         monkeypatch.setattr(module, "kernel_of", lambda program, geometry: lambda given: program.run(*given))
     yield
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from monet.base.graph import Graph, Operator, operator_inputs
 from monet.capture import capture_once
 from monet.errors import ConfigError, ExecutionError
 from monet.ops.catalogue import catalogue
-from monet.ops.fusion import compiling, fused, offers
+from monet.ops.fusion import compiling, compiling_ahead, fused, offers
 from monet.ops.fusion.fused import Fused, Slot, Step
 from monet.ops.fusion.regions import LEAST_ELEMENTS, with_regions
 from monet.ops.offers.context import Context
@@ -89,7 +89,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No compiler: a region's calls one after another."""
-    for module in (fused, offers):
+    for module in (fused, compiling_ahead):
         monkeypatch.setattr(module, "kernel_of", lambda program, geometry: lambda given: program.run(*given))
     yield
 
@@ -300,3 +300,64 @@ def test_what_an_operator_reads_that_ends_no_region_is_made() -> None:
     leaving = replace(graph, backward=backward, gradients={weight: str(reader.outputs[0])})
     _require_order(with_regions(leaving))
     assert value in with_regions(leaving).values
+
+
+class Normed(nn.Module):
+    """Batch norm of images, and layer norm over their channels, which aten copies first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.batches, self.norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.LayerNorm(16)
+        self.after = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.after(self.norm(self.batches(self.before(x)).permute(0, 2, 3, 1)))
+        return made
+
+
+def _norms(make: nn.Module, *inputs: Tensor) -> list[Mapping[str, Implementation]]:
+    graph = capture_once(make, inputs, {}, gradients_leave=True, on_disk=False).graph
+    offered = catalogue(graph, Offering(fused=True))
+    norms = (aten.native_layer_norm.default, aten.native_batch_norm.default)
+    found = [offered.forward[op.name] for op in graph.forward if op.target in norms]
+    backward = [op for op in graph.backward if op.target is aten.native_layer_norm_backward.default]
+    return found + [offered.backward[op.name] for op in backward]
+
+
+@pytest.fixture
+def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "LEAST_ALONE", 1)
+
+
+@pytest.mark.usefixtures("all_sizes")
+def test_norm_of_images_has_a_kernel_of_its_own() -> None:
+    of_images = _norms(Normed(), torch.randn(2, 3, 10, 10))
+    assert len(of_images) == 3 and all("fused" in named and "aten" in named for named in of_images)
+    of_rows = _norms(nn.LayerNorm(16), torch.randn(20, 16))
+    assert of_rows and not any("fused" in named for named in of_rows)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_sizes")
+def test_norm_of_images_is_atens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Normed()
+
+    def kernel_alone(op: Operator, context: Context) -> list[Implementation]:
+        return [replace(run, name="aten") for run in found(op, context)]
+
+    found = offers.alone
+    monkeypatch.setattr(offers, "alone", kernel_alone)
+    prepared = prepare(model, (torch.randn(2, 3, 40, 40),), {}, Preparing(cache=False), Offering(fused=True))
+    plan = plan_prepared(prepared, 2 * prepared.full_bytes).plan
+    assert plan.model["fused"]
+    assert measured_peak_bytes(model, plan, lambda seed: ((torch.randn(2, 3, 40, 40),), {})) == plan.peak_bytes
+    x, gradients = torch.randn(2, 3, 40, 40), []
+    begun = {name: value.clone() for name, value in model.state_dict().items()}
+    for step in (model, monet.MonetModule(model, plan)):
+        model.load_state_dict(begun)
+        model.zero_grad()
+        step(x).square().mean().backward()
+        gradients.append([*(parameter.grad for parameter in model.parameters()), *map(torch.clone, model.buffers())])
+    for eager, planned in zip(*gradients, strict=True):
+        torch.testing.assert_close(planned, eager, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,62 @@
+"""All kernels of a step before it is measured, by several processes."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from monet.errors import ExecutionError
+from monet.ops.fusion import compiling, compiling_ahead
+from monet.ops.fusion.compiling_ahead import compile_all
+from monet.ops.fusion.fused import Fused, Slot, Step
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+
+
+def _wanted(count: int) -> list[compiling_ahead.Wanted]:
+    program = Fused(1, (Step(aten.exp.default, (Slot(0),), ()), Step(aten.add.Scalar, (Slot(1), 1.0), ())), (2,))
+    return [(program, ((torch.float32, (64 + k,), (1,), CPU),)) for k in range(count)]
+
+
+def test_what_another_process_is_sent_is_the_same() -> None:
+    wanted = _wanted(2)
+    assert pickle.loads(compiling_ahead._pickled(wanted)) == wanted
+
+
+def test_each_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[compiling_ahead.Wanted] = []
+    monkeypatch.setattr(compiling_ahead, "kernel_of", lambda *one: called.append(one))
+    wanted = _wanted(3)
+    monkeypatch.setattr(compiling_ahead, "is_known", lambda *one: one == wanted[1])
+    compile_all([*wanted, *wanted])
+    assert called == [wanted[0], wanted[2]]
+
+
+def test_what_the_compiler_fails_on_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(program: Fused, inputs: object) -> None:
+        raise RuntimeError("no such lowering")
+
+    monkeypatch.setattr(compiling, "_compile", fail)
+    with pytest.raises(ExecutionError, match="no such lowering"):
+        compile_all(_wanted(6))
+
+
+@pytest.mark.slow
+def test_another_process_fills_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    before = {path for path in tmp_path.rglob("*.so")}
+    done = subprocess.run(
+        [sys.executable, "-c", compiling_ahead._COMMAND, *sys.path],
+        input=compiling_ahead._pickled(_wanted(2)),
+        check=True,
+        timeout=300,
+        capture_output=True,
+    )
+    assert not done.stdout
+    assert len({path for path in tmp_path.rglob("*.so")} - before) >= 2
