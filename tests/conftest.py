@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from cuda_machine import Machine
 
     from monet import MonetModule
     from monet.pipeline.planning import PlanResult
+
+
+# On a busy machine anything may be slow.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

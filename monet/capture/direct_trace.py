@@ -93,7 +93,7 @@ def direct_trace(
         if not traced.found.is_checked:
             raise _LongWay("it is not known what the model reads that it assigns")
     except Exception as error:  # whatever the model raises
-        logger.info("the model is traced the long way: %s: %s", type(error).__name__, error)
+        logger.debug("the model is traced the long way: %s: %s", type(error).__name__, error)
         set_random_state(randomness)
         _forget_cached()
         return None

@@ -21,6 +21,7 @@ from monet.capture.gradient_regions import keeping_no_grad
 from monet.capture.guards.attribute_writes import Observed, Write
 from monet.capture.guards.module_changes import put_back
 from monet.capture.lifted_graph import LiftedGraph
+from monet.capture.own_errors import fails_by_itself
 from monet.capture.shared_casts import share_casts
 from monet.errors import CaptureError
 
@@ -116,7 +117,9 @@ def _export(model: torch.nn.Module, inputs: Inputs, observed: Observed | None) -
     except CaptureError:
         raise
     except Exception as error:  # torch.export raises many kinds
-        raise CaptureError(reason("torch.export cannot trace the model", error)) from error
+        own = fails_by_itself(model, args, kwargs, error)
+        what = "the model fails on such inputs, planned or not" if own else "torch.export cannot trace the model"
+        raise CaptureError(reason(what, error)) from error
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     if not isinstance(module, torch.fx.GraphModule):
         raise CaptureError("torch.export returned no graph")

@@ -230,6 +230,8 @@ def _describe(detail: Any, document: YamlDocument) -> str:
             return f"{place}: {detail['ctx']['error']}"
         case "model_type" | "model_attributes_type":
             return f"{place}: must be a mapping with a shape, such as {{shape: [8, 3, 224, 224]}}"
+        case _ if named and named[-1] == "shape" and isinstance(location[-1], int):
+            return f"{place}: must be a positive whole number; got {reprlib.repr(detail['input'])}"
         case _ if named:
             return f"{place}: must be {_MEANING[named[-1]]}; got {reprlib.repr(detail['input'])}"
         case _:

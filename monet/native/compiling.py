@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -55,10 +56,13 @@ def shared_library(
     texts = (*FLAGS, *compile_flags, *link_flags, _cpu_model(), cxx)
     parts = [*(file.read_bytes() for file in files), *(text.encode() for text in texts)]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+    name = f"{source.stem}-{key}"
     try:
-        target = library_folder() / f"{source.stem}-{key}.so"
-        if not target.exists():
-            _compile(cxx, compile_flags, link_flags, source, target)
+        folder = library_folder()
+        target = _whole(folder, name)
+        if target is None:
+            with _locked(folder / f"{name}.lock"):  # two first starts compile once
+                target = _whole(folder, name) or _compile(cxx, compile_flags, link_flags, source, folder, name)
         require_private_library(target)
     except (OSError, subprocess.CalledProcessError) as error:
         detail = getattr(error, "stderr", "") or str(error)
@@ -67,10 +71,41 @@ def shared_library(
     return target
 
 
-def _compile(cxx: str, compile_flags: Sequence[str], link_flags: Sequence[str], source: Path, target: Path) -> None:
-    """Compile and link in a temporary folder beside the target, then move into place (safe for several processes)."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        unit, out = Path(folder) / "unit.o", Path(folder) / "unit.so"
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits for other processes that are at the same library."""
+    with path.open("a") as file:
+        path.chmod(0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _whole(folder: Path, name: str) -> Path | None:
+    """The library that was built, if it is as it was written: one that was cut short, by a full disk or a crash, would
+    end the process that loads it. Its name has a digest of its content; others are removed."""
+    for path in folder.glob(f"{name}-*.so"):
+        require_private_library(path)
+        if path.stem.rpartition("-")[2] == _digest(path):
+            return path
+        logger.warning("%s is damaged, and is built again", path)
+        path.unlink()
+    return None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:20]
+
+
+def _compile(
+    cxx: str, compile_flags: Sequence[str], link_flags: Sequence[str], source: Path, folder: Path, name: str
+) -> Path:
+    """Compile and link in a folder beside the target, then move into place. Of that folder, what a process has left
+    that was killed is removed first: whoever has the lock is alone."""
+    work = folder / f"{name}.build"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    try:
+        unit, out = work / "unit.o", work / "unit.so"
         subprocess.run(
             [cxx, *FLAGS, *compile_flags, "-c", str(source), "-o", str(unit)],
             check=True, capture_output=True, text=True,
@@ -79,4 +114,10 @@ def _compile(cxx: str, compile_flags: Sequence[str], link_flags: Sequence[str], 
             [cxx, "-shared", str(unit), "-o", str(out), *link_flags], check=True, capture_output=True, text=True
         )
         out.chmod(0o700)
+        with out.open("rb") as file:
+            os.fsync(file.fileno())
+        target = folder / f"{name}-{_digest(out)}.so"
         os.replace(out, target)
+        return target
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,34 +18,55 @@ FORMAT = 3
 
 
 class ProfileCache:
-    """Measurements on disk by key, beside those of other formats. Safe for several processes.
+    """Measurements on disk by key, beside those of other formats. Safe for several processes. Where the disk does not
+    do its part, that is said once, and nothing is read or kept any more. Raises ``CacheRefused`` as ``open_table``.
 
     What was measured while other programs kept the machine busy is kept apart, until a quiet measurement is there.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_folder() / "profile.sqlite3"
-        self._database = open_table("measurement", "value TEXT", self.path)
+        self._database: sqlite3.Connection | None = None
+        try:
+            self._database = open_table("measurement", "value TEXT", self.path)
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(error)
 
     def get(self, key: str, *, busy: bool = False) -> Measurement | None:
         """What was last put there; None if nothing, or if it cannot be read, which is said. ``busy``: of a machine that
         was busy."""
-        row = self._database.execute("SELECT value FROM measurement WHERE key = ?", (_in_format(key, busy),)).fetchone()
+        if self._database is None:
+            return None
+        query = "SELECT value FROM measurement WHERE key = ?"
         try:
+            row = self._database.execute(query, (_in_format(key, busy),)).fetchone()
             return decode(row[0], Measurement) if row is not None else None
         except Unreadable as error:
             logger.warning("a measurement that was kept cannot be read, and is made again: %s", error)
-            return None
+        except sqlite3.Error as error:
+            self._give_up(error)
+        return None
 
     def put(self, entries: Iterable[tuple[str, Measurement]], *, busy: bool = False) -> None:
-        with self._database:
-            self._database.executemany(
-                "INSERT OR REPLACE INTO measurement VALUES (?, ?)",
-                [(_in_format(key, busy), encode(value, Measurement)) for key, value in entries],
-            )
+        if self._database is None:
+            return
+        try:
+            with self._database:
+                self._database.executemany(
+                    "INSERT OR REPLACE INTO measurement VALUES (?, ?)",
+                    [(_in_format(key, busy), encode(value, Measurement)) for key, value in entries],
+                )
+        except sqlite3.Error as error:
+            self._give_up(error)
 
     def close(self) -> None:
-        self._database.close()
+        if self._database is not None:
+            self._database.close()
+
+    def _give_up(self, error: Exception) -> None:
+        logger.warning("measurements are not kept for the next start, the cache %s fails: %s", self.path, error)
+        self.close()
+        self._database = None
 
 
 def _in_format(key: str, busy: bool) -> str:

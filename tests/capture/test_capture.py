@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import sys
 from collections.abc import Callable
 
@@ -314,3 +315,14 @@ def test_checks_of_data_are_left_out() -> None:
 
     graph = capture(Encoded(), (torch.randn(4, 5, requires_grad=True), torch.tensor([0, 4, 2, 1]))).graph
     assert not any("assert" in str(op.target) for op in graph.forward)
+
+
+def test_what_the_model_fails_on_by_itself_is_said_to_be_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with caplog.at_level(logging.INFO), pytest.raises(CaptureError) as failed:
+        capture(model, (torch.randn(1, 4, 8, 8),), {})
+    message = str(failed.value)
+    assert message.startswith("the model fails on such inputs, planned or not: RuntimeError: Given groups=1")
+    assert "torch.export" not in message and not caplog.text
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())

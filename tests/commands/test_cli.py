@@ -126,6 +126,39 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(program, ["plan", *arguments])
 
 
+@pytest.mark.parametrize("command", ["plan", "profile", "fit"])
+def test_more_threads_than_a_machine_gives_are_refused(command: str) -> None:
+    result = CliRunner().invoke(program, [command, "tiny.yaml", "--threads", "100000"])
+    assert result.exit_code == 2 and re.search(r"'--threads': 100000 is more than \d+, the most", result.stderr)
+
+
+NO_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("a name"), "monet: error: KeyError: 'a name' (monet did not foresee this: --verbose shows where"),
+        (RuntimeError(), "monet: error: RuntimeError (monet did not foresee this"),
+        (
+            RuntimeError(NO_MEMORY),
+            "monet: error: the machine's memory is used up: 6.000 TB were asked for at once. Try a smaller batch",
+        ),
+    ],
+)
+def test_what_nobody_foresaw_is_one_line(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any, **named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("monet.lab.experiments.configured.prepare_config", fail)
+    result = run("tiny.yaml", "--budget", "80%", "--output", "/dev/null")
+    assert result.exit_code == 1 and result.stderr.splitlines()[-1].startswith(message)
+    assert "Traceback" not in result.output and "frame #" not in result.output
+    assert "Traceback" in run("tiny.yaml", "--budget", "80%", "--output", "/dev/null", "--verbose").output
+
+
 def raising(error: BaseException) -> Callable[[], dict[str, Any]]:
     def answer() -> dict[str, Any]:
         raise error

@@ -89,10 +89,13 @@ INPUT = "inputs:\n  - shape: [1]\n"
     [
         (
             MODEL + "inputs:\n  - shape: [1]\n  - shape: [1,\n      0]\n",
-            "net.yaml:5: inputs[1].shape[1]: must be a list of",
+            "net.yaml:5: inputs[1].shape[1]: must be a positive whole number; got 0",
         ),
         (MODEL + "inputs:\n  - shape: 3\n", "net.yaml:3: inputs[0].shape: must be a list of positive whole numbers"),
-        (MODEL + "inputs:\n  - shape: [1.5]\n", "net.yaml:3: inputs[0].shape[0]: must be a list of positive whole"),
+        (
+            MODEL + "inputs:\n  - shape: [1.5]\n",
+            "net.yaml:3: inputs[0].shape[0]: must be a positive whole number",
+        ),
         (MODEL + "inputs:\n  - [1, 3]\n", "net.yaml:3: inputs[0]: must be a mapping with a shape"),
         (MODEL + "inputs:\n  - dtype: int8\n", "net.yaml:3: inputs[0].shape: missing"),
         (

@@ -6,6 +6,7 @@ import os
 import shlex
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from monet.base.files.cache import library_folder, open_table, private_folder
+from monet.base.files.cache import _of_process, library_folder, open_table, private_folder
+from monet.base.measurement import Measurement
 from monet.cli.commands.plan import plan
 from monet.errors import CacheRefused, ConfigError
 from monet.native import compiling
 from monet.native.compiling import shared_library
+from monet.ops.measuring.cache import ProfileCache
 
 
 @pytest.fixture
@@ -77,7 +80,7 @@ def test_what_is_made_is_the_users_alone(cache: Path, bits: int, source: Path) -
         with closing(open_table("test", "value TEXT")) as database, database:
             database.execute("INSERT INTO test VALUES ('key', 'value')")
         assert shared_library(source) == target
-    assert [mode(path) & 0o077 for path in cache.rglob("*")] == [0, 0, 0]
+    assert {mode(path) & 0o077 for path in cache.rglob("*")} == {0}
 
 
 def test_the_user_may_write_what_is_made(cache: Path) -> None:
@@ -202,11 +205,87 @@ def test_a_folder_for_all_is_not_to_be_changed(cache: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_no_refusal(
     cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Libraries are built for the process, and nothing is kept."""
+    _of_process.cache_clear()
     monkeypatch.setenv("MONET_CACHE", str(source / "below a file"))
-    assert shared_library(source) is None
-    assert "unit.cpp could not be built" in caplog.text
+    target = shared_library(source)
+    assert target is not None and mode(target.parent) == 0o700 and shared_library(source) == target
+    assert [record.message for record in caplog.records if "set MONET_CACHE to a folder" in record.message][1:] == []
+    assert "the cache cannot be made" in caplog.text
     with pytest.raises(OSError, match="below a file"):
         open_database()
+    store = ProfileCache()
+    store.put([("key", Measurement(1.0, (), 1))])
+    assert store.get("key") is None and "measurements are not kept for the next start" in caplog.text
+    _of_process.cache_clear()
+
+
+@pytest.mark.parametrize("damage", [b"no database at all" * 100, b"SQLite format 3\0" + b"x" * 5000])
+def test_a_damaged_database_is_set_aside(cache: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    open_database()
+    path = cache / "profile.sqlite3"
+    path.write_bytes(damage)
+    for _ in range(2):
+        with closing(open_table("test", "value TEXT")) as database, database:
+            database.execute("INSERT OR REPLACE INTO test VALUES ('key', 'value')")
+    assert (cache / "profile.sqlite3.damaged").read_bytes() == damage
+    assert [record.message for record in caplog.records if "is damaged" in record.message][1:] == []
+    assert mode(path) == 0o600
+
+
+def test_a_cache_that_fails_costs_nothing(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As on a full disk, or where its pages are damaged."""
+    measured = Measurement(1.0, (), 1)
+    with closing(ProfileCache()) as store:
+        store.put([("key", measured)])
+        assert store._database is not None
+        store._database.execute("PRAGMA max_page_count = 1")
+        store.put([(f"key {k}", measured) for k in range(1000)])
+        assert "the cache" in caplog.text and "full" in caplog.text
+        store.put([("another", measured)])
+        assert store.get("key") is None
+    assert len([record for record in caplog.records if "measurements are not kept" in record.message]) == 1
+    with closing(ProfileCache()) as store:
+        assert store.get("key") == measured
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 7])
+def test_a_library_that_was_cut_short_is_built_again(
+    cache: Path, source: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To load it would end the process, by SIGBUS."""
+    source.write_text("the compiler copies this")
+    find = 'for last do :; done; for file do case "$file" in *.cpp|*.o) break;; esac; done'
+    Path(os.environ["CXX"]).write_text(f'#!/bin/sh\n{find}\ncat "$file" > "$last"\n')
+    target = shared_library(source)
+    assert target is not None and target.read_text() == source.read_text()
+    target.write_bytes(content)
+    assert shared_library(source) == target and target.read_text() == source.read_text()
+    assert f"{target} is damaged, and is built again" in caplog.text
+
+
+def test_what_a_killed_build_has_left_is_removed(cache: Path, source: Path) -> None:
+    target = shared_library(source)
+    assert target is not None
+    target.unlink()
+    left = target.parent / f"{target.stem.rpartition('-')[0]}.build"
+    (left / "deeper").mkdir(parents=True)
+    assert shared_library(source) == target and not left.exists()
+
+
+def test_two_first_starts_compile_once(cache: Path, source: Path, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    compiler = Path(os.environ["CXX"])
+    compiler.write_text(compiler.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\necho called >> {calls}\nsleep 0.2\n"))
+    command = "import sys, pathlib; from monet.native.compiling import shared_library; "
+    command += "print(shared_library(pathlib.Path(sys.argv[1])))"
+    started = [
+        subprocess.Popen([sys.executable, "-c", command, str(source)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [process.communicate()[0] for process in started]
+    assert told[0] == told[1] and ".so" in told[0]
+    assert calls.read_text().count("called") == 2  # once to compile, once to link
 
 
 def test_the_command_ends_with_the_sentence(cache: Path) -> None:

@@ -9,15 +9,22 @@ cache are not looked at.
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import pwd
 import shlex
+import shutil
 import sqlite3
 import stat
+import tempfile
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 from monet.errors import CacheRefused
+
+logger = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -31,8 +38,22 @@ def cache_folder() -> Path:
 
 
 def library_folder() -> Path:
-    """The cache's folder of compiled libraries, made if need be. Raises ``CacheRefused`` as ``private_folder``."""
-    return private_folder(private_folder(cache_folder()) / "native")
+    """The cache's folder of compiled libraries, made if need be; where it cannot be, one of this process alone.
+
+    Raises ``CacheRefused`` as ``private_folder``.
+    """
+    try:
+        return private_folder(private_folder(cache_folder()) / "native")
+    except OSError as error:
+        return _of_process(f"the cache cannot be made ({error}): libraries are built for this process alone")
+
+
+@cache
+def _of_process(why: str) -> Path:
+    logger.warning("%s; set MONET_CACHE to a folder that can be written", why)
+    folder = tempfile.mkdtemp(prefix="monet-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def private_folder(path: Path) -> Path:
@@ -56,19 +77,38 @@ def require_private_library(path: Path) -> None:
 
 
 def open_table(name: str, content: str, path: Path | None = None) -> sqlite3.Connection:
-    """The database of the cache, or at ``path``, with a table ``name`` of a key and a column ``content`` in it.
+    """The database of the cache, or at ``path``, with a table ``name`` of a key and a column ``content`` in it. A file
+    that is damaged is set aside, which is said, and a new one begun.
 
     Raises ``CacheRefused`` for the folder or the file, and ``OSError`` or ``sqlite3.Error`` where it cannot be made.
     """
     path = path or cache_folder() / "profile.sqlite3"
     private_folder(path.parent)
+    try:
+        return _opened(path, name, content)
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", None) not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise
+        aside = path.with_name(f"{path.name}.damaged")
+        os.replace(path, aside)
+        for journal in ("-journal", "-wal", "-shm"):  # of the damaged one
+            path.with_name(path.name + journal).unlink(missing_ok=True)
+        logger.warning("the cache %s is damaged (%s); it is %s now, and a new one is begun", path, error, aside.name)
+        return _opened(path, name, content)
+
+
+def _opened(path: Path, name: str, content: str) -> sqlite3.Connection:
     if not path.exists():
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite takes an empty file for a new database
         path.chmod(0o600)
     _require_private(path, f"chmod go-w {shlex.quote(str(path))}")
     database = sqlite3.connect(path, timeout=30)
-    with database:
-        database.execute(f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, {content} NOT NULL)")
+    try:
+        with database:
+            database.execute(f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, {content} NOT NULL)")
+    except sqlite3.Error:
+        database.close()
+        raise
     return database
 
 

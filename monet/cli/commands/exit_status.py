@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import ParamSpec
 
 import click
 
+from monet.base.amounts import format_bytes
 from monet.base.silence import silence
 from monet.errors import ConfigError, MonetError
 
@@ -48,8 +50,28 @@ def reports_errors(command: Callable[_Params, None], *, is_all_ours: bool = True
                 traceback.print_exc()
             click.echo(f"monet: error: {error}", err=True)
             raise click.exceptions.Exit(WRONG_USAGE if isinstance(error, ConfigError) else FAILED) from error
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Exception as error:  # what nobody foresaw
+            if verbose:
+                traceback.print_exc()
+            click.echo(f"monet: error: {_unforeseen(error)}", err=True)
+            raise click.exceptions.Exit(FAILED) from error
 
     return reporting
+
+
+def _unforeseen(error: Exception) -> str:
+    """A line; torch's own messages may have dozens, of C++ frames."""
+    asked = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error))
+    if asked is not None:
+        return (
+            f"the machine's memory is used up: {format_bytes(int(asked[1]))} were asked for at once. Try a smaller "
+            "batch (--batch), or `monet fit --estimate`, which tells what fits and runs nothing"
+        )
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{said} (monet did not foresee this: --verbose shows where it comes from; please report it)"
 
 
 @contextmanager

@@ -120,8 +120,24 @@ fused = option(
     help="Elementwise operators, norms and cross entropy in regions, with kernels that PyTorch's compiler makes of "
     "them where they are faster. Needs a C++ compiler, and a minute the first time.",
 )
+
+
+def _few_threads(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
+    """The operating system gives a process no number of threads, and OpenMP ends it where one is missing."""
+    cores = os.cpu_count() or 1
+    most = max(MOST_THREADS, THREADS_PER_CORE * cores)
+    if value is not None and value > most:
+        raise click.BadParameter(f"{value} is more than {most}, the most on a machine with {cores} cores")
+    return value
+
+
+MOST_THREADS, THREADS_PER_CORE = 64, 4
 threads = option(
-    CHOICES, "--threads", type=click.IntRange(min=1), help="CPU threads to plan for.  [default: PyTorch's own number]"
+    CHOICES,
+    "--threads",
+    type=click.IntRange(min=1),
+    callback=_few_threads,
+    help="CPU threads to plan for.  [default: PyTorch's own number]",
 )
 solver = option(
     SOLVING,
