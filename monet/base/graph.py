@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -196,6 +196,12 @@ def substitute(argument: Any, names: Mapping[str, str]) -> Any:
     if isinstance(argument, list | tuple):
         return type(argument)(substitute(item, names) for item in argument)
     return argument
+
+
+def with_names(op: Operator, names: Mapping[str, str]) -> Operator:
+    """The operator with its inputs renamed."""
+    kwargs = tuple((key, substitute(value, names)) for key, value in op.kwargs)
+    return replace(op, args=substitute(op.args, names), kwargs=kwargs)
 
 
 def overwritten(op: Operator) -> tuple[str, ...]:

@@ -8,13 +8,16 @@ import linecache
 import logging
 import re
 import sys
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 _BY_VALUES = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+_OURS = str(Path(__file__).resolve().parents[1])
 _SOURCE = re.compile(r'\s*(File "(?P<file>.+)", line (?P<line>\d+), in .+)')
 
 
@@ -35,6 +38,31 @@ def without_reports() -> Iterator[None]:
         sys.stderr.write(written.getvalue().replace(report, ""))  # the model's own output stays
 
 
+_ADVICE = (
+    (
+        r"pack_padded_sequence|h_zeros = torch\.zeros",
+        "a packed sequence has as many rows as the values of its lengths say: plan the modules around it, or leave the "
+        "packing out and mask the loss",
+    ),
+    (
+        r"layer_?drop|dropout_probability",
+        "a random number decides whether a layer runs (LayerDrop): turn it off in the model's configuration "
+        "(layerdrop, encoder_layerdrop and decoder_layerdrop = 0)",
+    ),
+    (
+        r"higher_order_ops.cond|call_function cond\(",
+        "torch.cond, whose branches have derivatives of their own, cannot be planned: decide in Python, or compute "
+        "both and use torch.where",
+    ),
+    (
+        r"_ctc_loss",
+        "the memory of a CTC loss depends on the values of its lengths: plan the module without it, and apply the loss "
+        "to its output",
+    ),
+)
+"""What an error says, with the code where it was raised, and a sentence for those who read it."""
+
+
 def reason(what: str, error: BaseException) -> str:
     """A sentence: ``what`` happened, why, and at which line of the model, as far as ``error`` says so."""
     unknown = re.search(r"Found <class '([\w.]+)'> in output", str(error))
@@ -52,11 +80,26 @@ def reason(what: str, error: BaseException) -> str:
     if isinstance(error, _BY_VALUES):
         by = "" if isinstance(error, GuardOnDataDependentSymNode) else f" ({error.func})"
         said = f"a Python value or shape depends on the values of tensors{by}; use torch.where, or decide it elsewhere"
-    if not places:
-        return f"{what}: {said}"
     # A guard's error begins with the innermost line, a stack of calls ends with it.
-    place = places[0] if isinstance(error, GuardOnDataDependentSymNode) else places[-1]
-    return f"{what}: {said}{with_code(place[1])}"
+    found = [match[1] for match in places] or _places(error)
+    code = "" if not found else with_code(found[0] if isinstance(error, GuardOnDataDependentSymNode) else found[-1])
+    shown = "\n".join((str(error), code, *_calls(error)))
+    known = next((text for pattern, text in _ADVICE if re.search(pattern, shown)), said)
+    return f"{what}: {known}{code}"
+
+
+def _places(error: BaseException) -> list[str]:
+    """The lines of the user's files that were running, as errors of torch's have them."""
+    return [
+        f'File "{frame.filename}", line {frame.lineno}, in {frame.name}'
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(folder in frame.filename for folder in ("site-packages/torch/", _OURS)) and frame.line
+    ]
+
+
+def _calls(error: BaseException) -> list[str]:
+    """The functions that were running, and the lines in them."""
+    return [f"{frame.name}: {frame.line}" for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def with_code(place: str) -> str:

@@ -192,6 +192,12 @@ class JointReader:
             raise CaptureError(
                 f"operator {node.name} ({node.target}) yields an object of type {type(value).__name__}, not a tensor"
             )
+        if value.layout is not torch.strided:
+            raise CaptureError(
+                f"operator {node.name} ({node.target}) makes a tensor with layout {value.layout}, whose memory depends "
+                "on the values in it (the gradient of an embedding with sparse=True is one): monet plans dense tensors"
+                + where(node)
+            )
         try:
             shape, stride = tuple(int(n) for n in value.shape), tuple(int(n) for n in value.stride())
         except Exception as error:

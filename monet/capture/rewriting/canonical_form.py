@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from monet.base.graph import Graph, Operator, Ref, operator_inputs, substitute, written_sources
+from monet.base.graph import Graph, Operator, Ref, operator_inputs, with_names, written_sources
 from monet.errors import CaptureError
 
 aten = torch.ops.aten
@@ -69,7 +69,7 @@ def _batch_norm_in_place(graph: Graph) -> Graph:
 
     graph = _map_operators(graph, change)
     graph = replace(graph, mutations=mutations)
-    return _map_operators(graph, lambda op: (_without_running(replace(op, args=substitute(op.args, renamed))),))
+    return _map_operators(graph, lambda op: (_without_running(with_names(op, renamed)),))
 
 
 def _without_running(op: Operator) -> Operator:
@@ -88,7 +88,7 @@ def _drop_clones(graph: Graph) -> Graph:
     renamed: dict[str, str] = {}
 
     def change(op: Operator) -> tuple[Operator, ...]:
-        op = replace(op, args=substitute(op.args, renamed))
+        op = with_names(op, renamed)
         new = op.outputs[0] if op.outputs else None
         if op.target is not aten.clone.default or new is None:
             return (op,)
