@@ -1,4 +1,4 @@
-"""Why a model cannot be traced, and at which line of the user's code, as text for one error."""
+"""Why a model cannot be traced, at which line of the user's code, and whether it fails by itself, as text for one error."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+import torch.utils._pytree as pytree
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from monet.capture.guards.module_changes import put_back
 
 _BY_VALUES = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _OURS = str(Path(__file__).resolve().parents[1])
@@ -38,6 +48,8 @@ def without_reports() -> Iterator[None]:
         sys.stderr.write(written.getvalue().replace(report, ""))  # the model's own output stays
 
 
+_OF_FAKES = ("Fake", "fake", "data pointer", "data_ptr", "meta tensor")
+"""What an error says that a fake tensor has caused."""
 _ADVICE = (
     (
         r"pack_padded_sequence|h_zeros = torch\.zeros",
@@ -118,3 +130,26 @@ def where(node: torch.fx.Node) -> str:
         return ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     return f" at {lines[-1]}" if lines else ""
+
+
+def fails_by_itself(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException
+) -> bool:
+    """Whether ``model``, called on tensors without memory and not traced, raises what ``error`` says. What it assigns
+    meanwhile is put back."""
+    if type(error).__module__ != "builtins" or any(word in str(error) for word in _OF_FAKES):
+        return False
+    mode = detect_fake_mode((*args, *kwargs.values())) or FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        return mode.from_tensor(value) if is_real else value
+
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    try:
+        with put_back(model, []), mode:
+            given = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
+            torch.func.functional_call(model, {name: fake(tensor) for name, tensor in tensors.items()}, *given)
+    except Exception as own:  # whatever the model raises
+        return type(own) is type(error) and str(own).splitlines()[:1] == str(error).splitlines()[:1]
+    return False

@@ -16,12 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
-from monet.capture.export_errors import reason, where, with_code, without_reports
+from monet.capture.export_errors import fails_by_itself, reason, where, with_code, without_reports
 from monet.capture.gradient_regions import keeping_no_grad
 from monet.capture.guards.attribute_writes import Observed, Write
 from monet.capture.guards.module_changes import put_back
 from monet.capture.lifted_graph import LiftedGraph
-from monet.capture.own_errors import fails_by_itself
 from monet.capture.shared_casts import share_casts
 from monet.errors import CaptureError
 
