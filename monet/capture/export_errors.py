@@ -1,4 +1,4 @@
-"""Why a model cannot be traced, at which line of the user's code, and whether it fails by itself, as text for an error."""
+"""Why a model cannot be traced, where in the user's code, and whether it fails by itself, as text for one error."""
 
 from __future__ import annotations
 
