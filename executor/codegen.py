@@ -126,6 +126,8 @@ def _copy_of(step: PlanStep, sizes: Mapping[int, int], catalogue: Catalogue) -> 
         return None
     buffer = next(id for id in (*step.reads.values(), *step.writes.values(), *step.requests) if id is not None)
     storage = _storage_of(step.node, catalogue)
+    if storage not in catalogue.values:
+        raise PlanMismatch(f"the plan copies {step.node}, which this model does not have; plan again")
     return CopyStep(step.kind, storage, step.place, sizes[buffer], bool(step.writes))
 
 

@@ -172,6 +172,10 @@ def planned_modes(model: torch.nn.Module, plan: Plan) -> Iterator[None]:
     """A context in which every submodule is in the mode that it was planned in. Raises ``PlanMismatch`` for another
     number of submodules."""
     modules = list(model.modules())
+    missing = [name for name in ("fingerprint", "inputs", "training") if name not in plan.model]
+    missing += [name for name in ("profile", "threads") if name not in plan.environment]
+    if missing:
+        raise PlanMismatch(f"the plan does not say its {missing[0]}: it can be looked at, not run; plan again")
     if len(plan.model["training"]) != len(modules):
         raise PlanMismatch(
             "the plan was made for another model: the number of submodules differs; plan again for this one"

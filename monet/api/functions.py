@@ -96,6 +96,7 @@ def plan(
     window: int | None = None,
     solver: str = _SOLVING.solver,
     prove: bool = False,
+    cores: int | None = None,
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
@@ -112,15 +113,15 @@ def plan(
     ``"disk:/scratch,limit=20GB"``, or ``"host"`` for a model on a GPU. ``reserve_bytes`` of the budget are left to
     others, ``bucket_bytes`` to the buckets of ``DistributedDataParallel`` (``monet.apply`` counts them itself);
     ``accumulate``, ``gradients``, ``cache`` and ``seed`` as in ``pipeline.preparation.Preparing``. ``time_limit_s``
-    (of solving, ordering and layout; capture and measuring come on top), ``gap``, ``window``, ``solver`` and
-    ``prove`` as in ``planner.search.Solving``. ``progress``: lines on stderr. Under ``torch.autocast`` the step is
-    planned, and must later be called, in that precision.
+    (of solving, ordering and layout; capture and measuring come on top), ``gap``, ``window``, ``solver``,
+    ``prove`` and ``cores`` as in ``planner.search.Solving``. ``progress``: lines on stderr. Under ``torch.autocast``
+    the step is planned, and must later be called, in that precision.
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
     how = _How(
         variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
-        accumulate, gradients, bucket_bytes, fused,
+        accumulate, gradients, bucket_bytes, fused, cores,
     )  # fmt: skip
     return how.plan(how.module_step(model, *call_of(args, kwargs)), parse_budget(budget))
 
@@ -151,6 +152,7 @@ class _How:
     gradients: str = FREED
     bucket_bytes: int = 0
     fused: bool = False
+    cores: int | None = None
 
     def module_step(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
         _require_module(model)
@@ -177,7 +179,7 @@ class _How:
             return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
 
     def _solving(self) -> Solving:
-        return Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove)
+        return Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove, self.cores)
 
     def _moving(self) -> tuple[Offload | None, str]:
         """The second memory, and the variant that uses it. Raises ``ConfigError`` where these do not go together."""
@@ -249,6 +251,7 @@ def optimize(
     window: int | None = None,
     solver: str = _SOLVING.solver,
     prove: bool = False,
+    cores: int | None = None,
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
@@ -282,7 +285,7 @@ def optimize(
         assert budget is not None
         how = _How(
             variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
-            fused=fused,
+            fused=fused, cores=cores,
         )  # fmt: skip
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from monet.base.files.atomic import write_text_atomically
 from monet.errors import InvalidPlan
-from monet.plans.format import FORMAT, VERSION, Buffer, PlanData, PlanStep
+from monet.plans.format import FORMAT, FREED, KEPT, VERSION, Buffer, PlanData, PlanStep
 from monet.plans.verifier import verify
 
 
@@ -187,6 +187,67 @@ def _members(readers: Mapping[str, _Reader], make: Callable[..., Any] = dict) ->
     return read
 
 
+def _number(value: Any, where: str) -> float:
+    """From 0 on; what is no finite number is none in a file."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        _fail(where, f"must be a number from 0 on, is {value!r:.80}")
+    return value
+
+
+def _nullable(reader: _Reader) -> _Reader:
+    return lambda value, where: None if value is None else reader(value, where)
+
+
+def _whole(value: Any, where: str) -> int:
+    return value if type(value) is int else _fail(where, f"must be an integer, is {value!r:.80}")
+
+
+def _one_of(*texts: str) -> _Reader:
+    def read(value: Any, where: str) -> str:
+        return next((t for t in texts if t == value), None) or _fail(
+            where, f"must be one of {', '.join(texts)}, is {value!r:.80}"
+        )
+
+    return read
+
+
+def _some_of(readers: Mapping[str, _Reader]) -> _Reader:
+    """Any of these members, and no others."""
+
+    def read(value: Any, where: str) -> dict[str, Any]:
+        row = _free(value, where)
+        for name in sorted(row.keys() - readers.keys()):
+            _fail(where, f"{name!r} is not a field of format version {VERSION}")
+        for name, found in row.items():
+            readers[name](found, f"{where}.{name}")
+        return row
+
+    return read
+
+
+_MODEL: dict[str, _Reader] = {
+    **dict.fromkeys(("name", "fingerprint"), _string),
+    "inputs": _array(_free),
+    "training": _array(_flag),
+    **dict.fromkeys(("exact", "fused", "accumulate"), _flag),
+    "seed": _whole,
+    "autocast": _nullable(_members({"dtype": _string, "cache": _flag})),
+    "storage": _array(_string),
+    "density": _number,
+    "gradients": _one_of(FREED, KEPT),
+}
+_ENVIRONMENT: dict[str, _Reader] = {
+    **dict.fromkeys(("torch", "profile", "device"), _string),
+    **dict.fromkeys(("threads", "library_bytes"), _count),
+    "second_memory": _free,
+}
+_SOLVER: dict[str, _Reader] = {
+    **dict.fromkeys(("status", "bound_scope", "order", "layout"), _string),
+    **dict.fromkeys(("objective_s", "baseline_s"), _number),
+    **dict.fromkeys(("bound_s", "gap"), _nullable(_number)),
+    **dict.fromkeys(("baseline_peak_bytes", "eager_peak_bytes", "order_peak_bytes"), _count),
+    "order_bound_bytes": _nullable_count,
+}
 _STEP: dict[str, _Reader] = {
     "kind": _string,
     "node": _string,
@@ -211,7 +272,9 @@ _PLAN: dict[str, _Reader] = {
     **dict.fromkeys(("format", "sha256"), _string),
     "version": _count,
     "fixed": _counts_by_name,
-    **dict.fromkeys(("model", "environment", "solver"), _free),
+    "model": _some_of(_MODEL),
+    "environment": _some_of(_ENVIRONMENT),
+    "solver": _some_of(_SOLVER),
     "steps": _array(_members(_STEP, PlanStep)),
     "buffers": _array(_members(_BUFFER, Buffer)),
 }

@@ -17,7 +17,9 @@ class Solving:
     considered in so many stages before each tensor's last use, and right after the largest peaks; None chooses by size,
     and a window that spans all stages is the full program. ``solver``: ``HIGHS``, or a mixed-integer solver that CVXPY
     has installed. ``prove``: afterwards, spend up to ``time_limit_s`` once more to bound the full program. ``cores``:
-    how many may be busy at once; None is all that this process may use. Raises ``ConfigError`` for other values.
+    how many may be busy at once; None is all that this process may use. With 1, equal inputs give equal plans in any
+    process, unless the time limit ends a part of the search; with more, two searches work on each other's plans, and
+    which is found first depends on the clock. Raises ``ConfigError`` for other values.
     """
 
     time_limit_s: float = 120.0

@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -74,9 +75,11 @@ def test_the_file_is_sorted_compact_and_by_rows(saved: Path) -> None:
 
 
 def test_other_mappings_and_tuples_are_written(tmp_path: Path) -> None:
-    plan = replace(random_plan(5), model=MappingProxyType({"shape": (8, 3)}), fixed=MappingProxyType({}), fixed_bytes=0)
+    plan = replace(
+        random_plan(5), model=MappingProxyType({"training": (True, False)}), fixed=MappingProxyType({}), fixed_bytes=0
+    )
     plan.save(tmp_path / "a.plan.json")
-    assert Plan.load(tmp_path / "a.plan.json").model == {"shape": [8, 3]}
+    assert Plan.load(tmp_path / "a.plan.json").model == {"training": [True, False]}
 
 
 def test_equal_plans_give_equal_files(tmp_path: Path) -> None:
@@ -321,3 +324,56 @@ def test_the_documented_outside_checker_works(tmp_path: Path) -> None:
     ):
         assert old in example()
         assert status(example().replace(old, new)) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("solver", "threads", True),
+        ("solver", "gap", "<script>"),
+        ("solver", "objective_s", -1.0),
+        ("solver", "eager_peak_bytes", True),
+        ("solver", "status", 3),
+        ("model", "training", [1]),
+        ("model", "gradients", "thrown away"),
+        ("model", "autocast", {"dtype": "bfloat16"}),
+        ("model", "inputs", ["x"]),
+        ("environment", "threads", "2"),
+        ("environment", "loop", None),
+    ],
+)
+def test_every_field_has_a_type(tmp_path: Path, part: str, name: str, value: Any) -> None:
+    plan = random_plan(3)
+    changes: dict[str, Any] = {part: {**getattr(plan, part), name: value}}
+    with pytest.raises(InvalidPlan, match=rf"{part}.*{name}|'{name}' is not a field of format version"):
+        replace(plan, **changes).save(tmp_path / "plan.json")
+    assert not list(tmp_path.iterdir())
+
+
+_WRITES = """
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from monet.plans.plan import Plan
+path = Path(sys.argv[1])
+plan = Plan.load(path)
+print("ready", flush=True)
+while True:
+    for peak in (0, 1):
+        replace(plan, budget_bytes=plan.peak_bytes + peak).save(path)
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_plan(tmp_path: Path) -> None:
+    path, moments = tmp_path / "a.plan.json", random.Random(0)
+    plan = random_plan(1)
+    replace(plan, budget_bytes=plan.peak_bytes).save(path)
+    for _ in range(6):
+        writer = subprocess.Popen([sys.executable, "-c", _WRITES, str(path)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
+        time.sleep(moments.uniform(0.0, 0.1))
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+        assert Plan.load(path).budget_bytes - plan.peak_bytes in (0, 1)

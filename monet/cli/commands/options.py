@@ -154,6 +154,13 @@ window = option(
     help="How many stages before its last use a tensor may be recomputed in. Fewer make a smaller 0-1 program, whose "
     "bound then holds for plans within the windows only.  [default: chosen by the number of stages]",
 )
+cores = option(
+    SOLVING,
+    "--cores",
+    type=click.IntRange(min=1),
+    help="How many cores the search may keep busy. With 1, the same inputs give the same plan in any process, unless "
+    "--time-limit ends a part of the search.  [default: all]",
+)
 gap = option(
     SOLVING,
     "--gap",
@@ -206,12 +213,13 @@ class PlanningOptions:
     time_limit: float
     gap: float
     offload: Offload | None
+    cores: int | None
 
     def solving(self, *, prove: bool = False) -> Solving:
         """How to solve."""
         from monet.planner.search import Solving
 
-        return Solving(self.time_limit, self.gap, self.window, self.solver.upper(), prove)
+        return Solving(self.time_limit, self.gap, self.window, self.solver.upper(), prove, self.cores)
 
 
 def planning_options(time_limit_s: float, solves: str) -> Decorator:
@@ -229,6 +237,7 @@ def planning_options(time_limit_s: float, solves: str) -> Decorator:
             time_limit(time_limit_s, solves),
             window,
             solver,
+            cores,
             threads,
             exact,
             offload,
