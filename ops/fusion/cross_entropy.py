@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from monet.base.graph import Graph, Operator, Ref, Value, operator_inputs
-from monet.ops.fusion.fused import Fused, Slot, Step
+from monet.ops.fusion.fused import Fused, Labels, Slot, Step
 
 aten = torch.ops.aten
 MEAN, _SUM = 1, 2
@@ -44,7 +44,7 @@ def with_cross_entropies(graph: Graph) -> Graph:
         added[name] = Value(name, (rows, 1), (1, 1), 0, logits.dtype, logits.device, name, rows * logits.dtype.itemsize)
         gone |= inner
         changed[softmax.name] = changed[picked.name] = None
-        changed[loss.name] = _forward(loss, softmax, name)
+        changed[loss.name] = _forward(loss, softmax, logits, name)
         changed[spread.name] = _backward(loss, softmax, picked, spread, logits, name)
     if not changed:
         return graph
@@ -92,7 +92,7 @@ def parts(
     return softmax, picked[0], spread[0]
 
 
-def _forward(loss: Operator, softmax: Operator, lse: str) -> Operator:
+def _forward(loss: Operator, softmax: Operator, logits: Value, lse: str) -> Operator:
     target, ignored = loss.args[1], loss.args[4]
     x, classes = Slot(0), Slot(1)
     steps = (
@@ -114,7 +114,8 @@ def _forward(loss: Operator, softmax: Operator, lse: str) -> Operator:
         Step(aten.sum.dim_IntList, (Slot(16), _ALL, False), ()),
         Step(aten.div.Tensor, (Slot(15), Slot(17)), ()),  # 18
     )
-    fused = Fused(2, steps, (18 if loss.args[3] == MEAN else 15, 17, 7))
+    labels = Labels(1, logits.shape[1], ignored)
+    fused = Fused(2, steps, (18 if loss.args[3] == MEAN else 15, 17, 7), labels)
     return replace(
         loss, target=fused, args=(softmax.args[0], target), kwargs=(), outputs=(*loss.outputs, lse), single=False
     )

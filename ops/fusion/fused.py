@@ -38,20 +38,40 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Labels:
+    """An input that is labels of rows: each is below ``classes``, or is ``ignored``. A compiled kernel that meets
+    another one ends the process, so they are looked at before; on a GPU it is as in eager."""
+
+    input: int
+    classes: int
+    ignored: int
+
+    def require(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raises ``IndexError`` as aten's loss does."""
+        labels = inputs[self.input]
+        if labels.device.type != "cpu":
+            return
+        wrong = ((labels < 0) | (labels >= self.classes)) & (labels != self.ignored)
+        if wrong.any():
+            raise IndexError(f"Target {int(labels[wrong][0])} is out of bounds.")
+
+
+@dataclass(frozen=True, slots=True)
 class Fused:
     """A program: ``steps`` on ``inputs`` tensors, of whose values ``outputs`` are the results.
 
     Called with the inputs it returns the results, one tensor alone where there is one, each in memory of its own.
-    ``kernels``: by geometry of the inputs, those that were called.
+    ``labels``: where an input is some. ``kernels``: by geometry of the inputs, those that were called.
     """
 
     inputs: int
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
+    labels: Labels | None = None
     kernels: dict[tuple[Geometry, ...], Kernel] = field(default_factory=dict, compare=False, repr=False)
 
     def __reduce__(self) -> Any:
-        return Fused, (self.inputs, self.steps, self.outputs)
+        return Fused, (self.inputs, self.steps, self.outputs, self.labels)
 
     def __str__(self) -> str:
         names = "_".join(str(step.target).split(".")[1] for step in self.steps if step.target is not getitem)
@@ -63,6 +83,8 @@ class Fused:
         kernel = self.kernels.get(geometry)
         if kernel is None:
             kernel = self.kernels[geometry] = kernel_of(self, geometry)
+        if self.labels is not None:
+            self.labels.require(inputs)
         results = kernel(list(inputs))
         return results[0] if len(self.outputs) == 1 else tuple(results)
 

@@ -20,7 +20,7 @@ import torch
 from monet.base.graph import Graph, Operator, Ref, Value
 from monet.ops.fusion.compiling import Geometry
 from monet.ops.fusion.cross_entropy import MEAN, parts, readers_of
-from monet.ops.fusion.fused import Fused, Slot, Step
+from monet.ops.fusion.fused import Fused, Labels, Slot, Step
 from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation
@@ -306,7 +306,7 @@ def _of_block(classes: int, device: torch.device, ignored: int, *, mean: bool) -
     if mean:
         loss, slopes = call(aten.div.Tensor, loss, total), call(aten.div.Tensor, slopes, total)
     call(aten.copy_.default, x, call(aten.where.ScalarOther, counts, slopes, 0.0))
-    return Fused(3, tuple(steps), (loss.index,))
+    return Fused(3, tuple(steps), (loss.index,), Labels(1, classes, ignored))
 
 
 def offers(op: Operator, context: Context) -> list[Implementation]:

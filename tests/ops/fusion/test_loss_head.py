@@ -214,3 +214,22 @@ def test_kernel_of_the_compiler(name: str) -> None:
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(x, given[0])
     assert compiling._kernels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elements", [1, 1 << 30], ids=["head", "cross entropy"])
+@pytest.mark.parametrize("label", [CLASSES, -1])
+def test_a_wrong_label_is_an_error_as_in_eager(elements: int, label: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled kernel would end the process."""
+    monkeypatch.setattr(loss_head, "LEAST_ELEMENTS", elements)
+    torch.manual_seed(0)
+    model, (words, labels) = Language(), _inputs()
+    prepared = prepare(model, (words, labels), {}, Preparing(cache=False), Offering(fused=True))
+    plan = plan_prepared(prepared, 2 * prepared.full_bytes, Solving(time_limit_s=20.0)).plan
+    assert any(step.implementation.startswith(("fused", "chunks")) for step in plan.steps)
+    module, wrong = monet.MonetModule(model, plan), labels.clone()
+    wrong[1, 2] = label
+    for step in (model, module):
+        with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
+            step(words, wrong)
+    assert torch.equal(module(words, labels).isfinite(), torch.tensor(True))
