@@ -7,6 +7,7 @@ cache on disk while this one goes through it from its beginning, and finds there
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -59,19 +60,22 @@ class _Helpers:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def begin(self, wanted: Sequence[Wanted]) -> None:
-        """Once: a process for each other core."""
-        cores = len(os.sched_getaffinity(0)) - 1
-        if self._processes or getattr(sys, "frozen", False) or not sys.executable:
+        """Once: a process for each other core. Where one cannot be had, or ends, this process compiles alone; and for a
+        GPU, whose memory each process would take some of."""
+        on_cpu = all(device.type == "cpu" for _, inputs in wanted for *_, device in inputs)
+        if self._processes or not on_cpu or getattr(sys, "frozen", False) or not sys.executable:
             return
-        for core in range(min(cores, len(wanted) // LEAST_SHARED + 1)):
-            process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, *sys.path],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            self._processes.append(process)
-            assert process.stdin is not None
-            process.stdin.write(_pickled(wanted[core::cores]))
-            process.stdin.close()
+        count = min(len(os.sched_getaffinity(0)) - 1, len(wanted) // LEAST_SHARED)
+        with contextlib.suppress(OSError):
+            for number in range(count):
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _COMMAND, *sys.path],
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+                self._processes.append(process)
+                assert process.stdin is not None
+                with process.stdin:
+                    process.stdin.write(_pickled(wanted[number::count]))
 
     def __enter__(self) -> _Helpers:
         return self

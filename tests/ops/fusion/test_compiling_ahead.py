@@ -47,6 +47,19 @@ def test_what_the_compiler_fails_on_is_said(monkeypatch: pytest.MonkeyPatch) -> 
         compile_all(_wanted(6))
 
 
+def test_a_helper_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[compiling_ahead.Wanted] = []
+    monkeypatch.setattr(compiling_ahead, "kernel_of", lambda *one: called.append(one))
+    monkeypatch.setattr(compiling_ahead, "COLD_S", -1.0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
+    for command in ("raise SystemExit(1)", "import sys; sys.stdin.close()"):
+        monkeypatch.setattr(compiling_ahead, "_COMMAND", command)
+        compile_all(_wanted(9))
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    compile_all(_wanted(9))
+    assert len(called) == 27
+
+
 @pytest.mark.slow
 def test_another_process_fills_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
