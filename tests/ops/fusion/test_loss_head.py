@@ -192,6 +192,32 @@ def test_gradients_are_eagers(name: str, chunks: int, monkeypatch: pytest.Monkey
         torch.testing.assert_close(planned, eager, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("in_turn")
+def test_whole_steps_update_as_eager(name: str) -> None:
+    """There the gradient is scaled in place, and dies in its update."""
+    torch.manual_seed(0)
+    models = [MODELS[name]() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    rate = 0.002 if name == "sum" else 0.1
+    optimizers = [torch.optim.SGD(model.parameters(), rate, momentum=0.9) for model in models]
+    trainer = monet.optimize(
+        models[0], _inputs(), loss_fn=lambda loss, _: loss, optimizer=optimizers[0], budget="100%", fused=True,
+        cache=False,
+    )  # fmt: skip
+    taken = {step.implementation for step in trainer.plan.steps}
+    assert any(made.startswith("chunks-") for made in taken)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        inputs = _inputs()
+        trainer(inputs)
+        optimizers[1].zero_grad()
+        models[1](*inputs).backward()
+        optimizers[1].step()
+        for planned, eager in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(planned, eager, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.usefixtures("in_turn")
 def test_offers_are_of_different_sizes() -> None:
     graph = with_loss_heads(_graph(Language()))
