@@ -70,7 +70,7 @@ class Solution:
     ``smallest_known`` (none was found that fits by the program's count, but this one does once it is ordered), or
     ``heuristic`` (made by a fixed policy). ``proof``: None where no program was solved. ``build_s`` and ``solve_s`` are
     wall seconds. ``columns`` and ``rows``: size of the 0-1 program, before the solver's presolve; 0 where there was
-    none.
+    none. ``unfilled``: the runs before all was kept that there was room for, where that is not the same.
     """
 
     runs: Runs
@@ -82,6 +82,7 @@ class Solution:
     solve_s: float = 0.0
     columns: int = 0
     rows: int = 0
+    unfilled: Runs | None = None
 
     @property
     def bound_s(self) -> float:

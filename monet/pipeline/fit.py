@@ -37,7 +37,7 @@ class Shares:
 
     - ``solve``: its first solve; ``again``: one after an arena that did not fit; ``later``: one for another budget
       after an arena that did; the rest is for order and layout, and for the next try;
-    - ``place``: order and layout while no arena fits yet.
+    - ``place``: order and layout.
     """
 
     order: float

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,9 @@ _FITTED_BUFFERS = 30_000
 # Exact search: of up to so many buffers; and without a time limit, so many looks at a buffer (about 3 s).
 _EXACT_BUFFERS = 5000
 _EXACT_VISITS = 300_000_000
+# Of the time that is left, where there is a limit; the rest is for local improvement. On 1520 buffers of ResNet-50 at
+# 40 % of eager's peak heuristics leave 10 % of gaps: the exact search finds nothing in 12 s, improvement 7 % in 5 s.
+_EXACT_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,9 @@ def auto(task: Task) -> Iterator[Attempt]:
         return
     assert best is not None
     if len(task.pieces.size) <= _EXACT_BUFFERS and exact_search.available():
-        for attempt in _lower_layouts(task, best):
+        now = time.monotonic()
+        exact = replace(task, deadline=now + _EXACT_SHARE * (task.deadline - now))  # infinite, where that is
+        for attempt in _lower_layouts(exact, best):
             bound = max(bound, attempt.bound)
             least = least if attempt.offsets is None else _height(task, attempt)
             yield attempt

@@ -7,6 +7,7 @@ returned has always been replayed.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from monet.errors import InvalidPlan
 from monet.planner.construction.kept import keep_what_fits
@@ -56,6 +57,7 @@ def plan_problem(
     best = Incumbent.fastest_within(problem, budget_bytes)
     enough = float("-inf") if enough_s is None else enough_s
     state = begun_state(best, budget_bytes, solving, progress, enough=enough)
+    found = None
     with cancelled_by_ctrl_c(state.deadline):
         _offer_start(state, start)
         state.follow(fastest)
@@ -68,7 +70,8 @@ def plan_problem(
     solution = state.solution(state.proof())
     if solution is None:
         raise refusal(problem, budget_bytes, state.status, state.scope, solving.time_limit_s, known=state.smallest)
-    return solution
+    unfilled = None if found is None or found[0] == solution.runs else found[0]
+    return replace(solution, unfilled=unfilled)
 
 
 def _offer_start(state: SearchState, start: Runs | None) -> None:

@@ -25,8 +25,9 @@ from monet.pipeline.planning import plan_prepared, plan_smallest
 from monet.pipeline.preparation import prepare
 from monet.pipeline.schedule import calls
 from monet.pipeline.unrolling import unroll
-from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.construction.first_plans import fastest_plan, smallest_budget
 from monet.planner.layout.load import load_over_time
+from monet.planner.replay import replay
 from monet.planner.search import Solving
 from monet.planner.search.smallest import smallest_plan
 from monet.planner.solution import Proof, Runs, Solution
@@ -271,3 +272,32 @@ def test_what_the_budget_has_room_for_is_kept(case: str) -> None:
         needed = result.summary.next_peak_bytes
         assert result.plan.peak_bytes <= budget_bytes
         assert needed is None or needed > budget_bytes
+
+
+def test_a_plan_that_fills_less_is_placed_before_another_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = case_prepared("transformer", exact=False)
+    lowered = prepared.lowered
+    found, thrifty = fastest_plan(lowered.problem), smallest_budget(lowered.problem)
+    assert found is not None and thrifty is not None and thrifty[0] < 0.9 * found.peak_bytes
+    solved: list[int] = []
+
+    def plan_variant(name: str, problem: Any, target_bytes: int, *_: Any, **__: Any) -> Solution:
+        solved.append(target_bytes)
+        if target_bytes < found.peak_bytes:
+            raise InfeasibleBudget("none fits", found.peak_bytes, smallest_plan=found)
+        return replace(found, unfilled=thrifty[1].runs)
+
+    def placement(runs: Runs, *_: Any) -> Placement:
+        made = placement_of(runs, lowered, found.peak_bytes, 1.0)
+        counted = replay(lowered.problem, runs).peak_bytes - lowered.problem.fixed_bytes
+        return replace(made, layout=replace(made.layout, arena_bytes=counted * 102 // 100))
+
+    in_both(monkeypatch, "plan_variant", plan_variant)
+    in_both(monkeypatch, "placement", placement)
+    monkeypatch.setattr(fitting, "orders_of", lambda fit: [fit.lowered])
+    monkeypatch.setattr(fitting, "along", lambda *_: None)
+    solution, placed = fit_budget(Fit(lowered, found.peak_bytes, "monet", Solving(time_limit_s=20.0), remembers=False))
+    assert solved[0] == found.peak_bytes and solution.unfilled is None
+    assert placed.layout.arena_bytes + lowered.problem.fixed_bytes <= found.peak_bytes
+    assert thrifty[0] <= solution.peak_bytes < found.peak_bytes
+    assert found.objective_s < solution.objective_s < thrifty[1].objective_s

@@ -53,6 +53,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     help="With --estimate: operations and bytes a second, as 300GFLOPS,20GB/s, instead of this machine's.",
 )
 @options.exact
+@options.fused
 @options.threads
 @options.solver
 @options.window
@@ -73,6 +74,7 @@ def fit(
     estimate: bool,
     rates: str | None,
     exact: bool,
+    fused: bool,
     threads: int | None,
     solver: str,
     window: int | None,
@@ -114,7 +116,7 @@ def fit(
         torch.set_num_threads(threads)
     given = _rates(loaded, rates, not no_cache, not quiet) if estimate else None
     preparing = Preparing(reserve, cache=not no_cache, costs=given)
-    steps = config_steps(loaded, preparing, Offering(exact), progress=not quiet)
+    steps = config_steps(loaded, preparing, Offering(exact, fused=fused), progress=not quiet)
     solving = Solving(time_limit, gap, window, solver.upper())
     answer: Answer = FitSearch(steps, memory, solving, silent if quiet else on_stderr).run(batch=not no_batch)
     click.echo(render_answer(answer, memory.unit))

@@ -58,6 +58,7 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     help="Names of the lists below, with commas between them.",
 )
 @options.planning_options(60.0, "the plan of one cell")
+@options.fused
 @option(
     SOLVING,
     "--jobs",
@@ -79,6 +80,7 @@ def sweep(
     budgets: tuple[ByteBudget, ...],
     variants: tuple[str, ...],
     planning: PlanningOptions,
+    fused: bool,
     jobs: int | None,
     cluster: str | None,
     measure: bool,
@@ -98,7 +100,7 @@ def sweep(
 
     check_moving(variants, planning.offload)
     source = _source(config, profile)
-    chosen = _options(planning, variants if source.config is not None else ())
+    chosen = _options(planning, variants if source.config is not None else (), fused=fused)
     check_options(source, chosen)
     if source.config is not None and planning.offload is not None:
         from monet.pipeline.offloading import check_second_memory
@@ -115,7 +117,7 @@ def sweep(
     _run(run, variants, budgets, measure)
 
 
-def _options(planning: PlanningOptions, variants: tuple[str, ...]) -> Options:
+def _options(planning: PlanningOptions, variants: tuple[str, ...], *, fused: bool) -> Options:
     """``variants``: those that a model is measured for."""
     from monet.lab.sweep.source import Options
     from monet.lab.sweep.variants import storage_of
@@ -123,7 +125,7 @@ def _options(planning: PlanningOptions, variants: tuple[str, ...]) -> Options:
     return Options(
         planning.window, planning.time_limit, planning.gap, planning.solver.upper(), planning.threads,
         planning.reserve, planning.exact, storage_of(variants), planning.density,
-        None if planning.offload is None else str(planning.offload),
+        None if planning.offload is None else str(planning.offload), planning.cores, fused,
     )  # fmt: skip
 
 

@@ -132,7 +132,8 @@ def _step(name: str, problem: Problem, eager: Solution, full_bytes: int | None =
 
 
 def _solving(options: Options, cores: int | None) -> Solving:
-    return Solving(options.time_limit_s, options.gap, options.window, options.solver, cores=cores)
+    most = min((count for count in (options.cores, cores) if count is not None), default=None)
+    return Solving(options.time_limit_s, options.gap, options.window, options.solver, cores=most)
 
 
 class _ProfilePlanner:
@@ -173,7 +174,7 @@ class _ModelPlanner:
         self._prepared: Prepared = prepare_config(
             source.config,
             Preparing(options.reserve_bytes, costs=costs),
-            Offering(options.exact, frozenset(options.storage), options.density),
+            Offering(options.exact, frozenset(options.storage), options.density, options.fused),
             progress=progress,
         )
         self.costs = self._prepared.lowered.profile

@@ -56,6 +56,7 @@ class Options:
 
     ``threads``: None is PyTorch's own number. ``storage``: compressed storages that some variant uses,
     with room for a share ``density`` of non-zero values. ``offload``: a second memory, as ``parse_offload`` takes it.
+    ``cores``: of the search of a cell, at most. ``fused``: with regions that PyTorch's compiler has kernels for.
     """
 
     window: int | None = None
@@ -68,6 +69,8 @@ class Options:
     storage: tuple[str, ...] = ()
     density: float = 0.75
     offload: str | None = None
+    cores: int | None = None
+    fused: bool = False
 
 
 def source_key(source: Source, options: Options, machine: Mapping[str, Any]) -> str:
@@ -79,6 +82,7 @@ def source_key(source: Source, options: Options, machine: Mapping[str, Any]) -> 
     if source.config is not None:
         parts |= {"machine": machine, "threads": options.threads, "exact": options.exact}
         parts |= {"reserve_bytes": options.reserve_bytes}
+        parts |= {"fused": True} if options.fused else {}
     return _sha256(json.dumps(parts, sort_keys=True))
 
 
@@ -92,9 +96,13 @@ def check_options(source: Source, options: Options) -> None:
     """Refuse, with ``ConfigError``, what only planning a model can do."""
     if source.profile is None:
         return
-    asked = [name for name, given in (("--reserve", options.reserve_bytes), ("--exact", options.exact)) if given] + (
-        ["--threads"] if options.threads is not None else []
-    )
+    of_models = {
+        "--reserve": options.reserve_bytes > 0,
+        "--exact": options.exact,
+        "--fused": options.fused,
+        "--threads": options.threads is not None,
+    }
+    asked = [name for name, given in of_models.items() if given]
     if asked:
         raise ConfigError(f"{', '.join(asked)}: for a model's configuration; a profile was measured elsewhere")
 
