@@ -69,8 +69,10 @@ def along_names(operators: Sequence[Operator], names: Sequence[str]) -> tuple[Op
 
 
 def with_late_updates(offers: Catalogue) -> Graph:
-    """The graph of ``offers`` with its updates as late as they must be; itself where they are."""
+    """The graph of ``offers`` with its updates as late as they must be; itself where they are, or there are none."""
     graph = offers.graph
+    if not updates_of(graph):
+        return graph
     names = tuple(op.name for op in graph.backward if not op.view)
     late = late_updates(offers, names)
     return graph if late == names else replace(graph, backward=along_names(graph.backward, late))

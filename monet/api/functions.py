@@ -244,6 +244,7 @@ def optimize(
     return_outputs: bool = True,
     variant: str = MONET,
     exact: bool = False,
+    fused: bool = False,
     offload: str | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
@@ -255,7 +256,6 @@ def optimize(
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
-    fused: bool = False,
 ) -> Trainer:
     """Plan forward, loss, backward and weight update as one step; ``trainer(inputs, targets)`` then runs it.
 

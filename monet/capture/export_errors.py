@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,7 @@ def fails_by_itself(
         return False
     mode = detect_fake_mode((*args, *kwargs.values())) or FakeTensorMode(allow_non_fake_inputs=True)
 
-    def fake(value: Any) -> Any:
-        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
-        return mode.from_tensor(value) if is_real else value
-
+    fake = partial(as_fake, mode=mode)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
         with put_back(model, []), mode:
@@ -153,3 +151,9 @@ def fails_by_itself(
     except Exception as own:  # whatever the model raises
         return type(own) is type(error) and str(own).splitlines()[:1] == str(error).splitlines()[:1]
     return False
+
+
+def as_fake(value: Any, mode: FakeTensorMode) -> Any:
+    """A tensor without its memory; what is none, or has none, as it is."""
+    is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+    return mode.from_tensor(value) if is_real else value

@@ -11,12 +11,12 @@ import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 import torch.utils._pytree as pytree
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
-from monet.capture.export_errors import fails_by_itself, reason, where, with_code, without_reports
+from monet.capture.export_errors import as_fake, fails_by_itself, reason, where, with_code, without_reports
 from monet.capture.gradient_regions import keeping_no_grad
 from monet.capture.guards.attribute_writes import Observed, Write
 from monet.capture.guards.module_changes import put_back
@@ -85,8 +85,7 @@ class _Geometries(torch.fx.Interpreter):
             return self.run(*(self._fake(value) for value in args))
 
     def _fake(self, value: Any) -> Any:
-        real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
-        return self._mode.from_tensor(value) if real else value
+        return as_fake(value, self._mode)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._fake(super().get_attr(target, args, kwargs))

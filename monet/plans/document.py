@@ -135,12 +135,15 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
+def _whole(value: Any, where: str) -> int:
+    return value if type(value) is int else _fail(where, f"must be an integer, is {value!r:.80}")
+
+
 def _count(value: Any, where: str) -> int:
-    if type(value) is not int:
-        _fail(where, f"must be an integer, is {value!r:.80}")
-    if not 0 <= value < 1 << 63:
-        _fail(where, f"must be at least 0 and less than 2^63, is {value}")
-    return value
+    count: int = _whole(value, where)
+    if not 0 <= count < 1 << 63:
+        _fail(where, f"must be at least 0 and less than 2^63, is {count}")
+    return count
 
 
 def _string(value: Any, where: str) -> str:
@@ -155,8 +158,8 @@ def _free(value: Any, where: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else _fail(where, f"must be an object, is {value!r:.80}")
 
 
-def _nullable_count(value: Any, where: str) -> int | None:
-    return None if value is None else _count(value, where)
+def _nullable(reader: _Reader) -> _Reader:
+    return lambda value, where: None if value is None else reader(value, where)
 
 
 def _array(item: _Reader) -> _Reader:
@@ -172,17 +175,37 @@ def _counts_by_name(value: Any, where: str) -> dict[str, int]:
     return {name: _count(size, f"{where}[{name!r}]") for name, size in _free(value, where).items()}
 
 
-def _members(readers: Mapping[str, _Reader], make: Callable[..., Any] = dict) -> _Reader:
-    """Exactly these members, handed to ``make`` by name."""
+def _some_of(readers: Mapping[str, _Reader]) -> _Reader:
+    """Any of these members, and no others."""
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: Any, where: str) -> dict[str, Any]:
         row = _free(value, where)
-        for name in sorted(readers.keys() - row.keys()):
-            _fail(where, f"{name!r} is missing")
         for name in sorted(row.keys() - readers.keys()):
             _fail(where, f"{name!r} is not a field of format version {VERSION}")
         prefix = f"{where}." if where else ""
-        return make(**{name: reader(row[name], prefix + name) for name, reader in readers.items()})
+        return {name: readers[name](found, prefix + name) for name, found in row.items()}
+
+    return read
+
+
+def _members(readers: Mapping[str, _Reader], make: Callable[..., Any] = dict) -> _Reader:
+    """Exactly these members, handed to ``make`` by name."""
+    some = _some_of(readers)
+
+    def read(value: Any, where: str) -> Any:
+        for name in sorted(readers.keys() - _free(value, where).keys()):
+            _fail(where, f"{name!r} is missing")
+        return make(**some(value, where))
+
+    return read
+
+
+def _as_it_is(reader: _Reader) -> _Reader:
+    """The value itself, once it is read."""
+
+    def read(value: Any, where: str) -> Any:
+        reader(value, where)
+        return value
 
     return read
 
@@ -194,33 +217,9 @@ def _number(value: Any, where: str) -> float:
     return value
 
 
-def _nullable(reader: _Reader) -> _Reader:
-    return lambda value, where: None if value is None else reader(value, where)
-
-
-def _whole(value: Any, where: str) -> int:
-    return value if type(value) is int else _fail(where, f"must be an integer, is {value!r:.80}")
-
-
 def _one_of(*texts: str) -> _Reader:
-    def read(value: Any, where: str) -> str:
-        return next((t for t in texts if t == value), None) or _fail(
-            where, f"must be one of {', '.join(texts)}, is {value!r:.80}"
-        )
-
-    return read
-
-
-def _some_of(readers: Mapping[str, _Reader]) -> _Reader:
-    """Any of these members, and no others."""
-
-    def read(value: Any, where: str) -> dict[str, Any]:
-        row = _free(value, where)
-        for name in sorted(row.keys() - readers.keys()):
-            _fail(where, f"{name!r} is not a field of format version {VERSION}")
-        for name, found in row.items():
-            readers[name](found, f"{where}.{name}")
-        return row
+    def read(value: Any, where: str) -> Any:
+        return value if value in texts else _fail(where, f"must be one of {', '.join(texts)}, is {value!r:.80}")
 
     return read
 
@@ -246,7 +245,7 @@ _SOLVER: dict[str, _Reader] = {
     **dict.fromkeys(("objective_s", "baseline_s"), _number),
     **dict.fromkeys(("bound_s", "gap"), _nullable(_number)),
     **dict.fromkeys(("baseline_peak_bytes", "eager_peak_bytes", "order_peak_bytes"), _count),
-    "order_bound_bytes": _nullable_count,
+    "order_bound_bytes": _nullable(_count),
 }
 _STEP: dict[str, _Reader] = {
     "kind": _string,
@@ -254,11 +253,11 @@ _STEP: dict[str, _Reader] = {
     "implementation": _string,
     "reads": _counts_by_name,
     "writes": _counts_by_name,
-    "requests": _array(_nullable_count),
+    "requests": _array(_nullable(_count)),
     "request_bytes": _array(_count),
     "begin": _count,
     "workers": _flag,
-    "place": _nullable_count,
+    "place": _nullable(_count),
 }
 _BUFFER: dict[str, _Reader] = {
     "value": _string,
@@ -272,9 +271,9 @@ _PLAN: dict[str, _Reader] = {
     **dict.fromkeys(("format", "sha256"), _string),
     "version": _count,
     "fixed": _counts_by_name,
-    "model": _some_of(_MODEL),
-    "environment": _some_of(_ENVIRONMENT),
-    "solver": _some_of(_SOLVER),
+    "model": _as_it_is(_some_of(_MODEL)),
+    "environment": _as_it_is(_some_of(_ENVIRONMENT)),
+    "solver": _as_it_is(_some_of(_SOLVER)),
     "steps": _array(_members(_STEP, PlanStep)),
     "buffers": _array(_members(_BUFFER, Buffer)),
 }

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import torch
 
-from monet.base.graph import Graph, Operator, Ref, Value, operator_inputs
+from monet.base.graph import Graph, Operator, Ref, Value
 from monet.ops.fusion.fused import Fused, Labels, Slot, Step
+from monet.ops.fusion.rewriting import makers_of, readers_of, rewritten
 
 aten = torch.ops.aten
 MEAN, _SUM = 1, 2
@@ -24,8 +25,7 @@ _ROWS, _ALL = (1,), (0,)
 
 def with_cross_entropies(graph: Graph) -> Graph:
     """``graph`` with a region for each log-softmax and negative log-likelihood that belong together."""
-    maker = {name: op for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None}
-    readers = readers_of(graph)
+    maker, readers = makers_of(graph), readers_of(graph)
     escaping = {graph.storage(n) for n in (*graph.outputs, *graph.gradients.values()) if n is not None}
     changed: dict[str, Operator | None] = {}
     added: dict[str, Value] = {}
@@ -46,28 +46,7 @@ def with_cross_entropies(graph: Graph) -> Graph:
         changed[softmax.name] = changed[picked.name] = None
         changed[loss.name] = _forward(loss, softmax, logits, name)
         changed[spread.name] = _backward(loss, softmax, picked, spread, logits, name)
-    if not changed:
-        return graph
-    passes = [
-        tuple(
-            changed.get(op.name, op)
-            for op in operators
-            if changed.get(op.name, op) is not None and not (op.view and graph.storage(str(op.outputs[0])) in gone)
-        )
-        for operators in (graph.forward, graph.backward)
-    ]
-    values = {name: value for name, value in graph.values.items() if value.storage not in gone} | added
-    return replace(graph, forward=passes[0], backward=passes[1], values=values)  # type: ignore[arg-type]
-
-
-def readers_of(graph: Graph) -> dict[str, list[Operator]]:
-    """Storage → the operators of both passes that read it and are no views."""
-    found: dict[str, list[Operator]] = {}
-    for op in (*graph.forward, *graph.backward):
-        if not op.view:
-            for storage in dict.fromkeys(map(graph.storage, operator_inputs(op))):
-                found.setdefault(storage, []).append(op)
-    return found
+    return rewritten(graph, changed, added, gone)
 
 
 def parts(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monet.base.graph import Ref
+from monet.base.graph import Operator, Ref
 from monet.ops.fusion.compiling import Geometry, Kernel, kernel_of
 
 
@@ -46,9 +46,8 @@ class Labels:
     classes: int
     ignored: int
 
-    def require(self, inputs: Sequence[torch.Tensor]) -> None:
+    def require(self, labels: torch.Tensor) -> None:
         """Raises ``IndexError`` as aten's loss does."""
-        labels = inputs[self.input]
         if labels.device.type != "cpu":
             return
         wrong = ((labels < 0) | (labels >= self.classes)) & (labels != self.ignored)
@@ -84,7 +83,7 @@ class Fused:
         if kernel is None:
             kernel = self.kernels[geometry] = kernel_of(self, geometry)
         if self.labels is not None:
-            self.labels.require(inputs)
+            self.labels.require(inputs[self.labels.input])
         results = kernel(list(inputs))
         return results[0] if len(self.outputs) == 1 else tuple(results)
 
@@ -105,10 +104,15 @@ def _filled(argument: Any, values: Sequence[Any]) -> Any:
     return argument
 
 
-def slotted(argument: Any, slots: Mapping[str, int]) -> Any:
+def step_of(op: Operator, slots: Mapping[str, int]) -> Step:
+    """The call of an operator, with slots for values."""
+    return Step(op.target, _slotted(op.args, slots), tuple((key, _slotted(value, slots)) for key, value in op.kwargs))
+
+
+def _slotted(argument: Any, slots: Mapping[str, int]) -> Any:
     """The argument tree with slots for values; lists become tuples, so that it can be a key."""
     if isinstance(argument, Ref):
         return Slot(slots[argument.name])
     if isinstance(argument, list | tuple):
-        return tuple(slotted(item, slots) for item in argument)
+        return tuple(_slotted(item, slots) for item in argument)
     return argument

@@ -10,7 +10,7 @@ step (Hsu et al., "Liger Kernel", 2024, which divides its rows in the same way).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -19,8 +19,9 @@ import torch
 
 from monet.base.graph import Graph, Operator, Ref, Value
 from monet.ops.fusion.compiling import Geometry
-from monet.ops.fusion.cross_entropy import MEAN, parts, readers_of
+from monet.ops.fusion.cross_entropy import MEAN, parts
 from monet.ops.fusion.fused import Fused, Labels, Slot, Step
+from monet.ops.fusion.rewriting import makers_of, readers_of, rewritten
 from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation
@@ -44,10 +45,10 @@ INPUT, WEIGHT, TRANSPOSED, BIAS, BIAS_ROW = "input", "weight", "transposed weigh
 @dataclass(frozen=True, slots=True)
 class Head:
     """``of_block``: logits, targets and their number in, the loss of these rows out; their gradient is written over the
-    logits. ``ignored``: the class of rows that do not count. ``gradients``: those that are made, in order."""
+    logits. ``labels``: the targets. ``gradients``: those that are made, in order."""
 
     of_block: Fused
-    ignored: int
+    labels: Labels
     gradients: tuple[str, ...]
 
     def __call__(
@@ -56,7 +57,7 @@ class Head:
         return loss_head(self, 1, hidden, weight, bias, target)
 
     def __str__(self) -> str:
-        return f"fused.loss_head.({self.of_block}, ignored {self.ignored} -> loss, {', '.join(self.gradients)})"
+        return f"fused.loss_head.({self.of_block}, ignored {self.labels.ignored} -> loss, {', '.join(self.gradients)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ def loss_head(
     which aten makes the logits; ``target``: rows."""
     rows, (width, classes) = len(hidden), weight.shape
     step = _rows_of_chunk(rows, chunks)
-    total = (target != head.ignored).sum().to(hidden.dtype)
+    head.labels.require(target)
+    total = (target != head.labels.ignored).sum().to(hidden.dtype)
     loss = hidden.new_zeros(())
     shapes = {
         INPUT: (rows, width), WEIGHT: (classes, width), TRANSPOSED: (width, classes), BIAS: (classes,),
@@ -153,8 +155,7 @@ def _rows_of_chunk(rows: int, chunks: int) -> int:
 
 def with_loss_heads(graph: Graph) -> Graph:
     """``graph`` with one operator for each linear layer and cross entropy that belong together."""
-    maker = {name: op for op in (*graph.forward, *graph.backward) for name in op.outputs if name is not None}
-    readers = readers_of(graph)
+    maker, readers = makers_of(graph), readers_of(graph)
     escaping = {graph.storage(n) for n in graph.outputs if n is not None}
     changed: dict[str, Operator | None] = {}
     added: dict[str, Value] = {}
@@ -178,18 +179,7 @@ def with_loss_heads(graph: Graph) -> Graph:
             single=False,
         )
         gone |= found.inner(graph)
-    if not changed:
-        return graph
-
-    def rewritten(operators: Sequence[Operator]) -> Iterator[Operator]:
-        for op in operators:
-            new = changed.get(op.name, op)
-            if new is not None and not (op.view and graph.storage(str(op.outputs[0])) in gone):
-                yield new
-
-    values = {name: value for name, value in graph.values.items() if value.storage not in gone} | added
-    forward, backward = tuple(rewritten(graph.forward)), tuple(rewritten(graph.backward))
-    return replace(graph, forward=forward, backward=backward, values=values)
+    return rewritten(graph, changed, added, gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +200,9 @@ class _Found:
 
     def head(self, graph: Graph) -> Head:
         classes = graph.values[self.product[1].name].shape[1]
-        program = _of_block(classes, graph.device, self.loss.args[4], mean=self.loss.args[3] == MEAN)
-        return Head(program, self.loss.args[4], tuple(self.gradients))
+        labels = Labels(3, classes, self.loss.args[4])
+        program = _of_block(classes, graph.device, labels.ignored, mean=self.loss.args[3] == MEAN)
+        return Head(program, labels, tuple(self.gradients))
 
 
 def _found(
@@ -306,7 +297,7 @@ def _of_block(classes: int, device: torch.device, ignored: int, *, mean: bool) -
     if mean:
         loss, slopes = call(aten.div.Tensor, loss, total), call(aten.div.Tensor, slopes, total)
     call(aten.copy_.default, x, call(aten.where.ScalarOther, counts, slopes, 0.0))
-    return Fused(3, tuple(steps), (loss.index,), Labels(1, classes, ignored))
+    return Fused(3, tuple(steps), (loss.index,))
 
 
 def offers(op: Operator, context: Context) -> list[Implementation]:

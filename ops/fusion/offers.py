@@ -11,7 +11,7 @@ import torch
 from monet.base.graph import Operator, Ref, Value, operator_inputs
 from monet.ops.fusion import loss_head
 from monet.ops.fusion.compiling_ahead import Wanted
-from monet.ops.fusion.fused import Fused, Slot, Step, slotted
+from monet.ops.fusion.fused import Fused, Slot, Step, step_of
 from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation
@@ -86,10 +86,9 @@ def alone(op: Operator, context: Context) -> list[Implementation]:
     inputs = operator_inputs(op)
     made = tuple(name for name in op.outputs if name is not None)
     slots = {name: number for number, name in enumerate(inputs)}
-    called = Step(op.target, slotted(op.args, slots), tuple((k, slotted(v, slots)) for k, v in op.kwargs))
     picked = [Step(getitem, (Slot(len(inputs)), k), ()) for k, name in enumerate(op.outputs) if name is not None]
     outputs = tuple(len(inputs) + 1 + k for k in range(len(picked)))
-    program = Fused(len(inputs), (called, *picked), outputs)
+    program = Fused(len(inputs), (step_of(op, slots), *picked), outputs)
     args = tuple(Ref(name) for name in inputs)
     tolerance = TOLERANCE.get(context.value(made[0]).dtype, 0.0)
     return [

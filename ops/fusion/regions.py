@@ -20,7 +20,7 @@ import torch
 
 from monet.base.graph import Graph, Operator, Ref, operator_inputs, overwritten
 from monet.ops.fusion.cross_entropy import with_cross_entropies
-from monet.ops.fusion.fused import Fused, Step, slotted
+from monet.ops.fusion.fused import Fused, Step, step_of
 from monet.ops.fusion.loss_head import with_loss_heads
 
 aten = torch.ops.aten
@@ -253,8 +253,7 @@ class _Pass:
         slots = {name: index for index, name in enumerate(inputs)}
         steps: list[Step] = []
         for op in calls:
-            args, kwargs = slotted(op.args, slots), tuple((k, slotted(v, slots)) for k, v in op.kwargs)
-            steps.append(Step(op.target, args, kwargs))
+            steps.append(step_of(op, slots))
             (result,) = op.outputs
             if result is not None:
                 slots[result] = len(inputs) + len(steps) - 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from fused_steps import assert_updates_are_eagers, run_in_turn
 from peak_meter import measured_peak_bytes
 from torch import Tensor, nn
 from torch.nn import functional
@@ -16,7 +17,8 @@ import monet
 from monet.base.graph import Graph
 from monet.capture import capture_once
 from monet.ops.catalogue import catalogue
-from monet.ops.fusion import compiling, compiling_ahead, fused, loss_head
+from monet.ops.fusion import compiling, fused, loss_head
+from monet.ops.fusion.fused import Labels
 from monet.ops.fusion.loss_head import BIAS, BIAS_ROW, INPUT, TRANSPOSED, WEIGHT, Head, with_loss_heads
 from monet.ops.offers.offering import Offering
 from monet.pipeline.planning import plan_prepared
@@ -94,11 +96,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No compiler: a region's calls one after another."""
-    for module in (fused, compiling_ahead):
-        monkeypatch.setattr(module, "kernel_of", lambda program, geometry: lambda given: program.run(*given))
-    yield
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_in_turn(monkeypatch)
 
 
 def _graph(model: nn.Module) -> Graph:
@@ -152,7 +151,9 @@ def test_chunks_give_eagers_loss_and_gradients(rows: int, mean: bool, bias: bool
     object.__setattr__(run, "kernels", _InTurn(run))
     for chunks in (1, 2, 3, 32):
         with torch.no_grad():
-            found = loss_head.loss_head(Head(run, -7, names), chunks, hidden, weight, shift if bias else None, target)
+            found = loss_head.loss_head(
+                Head(run, Labels(3, 33, -7), names), chunks, hidden, weight, shift if bias else None, target
+            )
         torch.testing.assert_close(found[0], loss)
         torch.testing.assert_close(found[1:3], wanted[:2])
         torch.testing.assert_close(found[3], wanted[1].t())
@@ -207,15 +208,7 @@ def test_whole_steps_update_as_eager(name: str) -> None:
     )  # fmt: skip
     taken = {step.implementation for step in trainer.plan.steps}
     assert any(made.startswith("chunks-") for made in taken)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        inputs = _inputs()
-        trainer(inputs)
-        optimizers[1].zero_grad()
-        models[1](*inputs).backward()
-        optimizers[1].step()
-        for planned, eager in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            torch.testing.assert_close(planned, eager, rtol=1e-4, atol=1e-5)
+    assert_updates_are_eagers(trainer, models[0], models[1], optimizers[1], _inputs, atol=1e-5)
 
 
 @pytest.mark.usefixtures("in_turn")

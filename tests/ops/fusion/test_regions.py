@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fused_steps import assert_updates_are_eagers, run_in_turn
 from peak_meter import measured_peak_bytes
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,7 +19,7 @@ from monet.base.graph import Graph, Operator, operator_inputs
 from monet.capture import capture_once
 from monet.errors import ConfigError, ExecutionError
 from monet.ops.catalogue import catalogue
-from monet.ops.fusion import compiling, compiling_ahead, fused, offers
+from monet.ops.fusion import compiling, offers
 from monet.ops.fusion.fused import Fused, Slot, Step
 from monet.ops.fusion.regions import LEAST_ELEMENTS, with_regions
 from monet.ops.offers.context import Context
@@ -87,11 +88,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
 
 
 @pytest.fixture
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No compiler: a region's calls one after another."""
-    for module in (fused, compiling_ahead):
-        monkeypatch.setattr(module, "kernel_of", lambda program, geometry: lambda given: program.run(*given))
-    yield
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_in_turn(monkeypatch)
 
 
 def _planned(name: str, share: float, **offering: Any) -> tuple[nn.Module, PlanResult]:
@@ -275,15 +273,7 @@ def test_updates_come_after_regions_that_read_the_weight(optimizer: str) -> None
         models[0], inputs, loss_fn=lambda loss, _: loss, optimizer=steps[0], budget="100%", fused=True, cache=False
     )
     assert trainer.plan.model["fused"] and {"update"} <= {step.kind for step in trainer.plan.steps}
-    for seed in range(3):
-        torch.manual_seed(seed)
-        inputs = MODELS["gated"][1]()
-        trainer(inputs)
-        steps[1].zero_grad()
-        models[1](*inputs).backward()
-        steps[1].step()
-        for planned, eager in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            torch.testing.assert_close(planned, eager, rtol=1e-4, atol=1e-4)
+    assert_updates_are_eagers(trainer, models[0], models[1], steps[1], MODELS["gated"][1], atol=1e-4)
 
 
 def test_what_an_operator_reads_that_ends_no_region_is_made() -> None:
@@ -339,7 +329,7 @@ def test_norm_of_images_has_a_kernel_of_its_own() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("all_sizes")
-def test_norm_of_images_is_atens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_norm_of_images_is_atens(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Normed()
 
