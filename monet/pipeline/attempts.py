@@ -37,9 +37,8 @@ LESS_SHARES = (1.0, 1.0, 2.0)
 """Of an arena's excess: how much less the program gets after the first arena that does not fit, the second and the
 third, while none fits. A solve takes a second and a placement several, so the first one that fits is worth more than
 the bytes that it leaves: later targets are between it and the one that did not fit."""
-FILLED = (0.96, 0.92)
-"""Of what the program gets beside the fixed bytes: how much of it is filled where an arena for all of it does not fit.
-Tuned on ResNet-50 (224 px, batch 8) at 40 % of eager's peak, where gaps take up to 10 %."""
+LESS_FILLED = 2
+"""Times that a plan whose arena does not fit is placed again with as much less in memory."""
 INTERRUPTED_S, INTERRUPTED_AGAIN_S = 1.0, 10.0
 """How long the plan of an interrupted solve is ordered and placed; where its arena does not fit, how long each smaller
 plan is looked for and placed; and how long the plan is placed again where none is found."""
@@ -119,7 +118,7 @@ class Attempts:
         excess_bytes = fit.excess_bytes(placed)
         if excess_bytes > 0:
             self.breaks_bytes = min(self.breaks_bytes, target_bytes)
-            looser = self._less_filled(target_bytes, solution)
+            looser = self._less_filled(target_bytes, solution, excess_bytes)
             if looser is None:
                 return self._smaller(target_bytes, excess_bytes)
             placed, solution, target_bytes = looser, looser[0], looser[0].peak_bytes
@@ -134,21 +133,28 @@ class Attempts:
             return target_bytes if state.has_time() else None
         return self._larger(target_bytes, solution, solution.peak_bytes - fit.needed_bytes(placed))
 
-    def _less_filled(self, target_bytes: int, solution: Solution) -> Placed | None:
-        """The last plan with less of what was kept at the end of its search for there was room, if it fits: a plan that
-        fills every moment leaves none for the gaps of a layout, and a placement takes less than another solve."""
+    def _less_filled(self, target_bytes: int, solution: Solution, excess_bytes: int) -> Placed | None:
+        """The last plan with less of what was kept, if it is faster than the best and fits: a plan that fills every
+        moment leaves no room for the gaps of a layout, and a placement takes less than another solve."""
         state = self._state
-        if self._unfilled is None or self._fitted or state.interrupted:
+        if self._fitted or state.interrupted or state.fit.variant not in ABLATION:
             return None
         problem = restrict(self._lowered.problem, state.fit.variant)
-        known_s = math.inf if state.best is None else state.best[0].objective_s
-        for share in FILLED:
-            limit_bytes = problem.fixed_bytes + int(share * (target_bytes - problem.fixed_bytes))
-            made = with_runs(solution, keep_what_fits(problem, self._unfilled, limit_bytes), problem)
-            if made.objective_s >= known_s:
+        limit_bytes = target_bytes
+        for _ in range(LESS_FILLED):
+            limit_bytes -= excess_bytes
+            starts = self._repaired(limit_bytes, SHARES.least * state.fit.solving.time_limit_s)
+            starts += [] if self._unfilled is None else [self._unfilled]
+            filled = [
+                with_runs(solution, keep_what_fits(problem, starts[k], limit_bytes), problem)
+                for k, _ in _replays(problem, starts, limit_bytes)
+            ]
+            made = min(filled, key=lambda each: each.objective_s, default=None)
+            if made is None or (state.best is not None and made.objective_s >= state.best[0].objective_s):
                 return None
             placed = self._placed(made, SHARES.place * self.left_s())
-            if state.fit.excess_bytes(placed) <= 0:
+            excess_bytes = state.fit.excess_bytes(placed)
+            if excess_bytes <= 0:
                 return placed
         return None
 

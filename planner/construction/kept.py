@@ -19,11 +19,13 @@ MOST_RUNS = 50_000
 one with the networks of ``bench_orders.py``."""
 
 
-def keep_what_fits(problem: Problem, runs: Runs, budget_bytes: int, deadline_s: float = math.inf) -> Runs:
+def keep_what_fits(
+    problem: Problem, runs: Runs, budget_bytes: int, deadline_s: float = math.inf, most_runs: float = MOST_RUNS
+) -> Runs:
     """``runs`` without recomputations whose results fit in memory instead, those that take longest first; what is known
-    of that at ``deadline_s`` (``time.monotonic``)."""
+    of that at ``deadline_s`` (``time.monotonic``), or after trials of ``most_runs`` runs."""
     seconds = replay(problem, runs).objective_s
-    for place in _longest(problem, runs):
+    for place in _longest(problem, runs, most_runs):
         if time.monotonic() >= deadline_s:
             break
         tried = _without(problem, runs, place)
@@ -35,17 +37,17 @@ def keep_what_fits(problem: Problem, runs: Runs, budget_bytes: int, deadline_s: 
 def next_peak_bytes(problem: Problem, runs: Runs) -> int | None:
     """What the step needs at least where one recomputation less is run; None where there is none that can be left
     out."""
-    tried = (_without(problem, runs, place) for place in _longest(problem, runs))
+    tried = (_without(problem, runs, place) for place in _longest(problem, runs, MOST_RUNS))
     return min((each[1].peak_bytes for each in tried if each is not None), default=None)
 
 
-def _longest(problem: Problem, runs: Runs) -> list[tuple[str, str]]:
+def _longest(problem: Problem, runs: Runs, most_runs: float) -> list[tuple[str, str]]:
     """Stage and operator of recomputations, those that take longest first."""
     seconds = {(o.id, q.name): recompute_cost(q)[0] for o in problem.forward for q in o.implementations}
     found = [(stage.backward, run) for stage in runs.stages for run in stage.recompute]
     found.sort(key=lambda each: -seconds[each[1].operator, each[1].implementation])
-    trials = MOST_RUNS // max(1, len(problem.forward) + len(problem.backward) + len(found))
-    return [(backward, run.operator) for backward, run in found[:trials]]
+    trials = most_runs / max(1, len(problem.forward) + len(problem.backward) + len(found))
+    return [(backward, run.operator) for backward, run in found[: int(min(trials, len(found)))]]
 
 
 def _without(problem: Problem, runs: Runs, place: tuple[str, str]) -> tuple[Runs, Replay] | None:

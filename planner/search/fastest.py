@@ -70,8 +70,10 @@ def plan_problem(
     solution = state.solution(state.proof())
     if solution is None:
         raise refusal(problem, budget_bytes, state.status, state.scope, solving.time_limit_s, known=state.smallest)
-    unfilled = None if found is None or found[0] == solution.runs else found[0]
-    return replace(solution, unfilled=unfilled)
+    before = found[0] if found else None
+    if state.unfilled is not None and before is state.unfilled[0]:
+        before = state.unfilled[1]
+    return replace(solution, unfilled=None if before == solution.runs else before)
 
 
 def _offer_start(state: SearchState, start: Runs | None) -> None:

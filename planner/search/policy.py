@@ -14,18 +14,19 @@ from monet.planner.search.scope import LARGEST_WINDOWED, is_within
 from monet.planner.search.smallest_moving import Extremes, Halving, SmallestWithoutMoves
 from monet.planner.search.state import Policy, SearchState
 from monet.planner.search.two_memories import AroundMoves, WithoutMoves
-from monet.planner.search.walks import Walks
+from monet.planner.search.walks import Filling, Walks
 
 WINDOWED: Policy = (
     Relaxation(until=0.04, poor_until=0.2),
     Walks(share=0.25),
+    Filling(share=0.15),
     Windows(small=0.08, first=0.3, alone=0.25, turn=0.6, presolves=2.0),
     FullProgram(first=0.6),
     BranchAndBound(),
 )
 """Where the exact program with windows may be built: it finds the better plans, the checkpoint program the bounds."""
 
-DEEP: Policy = (Relaxation(until=1.0), Walks(share=0.25), BranchAndBound())
+DEEP: Policy = (Relaxation(until=1.0), Walks(share=0.25), Filling(share=0.15), BranchAndBound())
 """Where it may not: thousands of operators."""
 
 

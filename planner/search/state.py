@@ -22,7 +22,7 @@ from monet.planner.search.scope import Scope, scope_of
 from monet.planner.search.search import Search
 from monet.planner.search.solving import Solving
 from monet.planner.search.worker import has_room
-from monet.planner.solution import Proof, Solution
+from monet.planner.solution import Proof, Runs, Solution
 from monet.planner.solvers.finder import solver as find_solver
 from monet.planner.solvers.model import Solve
 
@@ -50,7 +50,7 @@ class SearchState:
     ``status``: how it ended, as in ``Solution``. ``smallest``: the smallest budget known, where it was
     looked for, and its plan. ``built_s``: seconds until the program was there, ``size`` its columns and rows.
     ``checkpoints``: the relaxation, once it was solved; ``planned``: the search of an exact program, whose worker can
-    go on beside a proof.
+    go on beside a proof. ``unfilled``: a plan of ``Filling``, and what it was before.
     """
 
     incumbent: Incumbent
@@ -69,6 +69,7 @@ class SearchState:
     size: tuple[int, int] = (0, 0)
     checkpoints: CheckpointSearch | None = None
     planned: Search | None = None
+    unfilled: tuple[Runs, Runs] | None = None
     worker: bool = field(init=False)
     _index: Index | None = None
     _windows: Scope | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import _thread
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_problems import alive, check, endless_lifetimes, optimum, random_lifetimes
+from layout_problems import alive, check, cut_rectangle, endless_lifetimes, optimum, random_lifetimes
 
 from monet.errors import ConfigError, SolverError
 from monet.planner.layout import Layout, exact_search, layout
@@ -236,3 +237,18 @@ def test_a_plan_is_not_made_of_an_interrupted_layout(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(placement, "layout", answer)
     with pytest.raises(KeyboardInterrupt):
         placement.placement(Runs((), ()), Lowered, 10)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not exact_search.available(), reason="the exact search needs a C++ compiler")
+def test_large_buffers_are_placed_before_small_ones() -> None:
+    """Tensors that leave no gap, and many small ones above them, which an exact search of all would begin with."""
+    rng = random.Random(1)
+    large = [replace(one, bytes=1000 * one.bytes) for one in cut_rectangle(rng, 140, 2048)]
+    small = [Lifetime(1000 + n, rng.randint(1, 900), begin := rng.randrange(4000), begin + 40) for n in range(900)]
+    lifetimes = [*large, *small]
+    heuristics = layout(lifetimes, alignment=1, capacity_bytes=1 << 50)
+    capacity = int(1.005 * heuristics.bound_bytes)
+    found = layout(lifetimes, alignment=1, capacity_bytes=capacity)
+    check(lifetimes, found, 1)
+    assert found.method == "largest first"
+    assert found.arena_bytes <= capacity < 1.1 * capacity < heuristics.arena_bytes
