@@ -224,6 +224,7 @@ print(len(count), captured.graph.fingerprint())
 """
 
 
+@pytest.mark.slow
 def test_changed_code_is_traced_anew(tmp_path: Path) -> None:
     """Also that of a function in another of the user's files."""
 
@@ -272,6 +273,7 @@ print(len(count), type(out) is Out, *out)
 """
 
 
+@pytest.mark.slow
 def test_named_tuples_are_found_again_by_other_processes(tmp_path: Path) -> None:
     """As GoogLeNet's output; with other fields, the class is another."""
 

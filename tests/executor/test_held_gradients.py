@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from slow_cases import slow_but
 from torch import Tensor, nn
 
 import monet
@@ -383,7 +384,7 @@ def test_two_programs_over_one_arena() -> None:
     first.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but([0], range(4)))
 def test_random_blocks_survive_moves(seed: int) -> None:
     """Blocks of random places and sizes, held or not over rounds of steps: each keeps its bytes, and the pages that
     move keep theirs."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from module_cases import CASES, case_model, costs_by_bytes
 from repository import ROOT
+from slow_cases import slow_but
 
 import monet
 from monet.errors import ConfigError
@@ -22,7 +23,7 @@ from monet.planner.search import Solving, smallest_plan
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(["residual", "transformer"], CASES))
 def test_measured_peak_is_the_promised_one_in_bytes(case: str) -> None:
     """In a fresh process, so that nothing else is counted."""
     script = ROOT / "tests" / "support" / "peak_of_step.py"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from module_cases import CASES, case_prepared
+from slow_cases import slow_but
 from torch import nn
 
 import monet
@@ -81,7 +82,7 @@ def test_the_order_of_keeping_everything_leaves_room() -> None:
         assert {t.id: t.bytes for t in one.tensors} == {t.id: t.bytes for t in other.tensors}
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize("case", slow_but(sorted(CASES.keys() - {"transformer"}), sorted(CASES)))
 def test_a_plan_along_its_own_order_needs_what_is_counted(case: str) -> None:
     """The same runs at the same time, and no more bytes than along the order in which they were found."""
     lowered = case_prepared(case, exact=False).lowered
@@ -189,6 +190,7 @@ def test_a_plan_that_the_captured_order_refuses_runs_as_eager_does() -> None:
         assert one is not None and two.grad is not None and torch.equal(one, two.grad)
 
 
+@pytest.mark.slow
 def test_no_order_makes_a_plan_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each order's best plan is as slow as the result or slower, at every budget."""
     lowered = lowered_branches()

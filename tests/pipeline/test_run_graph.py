@@ -12,6 +12,7 @@ import torch
 from eager_reference import compare_steps
 from module_cases import CASES
 from module_cases import case_model as module_model
+from slow_cases import slow_but
 from smallest_budget import at_smallest_budget
 from trainer_cases import MODELS, OPTIMIZERS, EagerStep, both_step, case_loss, case_model
 
@@ -115,7 +116,7 @@ def test_nothing_is_overwritten_before_it_is_read(rows: int) -> None:
         compare_steps(model, _shuffled(prepared, solution, seed, differs=False), make, steps=1)
 
 
-@pytest.mark.parametrize("name", ["residual", "transformer"])
+@pytest.mark.parametrize("name", slow_but(["residual"], ["residual", "transformer"]))
 def test_a_whole_step_runs_in_any_order_that_its_graph_allows(name: str) -> None:
     make = OPTIMIZERS["sgd, momentum, decay"]
     inputs, targets = MODELS[name][1](0)

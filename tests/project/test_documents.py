@@ -115,7 +115,15 @@ def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 7 and len(_labels(COMMANDS[0][1])) >= 7
 
 
-@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def _is_slow(command: str) -> bool:
+    """Measured in further processes, one for each cell."""
+    return "sweep" in command and "--measure" in command
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [pytest.param(*each, marks=[pytest.mark.slow] if _is_slow(each[0]) else [], id=each[0]) for each in COMMANDS],
+)
 def test_command(command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with the tiny model or a tiny profile, and less time; it prints the lines that are shown, in their order."""
     monkeypatch.chdir(tmp_path)

@@ -35,6 +35,7 @@ def python(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=at, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_plan_runs_where_no_planner_can(tmp_path: Path) -> None:
     """Solvers, configurations and models of others are for whoever plans."""
     made = python("-c", STEP + PLAN, at=tmp_path)

@@ -34,6 +34,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "swept.yaml"
 
 
+@pytest.mark.slow
 def test_plans_are_saved_and_measured_once(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, bool]] = []
 

@@ -38,6 +38,7 @@ def _assert_exact(bench: Any, name: str, steps: int, time_limit_s: float) -> Non
         assert row["recomputed"] > 0 and row["peak_bytes"] < row["eager_peak_bytes"], row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_thirty_steps_have_eagers_losses(bench: Any, name: str) -> None:
     """By exact plans for about the smallest budget, as a module and as a whole step."""

@@ -349,7 +349,7 @@ def test_a_returned_cache_is_said() -> None:
     [
         ({"autocast": "bfloat16"}, torch.float32, HALF),
         pytest.param({"dtype": "bfloat16"}, HALF, HALF, marks=pytest.mark.slow),
-        ({"accumulate": True}, torch.float32, torch.float32),
+        pytest.param({"accumulate": True}, torch.float32, torch.float32, marks=pytest.mark.slow),
     ],
 )
 def test_a_configuration_has_a_precision_and_may_accumulate(

@@ -28,7 +28,7 @@ def _slow(name: str) -> Solve:
 
 @pytest.mark.parametrize(
     ("problem", "share"),
-    [(layers(4), 1.6), (chain(9), 1.3), (repeated(3), 1.6)],
+    [(layers(4), 1.6), (chain(9), 1.3), pytest.param(repeated(3), 1.6, marks=pytest.mark.slow)],
     ids=["layers", "chain", "repeated"],
 )
 def test_a_slow_machine_finds_the_same_plan(problem: Problem, share: float, monkeypatch: pytest.MonkeyPatch) -> None:

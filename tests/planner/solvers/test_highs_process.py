@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slow_cases import slow_but
 from test_solvers import knapsack
 
 from monet.errors import SolverError
@@ -158,7 +159,7 @@ def test_two_threads_have_one_each() -> None:
     assert [answer.status for answer in answers] == ["optimal", "optimal"]
 
 
-@pytest.mark.parametrize("how", ["killed", "forked", "at its end"])
+@pytest.mark.parametrize("how", slow_but(["killed"], ["killed", "forked", "at its end"]))
 def test_it_ends_with_its_parent(how: str) -> None:
     code = (
         "import os, signal, sys\n"
