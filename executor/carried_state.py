@@ -13,7 +13,7 @@ import torch
 
 from monet.base.graph import Value
 from monet.errors import ExecutionError
-from monet.executor.disk_copies import DiskCopies
+from monet.executor.copying.disk_copies import DiskCopies
 
 
 class CarriedState:

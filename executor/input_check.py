@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from monet.base.graph import INPUT, TOTAL
+from monet.base.graph import INPUT, TOTAL, Source, Value
 from monet.capture import Captured
 from monet.capture.plain_tensors import PLAIN, is_plain, why_not_plain
 from monet.errors import PlanMismatch
+from monet.executor.varying import CallShape, Shape
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,18 @@ def _structure(spec: pytree.TreeSpec) -> str:
     return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
 
 
+def _at_a_glance(sources: Sequence[tuple[int, Source, Value]]) -> tuple[list[Any], ...]:
+    """Of all sources one property after the other: shapes, strides, dtypes, whether they require gradients, devices."""
+    values = [value for _, _, value in sources]
+    return (
+        [value.shape for value in values],
+        [value.stride for value in values],
+        [value.dtype for value in values],
+        [source.requires_grad for _, source, _ in sources],
+        [value.device for value in values],
+    )
+
+
 class InputCheck:
     """Compares each call with the captured one."""
 
@@ -42,15 +56,9 @@ class InputCheck:
             for position, source in enumerate(captured.graph.sources)
             if source.kind != TOTAL
         ]
-        values = [value for _, _, value in self._sources]
-        # All sources at a glance, one property after the other.
-        self._expected = (
-            [value.shape for value in values],
-            [value.stride for value in values],
-            [value.dtype for value in values],
-            [source.requires_grad for _, source, _ in self._sources],
-            [value.device for value in values],
-        )
+        self._shape: Shape | None = None
+        self._calls = None if captured.ranges is None else CallShape(captured.graph, captured.ranges)
+        self._expected = _at_a_glance(self._sources)
         leaves, spec = captured.in_spec.num_leaves, captured.in_spec
         plain = not captured.literals and spec == pytree.tree_structure(((0,) * leaves, {}))
         self._plain_args = leaves if plain else None  # that many tensors and nothing else
@@ -80,6 +88,10 @@ class InputCheck:
 
     def check_sources(self, sources: list[torch.Tensor]) -> None:
         """Shapes, dtypes, devices, ``requires_grad``; an input with other strides is replaced by a copy."""
+        if self._calls is not None and (shape := self._calls.of(sources)) != self._shape:
+            values, self._shape = self._calls.values(shape), shape
+            self._sources = [(at, source, values[source.value]) for at, source, _ in self._sources]
+            self._expected = _at_a_glance(self._sources)
         if self._are_as_planned([sources[position] for position, _, _ in self._sources]):
             return  # as nearly always: a model has hundreds
         for position, source, value in self._sources:

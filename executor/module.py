@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from monet.base.sizes import Ranges
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.guards.module_hooks import part_hooks, said_of
-from monet.capture.input_geometry import example_inputs
+from monet.capture.input_geometry import example_inputs, ranges_of_plan
 from monet.errors import ConfigError, PlanMismatch
 from monet.executor import parallel
 from monet.executor.accumulator import Accumulator
@@ -97,6 +98,11 @@ class MonetModule(torch.nn.Module):
     def plan(self) -> Plan:
         """The plan that this module runs."""
         return self._step.plan
+
+    @property
+    def ranges(self) -> Ranges | None:
+        """For which shapes the plan holds; None for one shape."""
+        return self._captured.ranges
 
     def train(self, mode: bool = True) -> MonetModule:
         """Set the mode of the model and of this module; returns this module."""
@@ -194,4 +200,5 @@ def capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
     """The model, in the modes that it was planned in, captured on inputs of the plan's geometry and in its autocast."""
     args, kwargs = example_inputs(plan)
     with autocast.entered(plan.model.get("autocast"), device_type(model, (args, kwargs))):
-        return capture_once(model, args, kwargs, gradients_leave=not plan.model.get("accumulate"))
+        gradients_leave = not plan.model.get("accumulate")
+        return capture_once(model, args, kwargs, gradients_leave=gradients_leave, ranges=ranges_of_plan(plan))

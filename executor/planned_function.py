@@ -72,7 +72,7 @@ def _tangents(runner: Runner, gradients: Sequence[torch.Tensor | None]) -> tuple
     for name in graph.tangents:
         if name is None:
             continue
-        value, tangent = graph.values[name], given[name]
+        value, tangent = runner.value(name), given[name]
         if tangent is None:
             tangent = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device).zero_()
         elif tuple(tangent.stride()) != value.stride:

@@ -71,7 +71,7 @@ class PlannedStep:
         self._device = self.graph.device.type
         self._autocast = plan.model.get("autocast")
         self._check_environment()
-        self.runner = Runner(plan, planned_catalogue(self.graph, plan))
+        self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges)
         self._guard = guard
         guard.leave_out([(write.module, write.key) for write in captured.writes if not write.of_object])
         self._inputs = InputCheck(captured)

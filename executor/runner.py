@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from monet.base.graph import tangents_behind
+from monet.base.graph import Value, tangents_behind
+from monet.base.sizes import Ranges
 from monet.base.torch_versions import say_if_untested
 from monet.capture import autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.arena_requests import arena_requests
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated, generate
-from monet.executor.copies import copies_of
+from monet.executor.copying.copies import copies_of
+from monet.executor.varying import Varying
 from monet.native import allocator, devices, gpu_libraries
 from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.scales import smallest_scale
@@ -46,7 +48,8 @@ class Runner:
     """One plan, ready to run. ``arena`` is None where PyTorch's own allocator serves everything
     (no compiler, or a device without a native arena): the peak is then not the plan's."""
 
-    def __init__(self, plan: Plan, catalogue: Catalogue) -> None:
+    def __init__(self, plan: Plan, catalogue: Catalogue, ranges: Ranges | None = None) -> None:
+        """``ranges``: which sizes vary, where the plan is for more than one shape."""
         say_if_untested()
         self.plan = plan
         self.graph = catalogue.graph
@@ -54,8 +57,9 @@ class Runner:
         devices.require_plannable(self._device)
         self.arena: allocator.Arena | None = None
         self.copies = copies_of(plan, self._is_inside, self._device)
-        self.code: Generated = generate(plan, catalogue, self.copies)
-        self._generate = partial(generate, plan, catalogue, self.copies)
+        self.varying = None if ranges is None else Varying.of(plan, catalogue, ranges)
+        self._generate = partial(generate, plan, catalogue, self.copies, varying=self.varying)
+        self.code: Generated = self._generate()
         self._code_in_parts: dict[tuple[int, ...], Generated] = {}
         self._enter: Callable[[int, int], None] = _no_arena
         self._leave: Callable[[], None] = lambda: None
@@ -67,6 +71,8 @@ class Runner:
             asked = arena_requests(plan)
             self._with_crew = asked.with_crew
             self.arena = devices.arena(self._device, asked.own, plan.arena_bytes, asked.crew, asked.leaves)
+            if self.varying is not None:
+                self.varying.arena = self.arena
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
         # By source: the tangents that its gradient comes from.
         behind = tangents_behind(self.graph)
@@ -80,7 +86,7 @@ class Runner:
         self.held_bytes = 0  # of gradients, when the last forward pass began: they are beyond the plan's peak
         self._maker = {saved.value.name: op for op, made in catalogue.intermediates.items() for saved in made}
         self._busy = threading.Lock()
-        self._reported = False
+        self._reported = self._missed = False
         self._pass: Callable[[], Pass | None] = lambda: None
         self._under_way: Callable[[], BackwardParts | None] = lambda: None
 
@@ -124,6 +130,7 @@ class Runner:
             gpu_libraries.make_ready(self._device)
             if self.arena is not None:
                 self.held_bytes = self.arena.ready()
+            self._take_shape(sources)
             self._gather_crew()
             self.check_guards(sources)
             self.generation += 1
@@ -135,6 +142,21 @@ class Runner:
                 self.generation += 1
                 raise
         return outputs, activations, self.generation
+
+    def _take_shape(self, sources: Sequence[torch.Tensor]) -> None:
+        """Sizes and requests are those of this call from here on."""
+        if self.varying is None:
+            return
+        requests = self.varying.enter(self.varying.calls.of(sources))
+        if requests is not None and self.arena is not None:
+            self.arena.resize(requests, self.varying.upper)
+            self._reported = self._missed  # each shape is looked at, until one is told
+
+    def value(self, name: str) -> Value:
+        """A source or tangent of the graph, at the shape of the last call."""
+        if self.varying is None:
+            return self.graph.values[name]
+        return self.varying.calls.values(self.varying.shape)[name]
 
     def whole(self, sources: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs of a step that has its own loss and updates. Called where autograd records nothing."""
@@ -287,6 +309,7 @@ class Runner:
             raise ExecutionError("internal: a result lies in the arena, where the next step would overwrite it")
         statistics = self.arena.statistics()
         if statistics.misses:
+            self._missed = True
             step, number, asked, planned = statistics.first_miss
             logger.warning(
                 "%d memory requests were not as planned and went to PyTorch's allocator; the first: step %d (%s), "

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monet.base.graph import Operator, Ref, operator_inputs
+from monet.base.sizes import Size
 from monet.errors import InvalidPlan
-from monet.executor.copies import Copies
+from monet.executor.copying.copies import Copies
+from monet.executor.varying import Varying
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Implementation
 from monet.plans.format import READ, WRITE
@@ -34,13 +36,14 @@ class StepWriter:
     """Lines of source, and which values have a variable after the last of them.
 
     ``views``: value → the view operator that makes it. ``dying``: step → storages whose buffer nothing uses after it.
-    ``copies``: what copies go through, where there are any.
+    ``copies``: what copies go through, where there are any. ``varying``: where sizes vary, what they are in a call.
     """
 
     catalogue: Catalogue
     views: Mapping[str, Operator]
     dying: Mapping[int, Set[str]]
     copies: Copies | None = None
+    varying: Varying | None = None
     names: dict[str, Any] = field(default_factory=dict)  # global name → object
     lines: list[str] = field(default_factory=list)
     alive: dict[str, set[str]] = field(default_factory=dict)  # storage → values with a variable
@@ -79,6 +82,9 @@ class StepWriter:
         if isinstance(argument, list | tuple):
             inner = ", ".join(self.argument(item) for item in argument)
             return f"[{inner}]"
+        if isinstance(argument, Size) and self.varying is not None:
+            self.names["sizes"] = self.varying.sizes
+            return f"sizes[{self.varying.position(argument)}]"
         if argument is None or isinstance(argument, bool | int | str):
             return repr(argument)
         return self.constant(argument, "c_")  # floats too: inf and nan have no literal
@@ -187,6 +193,9 @@ class StepWriter:
         for result in results:
             if result is not None:
                 self.born(result)
+                if self.varying is not None and (index, result) in self.varying.places:
+                    name = self.variable(result)
+                    self.lines.append(f"{name} = {self.callee(self.varying.settled)}({index}, {result!r}, {name})")
         if stale:
             self.lines.append(f"del {', '.join(sorted(self.variable(v) for v in stale))}")
 

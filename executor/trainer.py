@@ -12,7 +12,7 @@ from monet.capture import Captured
 from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.carried_state import CarriedState
-from monet.executor.disk_copies import DiskCopies
+from monet.executor.copying.disk_copies import DiskCopies
 from monet.executor.planned_step import PlannedStep, owner_of
 from monet.ops.weight_update import LiveUpdate
 from monet.plans.plan import Plan

@@ -20,9 +20,11 @@ from monet.api.in_place.plan_source import PlanSource, options_of
 from monet.api.in_place.several import common_options, distinct_calls
 from monet.api.in_place.slot import Applied
 from monet.base.amounts import ByteBudget, ByteCount, parse_budget, refusals_in, refusals_of
+from monet.base.sizes import Ranges
 from monet.capture import autocast
 from monet.capture.captured import device_type
-from monet.capture.input_geometry import call_of
+from monet.capture.input_geometry import call_of, example_inputs, ranges_of_plan
+from monet.capture.varying_inputs import given_axes, largest, ranges_of
 from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
 from monet.executor.module import require_unplanned
 from monet.executor.trainer import Trainer
@@ -100,9 +102,13 @@ def plan(
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
+    dynamic: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Plan one training step of ``model`` on inputs shaped like ``args`` and ``kwargs``; the model is not changed.
 
+    ``dynamic``: axes of arguments whose sizes vary, as ``torch.export`` takes them:
+    ``{"input_ids": {0: Dim("batch", max=8), 1: Dim("length", max=512)}}``, by argument. The plan is made for the
+    largest shape, and runs every smaller one at the same offsets, within the same peak.
     ``args``: a tensor, a tuple of arguments, or a mapping of keyword arguments, such as a tokenizer's result.
     ``budget``: bytes, or text as ``"6GB"``, ``"5.5GiB"``, ``"50%"`` (of eager's peak, or of what keeping everything
     needs in a plan, if that is more). It counts parameters, buffers, gradients, inputs, outputs, activations and
@@ -123,13 +129,22 @@ def plan(
         variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
         accumulate, gradients, bucket_bytes, fused, cores,
     )  # fmt: skip
-    return how.plan(how.module_step(model, *call_of(args, kwargs)), parse_budget(budget))
+    called, named = call_of(args, kwargs)
+    if dynamic is None:
+        return how.plan(how.module_step(model, called, named), parse_budget(budget))
+    _require_module(model)
+    ranges = ranges_of(model, called, named, dynamic)
+    return how.plan(how.module_step(model, *largest(called, named, ranges), ranges), parse_budget(budget))
 
 
 PLAN_OPTIONS: Mapping[str, Any] = MappingProxyType(
-    {p.name: p.default for p in inspect.signature(plan).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    {
+        p.name: p.default
+        for p in inspect.signature(plan).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.name != "dynamic"
+    }
 )
-"""The keyword arguments of ``monet.plan`` and their defaults; ``budget`` has none that means anything."""
+"""The keyword arguments of ``monet.plan`` for one shape and their defaults; ``budget`` has none that means anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +169,13 @@ class _How:
     fused: bool = False
     cores: int | None = None
 
-    def module_step(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+    def module_step(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ranges: Ranges | None = None
+    ) -> Prepared:
         _require_module(model)
-        return self.prepared(partial(prepare, model, args, kwargs), _kind_of_device(model))
+        if ranges is not None and self.offload is not None:
+            raise ConfigError("copies are timed for one shape: leave out offload, or plan each shape")
+        return self.prepared(partial(prepare, model, args, kwargs, ranges=ranges), _kind_of_device(model))
 
     def prepared(self, prepare: Callable[..., Prepared], device: str | None = None) -> Prepared:
         """The step that ``prepare`` gives, with the second memory that was asked for; ``device``: as far as known."""
@@ -315,8 +334,9 @@ def apply(
 
     With a ``budget``, as ``"6GB"``, the plan is made at the first training call, for inputs like that call's, with
     progress on stderr; ``options`` are those of ``monet.plan`` (``progress`` is on unless it is given). Such plans are
-    kept on disk: the second start of the same training finds them. Or with a ``plan`` of ``monet.plan``, or its file,
-    or several of them, as from ``monet.plan_many``.
+    kept on disk: the second start of the same training finds them. With ``dynamic`` the plan is for every shape up to
+    one, and there is another for sizes of 1 where the model is run in another way then. Or with a ``plan`` of
+    ``monet.plan``, or its file, or several of them, as from ``monet.plan_many``.
     A training call is one in training mode with gradients enabled; in any other the model itself runs.
 
     ``on_mismatch``: what is done with a training call that is not as planned (another shape, mode, autocast, number of
@@ -339,7 +359,7 @@ def apply(
     """
     _require_module(model)
     slot.require_plain(model)
-    require_known("apply", options, PLAN_OPTIONS)
+    require_known("apply", options, [*PLAN_OPTIONS, "dynamic"])
     if (plan is None) == (budget is None):
         raise TypeError("apply takes a budget or a plan, and exactly one of them")
     plans: list[Plan] = []
@@ -347,6 +367,9 @@ def apply(
         several = [plan] if isinstance(plan, Plan | str | os.PathLike) else list(plan)
         plans = [Plan.of(one) for one in several]
         options = {**common_options([options_of(one) for one in plans]), **options}
+        for one in plans:
+            if (ranges := ranges_of_plan(one)) is not None:
+                options = {"dynamic": given_axes(model, *example_inputs(one), ranges), **options}
         budget = max(one.budget_bytes for one in plans)
     assert budget is not None
     family = PlanFamily(type(model).__name__, on_mismatch, max_plans, concurrent)

@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.base.graph import Graph
+from monet.base.sizes import Ranges
 from monet.capture.guards.attribute_writes import Write
 
 
@@ -25,6 +26,7 @@ class Captured:
     ``output_literals``: the flattened outputs that are no tensors, by position.
     ``cast_apart``: a weight that several ``with torch.autocast`` of the model cast, each for itself; "" for none.
     ``writes``: what the forward pass assigns to attributes; outputs that they name are beyond those of ``out_spec``.
+    ``ranges``: which sizes vary, where the graph holds for more than one shape.
     """
 
     graph: Graph
@@ -35,6 +37,7 @@ class Captured:
     output_literals: Mapping[int, Any]
     cast_apart: str = ""
     writes: tuple[Write, ...] = ()
+    ranges: Ranges | None = None
 
 
 def device_type(model: torch.nn.Module, inputs: Any) -> str:

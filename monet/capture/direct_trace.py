@@ -3,7 +3,7 @@
 ``torch.export`` traces the forward pass first, for what its graph alone shows: weights that autocast casts, tensors
 that are plain attributes, outputs that share memory. A model with none of these has the same joint graph without it, in
 about 60 % of the time. Where a model does what only the long way traces as eager runs it, or where anything fails, the
-answer is None: what is allowed, and how an error reads, is decided on the long way alone.
+answer is the reason: what is allowed, and how an error reads, is decided on the long way alone.
 """
 
 from __future__ import annotations
@@ -61,17 +61,19 @@ class _LongWay(Exception):
 
 def direct_trace(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, detached: bool = False
-) -> tuple[JointWithDescriptors, Observed] | None:
+) -> tuple[JointWithDescriptors, Observed] | str:
     """The joint graph of ``model``, as ``aot_export_joint_with_descriptors`` has it of what torch.export makes of it,
-    and what it assigns (``detached``: as in ``Observed``); None where the two might differ, or where the model cannot
-    be traced."""
+    and what it assigns (``detached``: as in ``Observed``); where the two might differ, or where the model cannot be
+    traced, why."""
     if torch.is_autocast_enabled(device_type(model, (args, kwargs))):
-        return None
+        return "autocast is on"
     modules = list(model.named_modules(remove_duplicate=False))
     if len({module for _, module in modules}) < len(modules):
-        return None  # tracing puts a tensor into a module for each of its names
+        # Tracing puts a tensor into a module for each of its names.
+        return "a module has two names"
     if any(isinstance(module, torch.nn.RNNBase) for _, module in modules):
-        return None  # it holds its weights in a list, too, which it fills anew when one is put in place
+        # It holds its weights in a list, too, which it fills anew when one is put in place.
+        return "the model has recurrent layers"
     randomness = random_state()
     try:
         with ExitStack() as stack:
@@ -96,7 +98,7 @@ def direct_trace(
         logger.debug("the model is traced the long way: %s: %s", type(error).__name__, error)
         set_random_state(randomness)
         _forget_cached()
-        return None
+        return f"{type(error).__name__}: {error}"
     written.write()
     return joint, traced
 

@@ -21,7 +21,8 @@ from monet.capture.gradient_regions import keeping_no_grad
 from monet.capture.guards.attribute_writes import Observed, Write
 from monet.capture.guards.module_changes import put_back
 from monet.capture.lifted_graph import LiftedGraph
-from monet.capture.shared_casts import share_casts
+from monet.capture.rewriting.shared_casts import share_casts
+from monet.capture.varying_inputs import is_symbol
 from monet.errors import CaptureError
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -154,7 +155,7 @@ def check_tensor(name: str, tensor: Any, node: torch.fx.Node | None = None) -> N
     if not isinstance(tensor, torch.Tensor):
         return
     strided = tensor.layout is torch.strided
-    if strided and all(isinstance(size, int) for size in tensor.shape):
+    if strided and all(isinstance(size, int) or is_symbol(size) for size in tensor.shape):
         return
     place = "" if node is None else where(node)
     if not strided:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.base.sizes import Dimension, Ranges
 from monet.errors import PlanMismatch
 from monet.plans.plan import Plan
 
@@ -51,6 +52,24 @@ def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict
 def _key(part: Any) -> Any:
     """The position or the name that one part of a pytree's path is."""
     return getattr(part, "idx", getattr(part, "key", None))
+
+
+def described_ranges(ranges: Ranges) -> dict[str, Any]:
+    """As plain data: ``sizes``, the least and the largest size of each dimension, and ``axes``: by position in the
+    flattened call, the dimension of each axis or None."""
+    return {
+        "sizes": {d.name: [d.least, d.most] for d in ranges.dimensions},
+        "axes": {str(position): list(axes) for position, axes in ranges.inputs.items()},
+    }
+
+
+def ranges_of_plan(plan: Plan) -> Ranges | None:
+    """Which sizes vary; None for a plan of one shape."""
+    described = plan.model.get("dynamic")
+    if described is None:
+        return None
+    dimensions = tuple(Dimension(name, least, most) for name, (least, most) in described["sizes"].items())
+    return Ranges(dimensions, {int(position): tuple(axes) for position, axes in described["axes"].items()})
 
 
 def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 
 from monet.base.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Graph, Operator, Ref, Source, Value
 from monet.capture.export_errors import where
+from monet.capture.varying_inputs import Symbols
 from monet.errors import CaptureError
 
 aten = torch.ops.aten
@@ -45,7 +46,8 @@ class JointReader:
     """Turns the traced joint graph into a ``Graph``.
 
     ``model``, ``constants``, ``leaves``: where the tensors of parameters and buffers, of constants (by target) and of
-    inputs (by position) are. ``output_literals``: after ``graph``, the outputs that are no tensors, by position.
+    inputs (by position) are. ``symbols``: what varying sizes are in. ``output_literals``: after ``graph``, the outputs
+    that are no tensors, by position.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class JointReader:
         model: torch.nn.Module,
         constants: Mapping[str, torch.Tensor],
         leaves: Sequence[Any],
+        symbols: Symbols | None = None,
     ) -> None:
         self.fx = graph
         self.leaves = leaves
         self.model = model
         self.constants = constants
+        self._symbols = symbols
         self.values: dict[str, Value] = {}
         self.output_literals: dict[int, Any] = {}
         self._memory: dict[int, str] = {}  # real storage → first source that has it (tied weights)
@@ -118,6 +122,9 @@ class JointReader:
         for node in self.fx.nodes:
             if node.op in ("placeholder", "output"):
                 continue
+            if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool):  # read where it is an argument
+                late |= set() if late.isdisjoint(node.all_input_nodes) else {node}
+                continue
             if node.op != "call_function":
                 raise CaptureError(f"the joint graph has a {node.op} node {node.name}, which monet does not know")
             depends = not late.isdisjoint(node.all_input_nodes)
@@ -142,6 +149,8 @@ class JointReader:
         for result, description in zip(results.args[0], results.meta["desc"], strict=True):  # type: ignore[arg-type]
             kind = type(description).__name__
             name = result.name if isinstance(result, torch.fx.Node) else None
+            if isinstance(result, torch.fx.Node) and isinstance(result.meta.get("val"), torch.SymInt):
+                raise CaptureError("the model returns a size that varies; take it from a shape outside of it")
             if kind == "PlainAOTOutput":
                 outputs[description.idx] = name
                 if name is None:
@@ -199,21 +208,37 @@ class JointReader:
                 + where(node)
             )
         try:
-            shape, stride = tuple(int(n) for n in value.shape), tuple(int(n) for n in value.stride())
+            shape, stride = tuple(map(self._number, value.shape)), tuple(map(self._number, value.stride()))
         except Exception as error:
             raise CaptureError(f"operator {node.name} ({node.target}) has a size that depends on data") from error
         self.values[node.name] = Value(
             name=node.name,
             shape=shape,
             stride=stride,
-            offset=int(value.storage_offset()),
+            offset=self._number(value.storage_offset()),
             dtype=value.dtype,
             device=value.device,
             storage=storage,
-            storage_bytes=int(value.untyped_storage().nbytes()),
+            storage_bytes=self._number(value.untyped_storage().nbytes()),
             conjugate=value.is_conj(),
             negative=value.is_neg(),
         )
+
+    def _number(self, size: Any) -> int:
+        return int(size) if self._symbols is None else self._symbols.number(size)
+
+    def _argument(self, argument: Any) -> Any:
+        """The argument tree with a ``Ref`` for each node that is a tensor, and a number for each size."""
+        if isinstance(argument, torch.fx.Node):
+            value = argument.meta.get("val")
+            return self._number(value) if isinstance(value, torch.SymInt) else Ref(argument.name)
+        if isinstance(argument, tuple | list):
+            return [self._argument(item) for item in argument]
+        if isinstance(argument, torch.SymInt) and self._symbols is not None:
+            return self._number(argument)
+        if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise CaptureError("a size of the model depends on data; monet plans fixed shapes")
+        return argument
 
     def _operator(self, node: torch.fx.Node) -> Operator:
         """The call of a node; adds its results to the values. Raises ``CaptureError`` where it cannot be planned."""
@@ -246,8 +271,8 @@ class JointReader:
         return Operator(
             name=node.name,
             target=target,
-            args=tuple(_argument(a) for a in node.args),
-            kwargs=tuple((k, _argument(v)) for k, v in node.kwargs.items()),
+            args=tuple(self._argument(a) for a in node.args),
+            kwargs=tuple((k, self._argument(v)) for k, v in node.kwargs.items()),
             outputs=outputs,
             single=single,
             view=view_of is not None,
@@ -274,14 +299,3 @@ def _viewed(target: torch._ops.OpOverload, node: torch.fx.Node) -> torch.fx.Node
             if argument.alias_info is not None and isinstance(value, torch.fx.Node):
                 return value
     return None
-
-
-def _argument(argument: Any) -> Any:
-    """The argument tree with a ``Ref`` for each node."""
-    if isinstance(argument, torch.fx.Node):
-        return Ref(argument.name)
-    if isinstance(argument, tuple | list):
-        return [_argument(item) for item in argument]
-    if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
-        raise CaptureError("a size of the model depends on data; monet plans fixed shapes")
-    return argument

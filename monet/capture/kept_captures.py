@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from monet.base.files.cache import read_value, write_value
+from monet.base.sizes import Ranges
 from monet.capture.captured import Captured
 from monet.capture.captured_text import NotStorable, captured_of, captured_text
 from monet.capture.guards.model_reads import held_tensors
@@ -32,11 +33,15 @@ def capture_once(
     *,
     gradients_leave: bool = True,
     on_disk: bool = True,
+    ranges: Ranges | None = None,
 ) -> Captured:
     """``capture``, or what it found before for this model's code, settings and geometry on such inputs.
 
-    ``on_disk``: read and write captures of other processes. Raises as ``capture``.
+    ``on_disk``: read and write captures of other processes. ``ranges``: as for ``capture``; such captures are not kept.
+    Raises as ``capture``.
     """
+    if ranges is not None:
+        return capture(model, args, kwargs, gradients_leave=gradients_leave, ranges=ranges)
     with as_planned(model):
         return _captured(model, args, kwargs, gradients_leave, on_disk)
 

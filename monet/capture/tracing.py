@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,13 +23,15 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+from monet.base.graph import Graph
+from monet.base.sizes import Ranges, Size, graph_at, larger_at, numbers_at
 from monet.base.torch_versions import say_if_untested
 from monet.capture.captured import Captured
 from monet.capture.decompositions import without_decompositions
 from monet.capture.direct_trace import direct_trace
 from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
-from monet.capture.guards.attribute_writes import Write, has_memory_of_its_own
+from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
@@ -39,6 +41,7 @@ from monet.capture.rewriting.canonical_form import canonical
 from monet.capture.rewriting.gradient_layout import with_own_layout
 from monet.capture.rewriting.gradient_sums import sum_gradients_in_place
 from monet.capture.value_checks import keeping_value_checks
+from monet.capture.varying_inputs import Symbols
 from monet.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ def capture(
     *,
     gradients_leave: bool = True,
     detached: bool = False,
+    ranges: Ranges | None = None,
 ) -> Captured:
     """The training step of ``model`` on inputs shaped like ``args`` and ``kwargs``.
 
@@ -67,8 +71,9 @@ def capture(
     then called outside of it. Inputs that require a gradient get one. Neither parameters nor buffers are changed.
     ``gradients_leave``: gradients are the caller's memory, in which they add up; else they are values like others, for
     operators of the step. ``detached``: so are tensors that the model assigns to attributes. Model and inputs may be
-    fake (made under one ``FakeTensorMode``): then the largest model is captured without memory for it. Raises
-    ``CaptureError`` with torch's reason and the line of the model where torch knows it.
+    fake (made under one ``FakeTensorMode``): then the largest model is captured without memory for it. ``ranges``:
+    which sizes vary; the inputs are of the largest shape then, and the graph's sizes know what they are at others.
+    Raises ``CaptureError`` with torch's reason and the line of the model where torch knows it.
     """
     say_if_untested()
     given: Inputs = (tuple(args), dict(kwargs or {}))
@@ -76,6 +81,8 @@ def capture(
     inputs = _with_own_memory(model, given)
     # No code is written for graphs that are only read.
     with _use_lazy_graph_module(True), as_planned(model):
+        if ranges is not None:
+            return _over_ranges(model, inputs, ranges, gradients_leave=gradients_leave, detached=detached)
         captured = _directly(model, inputs, gradients_leave=gradients_leave, detached=detached)
         if captured is not None:
             return captured
@@ -123,22 +130,90 @@ def _directly(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, 
     if isinstance(model, LiftedGraph):  # it is a forward graph
         return None
     found = direct_trace(model, *inputs, detached=detached)
-    if found is None:
+    if isinstance(found, str):
         return None
-    traced, observed = found
-    constants: dict[str, torch.Tensor] = {}
     try:
-        for node in traced.graph_module.graph.nodes:
-            check_tensor(node.name, node.meta.get("val"), node)
-        graph = _cleaned(traced, model, constants)
-        if graph is None:
-            return None
-        out_spec = observed.found.out_spec or traced.out_spec
-        joint = _Joint(graph, constants, pytree.tree_structure(inputs), out_spec, writes=observed.found.writes)
-        return _read(joint, model, inputs, gradients_leave=gradients_leave)
+        joint = _joint_of(model, inputs, *found)
+        return None if joint is None else _read(joint, model, inputs, gradients_leave=gradients_leave)
     except CaptureError as error:
         logger.info("the model is traced the long way: %s", error)
         return None
+
+
+def _joint_of(
+    model: torch.nn.Module, inputs: Inputs, traced: JointWithDescriptors, observed: Observed
+) -> _Joint | None:
+    """The joint graph of a direct trace; None where torch wants to rebuild an output. Raises ``CaptureError``."""
+    constants: dict[str, torch.Tensor] = {}
+    for node in traced.graph_module.graph.nodes:
+        check_tensor(node.name, node.meta.get("val"), node)
+    graph = _cleaned(traced, model, constants)
+    if graph is None:
+        return None
+    out_spec = observed.found.out_spec or traced.out_spec
+    return _Joint(graph, constants, pytree.tree_structure(inputs), out_spec, writes=observed.found.writes)
+
+
+def _over_ranges(
+    model: torch.nn.Module, inputs: Inputs, ranges: Ranges, *, gradients_leave: bool, detached: bool
+) -> Captured:
+    """The capture for all shapes of ``ranges``. Raises ``CaptureError`` where one graph does not hold for them."""
+    why = "the model cannot be planned for a range of shapes; plan each shape"
+    symbols = Symbols(inputs, ranges)
+    if isinstance(model, LiftedGraph):
+        raise CaptureError(f"{why}: it comes from torch.compile")
+    with symbols.general():
+        found = direct_trace(model, *symbols.inputs, detached=detached)
+    joint = None if isinstance(found, str) else _joint_of(model, symbols.inputs, *found)
+    if isinstance(found, str) or joint is None:
+        raise CaptureError(f"{why}: {found if isinstance(found, str) else 'an output is a view'}")
+    held = symbols.ranges()
+    if not held.contains(held.largest):
+        raise CaptureError(f"{why}: it assumes {held.broken(held.largest)}")
+    captured = _read(joint, model, symbols.inputs, gradients_leave=gradients_leave, symbols=symbols)
+    other = held.other()
+    if other is None:
+        guards = ", ".join(map(str, held.guards))
+        raise CaptureError(f"{why}: it holds for the largest shape alone, since it assumes {guards}")
+    _check_sizes(captured.graph, held, why)
+    return replace(captured, ranges=held)
+
+
+def _check_sizes(graph: Graph, ranges: Ranges, why: str) -> None:
+    """Raises ``CaptureError`` where some tensor is larger at a smaller shape: a plan's places are for the largest."""
+    by_size = {
+        value.storage_bytes.expression: (value.storage_bytes, value.name)
+        for value in graph.values.values()
+        if isinstance(value.storage_bytes, Size)
+    }
+    found = larger_at(ranges, [size for size, _ in by_size.values()])
+    if found is None:
+        return
+    size, shape = found
+    name = by_size[size.expression][1]
+    makes = next((op for op in (*graph.forward, *graph.backward) if name in op.outputs), None)
+    place = "" if makes is None or not makes.where else f"\n{makes.where}"
+    at = "at some shape" if shape is None else "at " + ", ".join(f"{key} = {number}" for key, number in shape.items())
+    raise CaptureError(f"{why}: {name} takes {size.expression} bytes, maybe more {at} than at the largest{place}")
+
+
+def _check_form(read: Graph, graph: Graph, ranges: Ranges, *, gradients_leave: bool) -> None:
+    """Raises ``CaptureError`` where the canonical form rests on sizes that are equal at the largest shape alone."""
+    other = ranges.other()
+    if other is None:
+        return
+    number_of = numbers_at(ranges, other)
+    if graph_at(graph, number_of) != _in_form(graph_at(read, number_of), gradients_leave=gradients_leave):
+        raise CaptureError(
+            "the model cannot be planned for a range of shapes: sizes that are equal at the largest one by chance "
+            f"decide how it is read; another maximum of {' or '.join(ranges.names)} may do, or plan each shape"
+        )
+
+
+def _in_form(graph: Graph, *, gradients_leave: bool) -> Graph:
+    """In canonical form."""
+    graph = canonical(graph)
+    return with_own_layout(sum_gradients_in_place(graph)) if gradients_leave else graph
 
 
 def _by_forward_graph(model: torch.nn.Module, inputs: Inputs, *, detached: bool) -> _Joint:
@@ -158,14 +233,17 @@ def _by_forward_graph(model: torch.nn.Module, inputs: Inputs, *, detached: bool)
     raise CaptureError("an output of the model is a view that torch cannot separate; return a clone of it")
 
 
-def _read(joint: _Joint, model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool) -> Captured:
+def _read(
+    joint: _Joint, model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, symbols: Symbols | None = None
+) -> Captured:
     """The joint graph in canonical form, and what is needed to call it."""
     leaves = pytree.tree_leaves(inputs)
     literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-    reader = JointReader(joint.graph, model, joint.constants, leaves)
-    graph = canonical(reader.graph())
-    if gradients_leave:
-        graph = with_own_layout(sum_gradients_in_place(graph))
+    reader = JointReader(joint.graph, model, joint.constants, leaves, symbols)
+    read = reader.graph()
+    graph = _in_form(read, gradients_leave=gradients_leave)
+    if symbols is not None:
+        _check_form(read, graph, symbols.ranges(), gradients_leave=gradients_leave)
     return Captured(
         graph, joint.constants, joint.in_spec, joint.out_spec, literals, reader.output_literals, joint.cast_apart,
         joint.writes,

@@ -8,6 +8,7 @@ Errors name the file, the line and the field::
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Mapping
 from importlib import resources
@@ -26,6 +27,9 @@ FloatName = Literal["float32", "float64", "float16", "bfloat16"]
 AutocastName = Literal["bfloat16", "float16"]
 DtypeName = Literal["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
+# A size that varies.
+_VARYING = re.compile(r"([A-Za-z_]\w*)\s*<=\s*(\d+)")
+
 # The two ways to write ``inputs``; pydantic puts the tag into the location of an error below it.
 _BY_POSITION, _BY_NAME = "<by position>", "<by name>"
 
@@ -34,7 +38,8 @@ class InputSpec(BaseModel):
     """One tensor that the model is called with; ``dtype``, where it is not given, is the configuration's, or float32.
 
     Floating-point values are drawn from the standard normal distribution, integers uniformly from
-    [``low``, ``high``), and booleans are fair coins.
+    [``low``, ``high``), and booleans are fair coins. A size may be written as ``length<=512``: the plan is then for
+    every size up to it, and ``shape`` has the largest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,6 +49,25 @@ class InputSpec(BaseModel):
     requires_grad: StrictBool = False
     low: StrictInt | None = None
     high: StrictInt | None = None
+    _names: tuple[str | None, ...] = ()
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """Of each size that varies, the dimension's name; None for the others."""
+        return self._names or (None,) * len(self.shape)
+
+    @pydantic.model_validator(mode="wrap")
+    @classmethod
+    def _read_sizes(cls, given: Any, read: Any) -> InputSpec:
+        if not isinstance(given, Mapping) or not isinstance(given.get("shape"), list | tuple):
+            spec: InputSpec = read(given)
+            return spec
+        found = [_VARYING.fullmatch(size) if isinstance(size, str) else None for size in given["shape"]]
+        sizes = [size if of is None else int(of[2]) for size, of in zip(given["shape"], found, strict=True)]
+        spec = read({**given, "shape": sizes})
+        if any(found):
+            spec._names = tuple(None if of is None else of[1] for of in found)
+        return spec
 
     @pydantic.model_validator(mode="after")
     def _check_values(self) -> InputSpec:
@@ -118,6 +142,22 @@ class Config(BaseModel):
             )
         return sizes.pop()
 
+    @property
+    def dynamic(self) -> dict[str, tuple[int, dict[int, list[int]]]]:
+        """By dimension that varies, its largest size, and by position of an input the axes that have it. Raises
+        ``ConfigError`` for a dimension of two sizes."""
+        specs = self.inputs if isinstance(self.inputs, tuple) else tuple(self.inputs.values())
+        found: dict[str, tuple[int, dict[int, list[int]]]] = {}
+        for position, spec in enumerate(specs):
+            for axis, (name, size) in enumerate(zip(spec.names, spec.shape, strict=True)):
+                if name is None:
+                    continue
+                most, axes = found.setdefault(name, (size, {}))
+                if most != size:
+                    raise ConfigError(f"inputs: {name} is at most {most} in one input and at most {size} in another")
+                axes.setdefault(position, []).append(axis)
+        return found
+
     def on(self, device: str | None) -> Config:
         """The same on another device; None: as it is."""
         return self if device is None else self.model_copy(update={"device": device})
@@ -127,7 +167,12 @@ class Config(BaseModel):
         self.batch()
 
         def sized(spec: InputSpec) -> InputSpec:
-            return spec.model_copy(update={"shape": (batch, *spec.shape[1:])}) if spec.shape else spec
+            if not spec.shape:
+                return spec
+            other = spec.model_copy(update={"shape": (batch, *spec.shape[1:])})
+            if any(spec.names):
+                other._names = (None, *spec.names[1:])
+            return other
 
         inputs = self.inputs
         if isinstance(inputs, tuple):
@@ -231,7 +276,8 @@ def _describe(detail: Any, document: YamlDocument) -> str:
         case "model_type" | "model_attributes_type":
             return f"{place}: must be a mapping with a shape, such as {{shape: [8, 3, 224, 224]}}"
         case _ if named and named[-1] == "shape" and isinstance(location[-1], int):
-            return f"{place}: must be a positive whole number; got {reprlib.repr(detail['input'])}"
+            known_forms = "a positive whole number, or a name and the largest size as length<=512"
+            return f"{place}: must be {known_forms}; got {reprlib.repr(detail['input'])}"
         case _ if named:
             return f"{place}: must be {_MEANING[named[-1]]}; got {reprlib.repr(detail['input'])}"
         case _:

@@ -172,6 +172,13 @@ Program* monet_program_create(int64_t steps, const int64_t* step_begin, const in
   return program;
 }
 
+// Between two steps: other sizes of the same requests. upper: 1 for a request that may be for less than its size.
+void monet_program_resize(Program* program, const int64_t* sizes, const int64_t* upper) {
+  const size_t count = program->sizes.size();
+  program->sizes.assign(sizes, sizes + count);
+  program->upper.assign(upper, upper + count);
+}
+
 // Reserves the arena; pages become resident when first written. Returns 0, or 1 when memory is refused.
 int monet_arena_map(Program* program) {
   Home& home = *program->home;

@@ -32,6 +32,7 @@ def arena_signatures() -> dict[str, tuple[object, list[object]]]:
         "monet_install": (ctypes.c_int, []),
         "monet_program_create": (pointer, [int64, *[pointer] * 4, int64, ctypes.c_int, *[pointer] * 2]),
         "monet_program_destroy": (None, [pointer]),
+        "monet_program_resize": (None, [pointer, pointer, pointer]),
         "monet_arena_map": (ctypes.c_int, [pointer]),
         "monet_arena_ready": (int64, [pointer]),
         "monet_arena_unmap": (None, [pointer]),
@@ -216,6 +217,16 @@ class Arena:
     def handle(self) -> int:
         """What ``monet_enter`` takes."""
         return int(self._program)
+
+    def resize(self, sizes: Sequence[int], upper: Sequence[bool]) -> None:
+        """Between two steps: other sizes of the same requests, in the order of the steps, none above what was planned.
+        ``upper``: which of them are the most that may be asked; less is served as well."""
+        kind = ctypes.c_int64 * len(sizes)
+        self._lib.monet_program_resize(self._program, kind(*sizes), kind(*upper))
+
+    def offset(self, pointer: int) -> int:
+        """Of an address in the arena."""
+        return pointer - int(self._lib.monet_arena_base(self._program))
 
     def map(self) -> None:
         if self._lib.monet_arena_map(self._program) != 0:

@@ -308,6 +308,13 @@ Program* monet_program_create(int64_t steps, const int64_t* step_begin, const in
   return program;
 }
 
+// Between two steps: other sizes of the same requests. upper: 1 for a request that may be for less than its size.
+void monet_program_resize(Program* program, const int64_t* sizes, const int64_t* upper) {
+  const size_t count = program->sizes.size();
+  program->sizes.assign(sizes, sizes + count);
+  program->upper.assign(upper, upper + count);
+}
+
 void monet_program_device(Program* program, int device) { program->device = static_cast<DeviceIndex>(device); }
 
 // Programs that share an arena are mapped and entered by one thread at a time.

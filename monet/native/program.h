@@ -15,6 +15,7 @@ struct Requests {
   std::vector<int64_t> sizes;
   std::vector<int64_t> offsets;  // -1: PyTorch's own allocator
   std::vector<int64_t> leaves;   // 1: the block outlives the step
+  std::vector<int64_t> upper;    // 1: the size is the most that may be asked; empty: all sizes are exact
   int64_t misses = 0;
   int64_t first_miss[4] = {-1, -1, -1, -1};  // step, request number, bytes asked, bytes planned
   int64_t served = 0;
@@ -73,6 +74,12 @@ bool is_vacant(const Requests& requests, const Cursor& at, int64_t number) {
   });
 }
 
+// Whether the planned request `number` may be for n bytes.
+bool is_for(const Requests& requests, int64_t number, int64_t n) {
+  const bool at_most = !requests.upper.empty() && requests.upper[number] != 0;
+  return at_most ? n <= requests.sizes[number] : n == requests.sizes[number];
+}
+
 // The number of the planned request that this one, for n bytes, is; -1 where it is none, which is counted.
 //
 // It is the first of its size that has not come yet: a request too many uses up no planned one of another size, and
@@ -80,7 +87,7 @@ bool is_vacant(const Requests& requests, const Cursor& at, int64_t number) {
 // one still holds, since the step frees in another order than planned, it is none.
 int64_t next_request(Requests& requests, Cursor& at, size_t n) {
   for (int64_t number = at.cursor; number < at.end; ++number) {
-    if (requests.sizes[number] != static_cast<int64_t>(n) || contains(at.ahead, number)) continue;
+    if (!is_for(requests, number, static_cast<int64_t>(n)) || contains(at.ahead, number)) continue;
     if (!is_vacant(requests, at, number)) continue;
     if (number != at.cursor) at.ahead.push_back(number);
     while (at.cursor < at.end && (at.cursor == number || contains(at.ahead, at.cursor))) ++at.cursor;

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from monet.base.graph import Graph
+from monet.base.sizes import Ranges
 from monet.capture import Captured, autocast, capture_once
-from monet.capture.input_geometry import describe_inputs
+from monet.capture.input_geometry import describe_inputs, described_ranges
 from monet.errors import CaptureError, ConfigError
 from monet.native import devices, gpu_libraries
 from monet.ops.catalogue import Catalogue, catalogue
@@ -22,6 +23,7 @@ from monet.ops.fusion.offers import is_compiled
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.profiling import Profile, implementations, profile
 from monet.ops.offers.offering import Offering
+from monet.ops.resizable import resizable
 from monet.pipeline.current_scales import present_scales
 from monet.pipeline.eager_peak import eager_peak_bytes
 from monet.pipeline.lowering import Lowered, lower
@@ -103,11 +105,13 @@ def prepare(
     offering: Offering | None = None,
     *,
     progress: bool = False,
+    ranges: Ranges | None = None,
 ) -> Prepared:
     """Capture a training step of ``model`` and measure, or estimate, its operators.
 
     ``preparing`` and ``offering``: None is the defaults of ``Preparing`` and ``Offering``. ``progress``: show the
-    measuring on stderr. The model is not changed: neither its parameters, nor its buffers, nor the random state.
+    measuring on stderr. ``ranges``: which sizes vary; ``args`` and ``kwargs`` are of the largest shape then. The model
+    is not changed: neither its parameters, nor its buffers, nor the random state.
 
     Raises:
         CaptureError: the model cannot be captured as one graph, or there is nothing to train.
@@ -115,7 +119,9 @@ def prepare(
         ProfileError: an operator fails when it is measured.
     """
     preparing = preparing or Preparing()
-    captured = capture_once(model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache)
+    captured = capture_once(
+        model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache, ranges=ranges
+    )
     if not any(captured.graph.tangents):
         raise CaptureError(
             "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), or a "
@@ -158,7 +164,9 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     if step.captured.cast_apart and autocast.is_off_inside(step.graph.device.type):
         raise CaptureError(autocast.why_not_inside(step.captured.cast_apart))
     devices.require_plannable(step.graph.device)
-    offers = catalogue(step.graph, offering, scales=present_scales(step.module, step.captured))
+    offers = _offers(step, offering)
+    if step.captured.ranges is not None:
+        step = replace(step, graph=offers.graph, as_eager=offers.graph)
     costs, eager = _costs(offers, preparing, progress), None
     if offers.graph is not step.graph:  # with regions: eager has none
         eager = catalogue(step.as_eager, replace(offering, fused=False))
@@ -171,6 +179,16 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     model, environment = _described(step, preparing, offering), _environment(costs, step.graph)
     made = prepared_step(offers, costs, model, environment, beside=beside, eager=eager)
     return replace(made, remembers=preparing.cache)
+
+
+def _offers(step: _Step, offering: Offering) -> Catalogue:
+    """What there is to choose from; where sizes vary, what there is at every shape."""
+    scales = present_scales(step.module, step.captured)
+    if step.captured.ranges is None:
+        return catalogue(step.graph, offering, scales=scales)
+    if offering.fused:
+        raise ConfigError("fused kernels are made for one shape: leave out fused, or plan each shape")
+    return resizable(step.graph, step.captured.ranges, lambda graph: catalogue(graph, offering, scales=scales))
 
 
 def prepared_step(
@@ -230,6 +248,7 @@ def _described(step: _Step, preparing: Preparing, offering: Offering) -> dict[st
         **({"autocast": cast} if cast is not None else {}),
         **({"storage": sorted(offering.storage), "density": offering.density} if offering.storage else {}),
         **({"fused": True} if offering.fused else {}),
+        **({} if step.captured.ranges is None else {"dynamic": described_ranges(step.captured.ranges)}),
         **({"accumulate": True} if preparing.accumulate else {}),
         **({"gradients": KEPT} if preparing.gradients == KEPT else {}),
     }

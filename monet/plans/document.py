@@ -224,6 +224,17 @@ def _one_of(*texts: str) -> _Reader:
     return read
 
 
+def _range(value: Any, where: str) -> Any:
+    least, most = value if isinstance(value, list) and len(value) == 2 else _fail(where, "must be two sizes")
+    if not 1 <= _count(least, where) <= _count(most, where):
+        _fail(where, f"must be a least size from 1 on and a largest one, is {value!r:.80}")
+    return value
+
+
+def _by_name(reader: _Reader) -> _Reader:
+    return lambda value, where: {name: reader(each, f"{where}[{name!r}]") for name, each in _free(value, where).items()}
+
+
 _MODEL: dict[str, _Reader] = {
     **dict.fromkeys(("name", "fingerprint"), _string),
     "inputs": _array(_free),
@@ -234,6 +245,7 @@ _MODEL: dict[str, _Reader] = {
     "storage": _array(_string),
     "density": _number,
     "gradients": _one_of(FREED, KEPT),
+    "dynamic": _members({"sizes": _by_name(_range), "axes": _by_name(_array(_nullable(_string)))}),
 }
 _ENVIRONMENT: dict[str, _Reader] = {
     **dict.fromkeys(("torch", "profile", "device"), _string),

@@ -89,7 +89,8 @@ INPUT = "inputs:\n  - shape: [1]\n"
     [
         (
             MODEL + "inputs:\n  - shape: [1]\n  - shape: [1,\n      0]\n",
-            "net.yaml:5: inputs[1].shape[1]: must be a positive whole number; got 0",
+            "net.yaml:5: inputs[1].shape[1]: must be a positive whole number, or a name and the largest size as "
+            "length<=512; got 0",
         ),
         (MODEL + "inputs:\n  - shape: 3\n", "net.yaml:3: inputs[0].shape: must be a list of positive whole numbers"),
         (

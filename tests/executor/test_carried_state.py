@@ -25,7 +25,7 @@ from trainer_cases import Batch, EagerStep, Optimizer, assert_same, both_step, c
 
 import monet
 from monet.errors import ExecutionError
-from monet.executor.disk_copies import DiskCopies
+from monet.executor.copying.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.format import READ, WAIT, WRITE
 from monet.plans.plan import Plan

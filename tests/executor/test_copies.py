@@ -35,7 +35,7 @@ from trainer_cases import EagerStep, assert_same, both_step, case_loss
 import monet
 from monet.errors import ConfigError, ExecutionError, PlanMismatch
 from monet.executor import parallel
-from monet.executor.disk_copies import DiskCopies
+from monet.executor.copying.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.ops.offers.offering import Offering
 from monet.pipeline.offloading import offloaded

@@ -22,7 +22,7 @@ from simulated_cuda import simulated_cuda
 
 import monet
 from monet.errors import ConfigError, ExecutionError, PlanMismatch
-from monet.executor.host_copies import HostCopies
+from monet.executor.copying.host_copies import HostCopies
 from monet.plans.format import READ, WRITE
 from monet.plans.plan import Plan
 from monet.step.second_memory import bandwidth as rates

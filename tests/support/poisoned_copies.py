@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from monet.executor.disk_copies import DiskCopies
+from monet.executor.copying.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.format import COPY_ALIGNMENT
 

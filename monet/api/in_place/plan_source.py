@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
 from monet.api.in_place import kept_plans
+from monet.api.in_place.call_geometry import InputGeometry
 from monet.base.amounts import ByteBudget, ByteCount, PeakShare, parse_budget
+from monet.base.sizes import Ranges
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.guards.model_guard import ModelGuard
-from monet.capture.input_geometry import describe_inputs
+from monet.capture.input_geometry import describe_inputs, described_ranges
 from monet.capture.plain_tensors import PLAIN, is_plain
-from monet.errors import CaptureError, ExecutionError
+from monet.capture.varying_inputs import given_axes, largest, ranges_of
+from monet.errors import CaptureError, ConfigError, ExecutionError
 from monet.executor import parallel
 from monet.executor.module import MonetModule
 from monet.ops.measuring.signature import environment
@@ -26,6 +29,8 @@ from monet.plans.plan import Plan
 
 MakePlan = Callable[..., Plan]
 """``monet.plan``."""
+Fixed = frozenset[str]
+"""Dimensions of a range that a plan has one size of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class PlanSource:
         self.budget = parse_budget(budget)
         self._asked: dict[str, ByteBudget] = {}  # by step: the budget that its plan was first asked for with
         self._options = dict(options)
+        self._dynamic = options.get("dynamic")
+        self._of_calls: dict[pytree.TreeSpec, Ranges] = {}  # by the structure of a call
         self._on_disk = bool(options.get("cache", True))
 
     def planned(
@@ -57,8 +64,11 @@ class PlanSource:
         *,
         anew: bool = False,
         share_bytes: int | None = None,
+        fixed: Fixed | None = None,
     ) -> Planned:
         """``model``, which is as ``guard`` knows it, with a plan for such a call. ``anew``: not one from disk.
+        ``fixed``: the plan is for every shape of the range that was asked for, but for these dimensions, which are as
+        in the call; None: for this call alone.
         ``share_bytes``: what a budget that is a share of eager's peak has come to for an earlier plan, and comes to for
         this one.
 
@@ -68,7 +78,8 @@ class PlanSource:
         """
         _require_made(model)
         options = {**self._options, **_counted_beside(model, self._options)}
-        captured, (args, kwargs) = self._captured(model, args, kwargs)
+        captured, (args, kwargs) = self._captured(model, args, kwargs, fixed)
+        options["dynamic"] = None if captured.ranges is None else given_axes(model, args, kwargs, captured.ranges)
         budget = self.budget
         if isinstance(budget, PeakShare) and share_bytes is not None:
             budget = ByteCount(share_bytes)
@@ -94,12 +105,59 @@ class PlanSource:
         return Planned(MonetModule(model, plan, self._captured(model, args, kwargs)[0], guard))
 
     def _captured(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Fixed | None = None
     ) -> tuple[Captured, tuple[tuple[Any, ...], dict[str, Any]]]:
         """The step of such a call, and its inputs without the graphs that they come from."""
         args, kwargs = pytree.tree_map(_detached, (args, kwargs))
         leave = not self._options.get("accumulate")
-        return capture_once(model, args, kwargs, gradients_leave=leave, on_disk=self._on_disk), (args, kwargs)
+        ranges = self._ranges(model, args, kwargs, fixed)
+        if ranges is not None:
+            args, kwargs = largest(args, kwargs, ranges)
+        captured = capture_once(model, args, kwargs, gradients_leave=leave, on_disk=self._on_disk, ranges=ranges)
+        return captured, (args, kwargs)
+
+    def _ranges(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], fixed: Fixed | None
+    ) -> Ranges | None:
+        if self._dynamic is None or fixed is None:
+            return None
+        return ranges_of(model, args, kwargs, self._dynamic).without(fixed)
+
+    def widened(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        inputs: InputGeometry,
+        holds: Mapping[Fixed, Ranges | None],
+    ) -> tuple[InputGeometry, Fixed | None]:
+        """The geometry that a plan for such a call is made for: that of the largest shape, but for dimensions that are
+        1 where the plan of all does not hold, and which these are. ``holds``: by such dimensions, for what the plan
+        that is there holds. ``inputs`` and None for a call that is planned for itself."""
+        if self._dynamic is None:
+            return inputs, None
+        none: Fixed = frozenset()
+        ranges = self._of_calls.get(inputs.structure)
+        if ranges is None:
+            ordered = {name: kwargs[name] for name in sorted(kwargs)}
+            try:
+                ranges = self._of_calls[inputs.structure] = ranges_of(model, args, ordered, self._dynamic)
+            except ConfigError:
+                if not holds:
+                    raise
+                return inputs, None
+        sizes = [shape[0] for shape in inputs.shapes]
+        found: dict[str, int] = {}
+        for position, axes in ranges.inputs.items():
+            for size, name in zip(sizes[position], axes, strict=True):
+                if name is not None and found.setdefault(name, size) != size:
+                    return inputs, None
+        ones = frozenset(name for name, size in found.items() if size == 1)
+        for fixed in dict.fromkeys((none, ones)):
+            known = holds.get(fixed, ranges.without(fixed))
+            if known is not None and known.contains(found):
+                return _largest_geometry(inputs, known), fixed
+        return inputs, None
 
     def _key(
         self,
@@ -110,7 +168,7 @@ class PlanSource:
         options: Mapping[str, Any],
     ) -> str:
         """All that a plan depends on but the budget."""
-        said = {name: value for name, value in options.items() if name not in ("progress", "cache")}
+        said = {name: value for name, value in options.items() if name not in ("progress", "cache", "dynamic")}
         cast = autocast.state(device_type(model, (args, kwargs)))
         return kept_plans.key_of(
             captured.graph.fingerprint(),
@@ -119,7 +177,17 @@ class PlanSource:
             None if cast is None else sorted(cast.items()),
             [module.training for module in model.modules()],
             describe_inputs(args, kwargs),
+            None if captured.ranges is None else described_ranges(captured.ranges),
         )
+
+
+def _largest_geometry(inputs: InputGeometry, ranges: Ranges) -> InputGeometry:
+    shapes, largest_of = list(inputs.shapes), ranges.largest
+    for position, axes in ranges.inputs.items():
+        sizes = zip(shapes[position][0], axes, strict=True)
+        shape = tuple(size if name is None else largest_of[name] for size, name in sizes)
+        shapes[position] = (shape, *shapes[position][1:])
+    return replace(inputs, shapes=tuple(shapes))
 
 
 def options_of(plan: Plan) -> dict[str, Any]:

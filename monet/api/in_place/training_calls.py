@@ -22,8 +22,9 @@ from monet.api.in_place.first_plan import FirstPlan
 from monet.api.in_place.inner_checkpoints import noting_checkpoints
 from monet.api.in_place.model_walk import ModelWalk
 from monet.api.in_place.plan_family import REPLACED, PlanFamily
-from monet.api.in_place.plan_source import Planned, PlanSource
+from monet.api.in_place.plan_source import Fixed, Planned, PlanSource
 from monet.api.in_place.ranks import Processes, Ranks, failure, portable
+from monet.base.sizes import Ranges
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.lifted_graph import LiftedGraph
 from monet.errors import MonetError, PlanMismatch, StatefulForward
@@ -78,6 +79,8 @@ class TrainingCalls:
         self._modules: dict[CallGeometry, dict[ArenaGroup, MonetModule]] = {}
         self._inputs: set[InputGeometry] = set()  # of all in _planned
         self._never: set[Hashable] = set()  # keys of arguments that no plan is for, and none will be
+        self._fixed: dict[InputGeometry, Fixed] = {}  # of those that stand for a range
+        self._holds: dict[Fixed, Ranges | None] = {}  # for what shapes their plans hold
         self._forward: list[Any] = []  # kept, for geometries to name them by identity
 
     @property
@@ -96,6 +99,9 @@ class TrainingCalls:
         self._forward.append(self.model.__dict__.get("forward"))
         self.family.made += 1
         self.family.budget_bytes = self.family.budget_bytes or planned.module.plan.budget_bytes
+        if planned.module.ranges is not None:
+            self._fixed.setdefault(geometry.inputs, frozenset())
+            self._holds[self._fixed[geometry.inputs]] = planned.module.ranges
         self._put(geometry, planned.module, group)
 
     def _put(self, geometry: CallGeometry, module: MonetModule, group: ArenaGroup) -> None:
@@ -112,6 +118,10 @@ class TrainingCalls:
         key = quick_key(args, kwargs)
         if processes is not None or key is None or key not in self._never:
             inputs = input_geometry(args, kwargs)
+            if inputs is not None:
+                inputs, fixed = self._source.widened(self.model, args, kwargs, inputs, self._holds)
+                if fixed is not None:
+                    self._fixed[inputs] = fixed
             geometry = None if inputs is None else call_geometry(self.model, inputs, self._walk)
             if geometry is not None and not geometry.is_trained:
                 return eager(*args, **kwargs)
@@ -130,6 +140,8 @@ class TrainingCalls:
         return eager(*args, **kwargs)
 
     def _is_too_many(self, geometry: CallGeometry) -> bool:
+        if geometry.inputs in self._fixed:
+            return False
         return self.family.is_full and geometry.inputs not in self._inputs and not self._is_promised(geometry)
 
     def _is_promised(self, geometry: CallGeometry) -> bool:
@@ -201,12 +213,19 @@ class TrainingCalls:
                     raise
                 logger.info("%s may be complete after its first call, and is planned in the second", self.family.name)
                 return None
+        elif geometry.inputs in self._fixed and self._differs_in_shapes(geometry):
+            # More of the range that was asked for.
+            self._plan_another(geometry, group, args, kwargs)
         elif self.family.rule != "replan" or self.family.is_full:
             self._refuse(geometry, args, kwargs)
             return None
         else:
             self._plan_another(geometry, group, args, kwargs)
         return self._planned[geometry]
+
+    def _differs_in_shapes(self, geometry: CallGeometry) -> bool:
+        """Whether some plan is for such calls, but for their shapes."""
+        return any(difference(known, geometry) == "shapes" for known in self._planned)
 
     def _plan_another(
         self,
@@ -237,7 +256,10 @@ class TrainingCalls:
         guard = ModelGuard(self.model, own_hooks=False)
         with self._apart(), noting_checkpoints() as checkpoints:
             share_bytes = self.family.budget_bytes
-            planned = self._source.planned(self.model, args, kwargs, guard, anew=anew, share_bytes=share_bytes)
+            planned = self._source.planned(
+                self.model, args, kwargs, guard, anew=anew, share_bytes=share_bytes,
+                fixed=self._fixed.get(geometry.inputs),
+            )  # fmt: skip
         if checkpoints:
             self.family.note("checkpoints", REPLACED)
         self.add(geometry, planned, group)

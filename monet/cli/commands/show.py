@@ -148,6 +148,9 @@ def _rows(plan: Plan, found: Overview) -> Iterator[tuple[str, str]]:
     # An amount and its unit stay together where lines are broken.
     listed = ", ".join(f"{name} {format_bytes(size)}".replace(" ", _TOGETHER) for size, name in parts)
     yield "  fixed", format_bytes(plan.fixed_bytes) + (f": {listed}" if listed else "")
+    sizes = plan.model.get("dynamic", {}).get("sizes")
+    if sizes:
+        yield "shapes", "every one of " + ", ".join(f"{name} {few} to {most}" for name, (few, most) in sizes.items())
     yield "steps", f"{len(plan.steps)}: " + ", ".join(f"{count} {kind}" for kind, count in found.steps.items())
     if found.recomputed:
         runs = found.steps["recompute"]

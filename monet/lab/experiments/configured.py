@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
+from monet.base.sizes import Dimension, Ranges
 from monet.errors import ConfigError
 from monet.models.config import Config
 from monet.models.model_loading import build_model, precision
@@ -45,7 +46,17 @@ def prepare_config(
         preparing or Preparing(), accumulate=config.accumulate, seed=config.seed, gradients=config.gradients
     )
     with precision(config):
-        return prepare(model, args, kwargs, preparing, offering, progress=progress)
+        return prepare(model, args, kwargs, preparing, offering, progress=progress, ranges=_ranges(config))
+
+
+def _ranges(config: Config) -> Ranges | None:
+    """Which sizes vary; inputs by position or by name are in the order of the flattened call."""
+    dynamic = config.dynamic
+    if not dynamic:
+        return None
+    specs = config.inputs if isinstance(config.inputs, tuple) else tuple(config.inputs.values())
+    dimensions = tuple(Dimension(name, 1, most) for name, (most, _) in dynamic.items())
+    return Ranges(dimensions, {position: spec.names for position, spec in enumerate(specs) if any(spec.names)})
 
 
 def _built(config: Config, *, fake: bool) -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:

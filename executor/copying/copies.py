@@ -11,8 +11,8 @@ import torch
 
 from monet.base.graph import Value
 from monet.errors import PlanMismatch
-from monet.executor.disk_copies import DiskCopies
-from monet.executor.host_copies import HostCopies
+from monet.executor.copying.disk_copies import DiskCopies
+from monet.executor.copying.host_copies import HostCopies
 from monet.native.channel import Channel
 from monet.plans.format import READ, WRITE, PlanStep
 from monet.plans.plan import Plan
