@@ -35,8 +35,8 @@ from monet.models.transformers import random_weights
 from monet.native import allocator
 
 BATCHES, LENGTHS, BUCKET = (1, 8), (8, 512), 128
-BUDGET = "60%"
-OWN_SHAPES, ROUNDS = 20, 7
+BUDGET, RUNGS = "60%", 3
+OWN_SHAPES, ROUNDS = 2, 7
 _SMALL = {
     "bert": ("BertForMaskedLM", {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
                                  "intermediate_size": 512, "vocab_size": 1000}),
@@ -122,7 +122,7 @@ def _row(name: str, steps: int) -> dict[str, Any]:
     eager = copy.deepcopy(model)
     generator, rng = torch.Generator().manual_seed(1), random.Random(1)
     begun = time.perf_counter()
-    monet.apply(model, budget=BUDGET, dynamic=_dynamic(name), progress=False)
+    monet.apply(model, budget=BUDGET, dynamic=_dynamic(name), rungs=RUNGS, progress=False)
     gc.collect()
     beside = allocator.live_bytes() - _held_bytes(model) if allocator.available() else 0
     try:

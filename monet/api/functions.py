@@ -328,6 +328,7 @@ def apply(
     max_plans: int = MOST_PLANS,
     concurrent: int = 1,
     process_group: Any = None,
+    rungs: int = 1,
     **options: Any,
 ) -> None:
     """Run the training calls of ``model`` by a plan, in place, in any training loop: ``model`` stays what it is.
@@ -335,8 +336,10 @@ def apply(
     With a ``budget``, as ``"6GB"``, the plan is made at the first training call, for inputs like that call's, with
     progress on stderr; ``options`` are those of ``monet.plan`` (``progress`` is on unless it is given). Such plans are
     kept on disk: the second start of the same training finds them. With ``dynamic`` the plan is for every shape up to
-    one, and there is another for sizes of 1 where the model is run in another way then. Or with a ``plan`` of
-    ``monet.plan``, or its file, or several of them, as from ``monet.plan_many``.
+    one, and there is another for sizes of 1 where the model is run in another way then. With ``rungs`` there are so
+    many, made when they are first needed, for the longest dimension and its half, its quarter and so on: a plan for
+    less keeps more in the same bytes. Or with a ``plan`` of ``monet.plan``, or its file, or several of them, as from
+    ``monet.plan_many``.
     A training call is one in training mode with gradients enabled; in any other the model itself runs.
 
     ``on_mismatch``: what is done with a training call that is not as planned (another shape, mode, autocast, number of
@@ -360,6 +363,8 @@ def apply(
     _require_module(model)
     slot.require_plain(model)
     require_known("apply", options, [*PLAN_OPTIONS, "dynamic"])
+    if not isinstance(rungs, int) or isinstance(rungs, bool) or rungs < 1:
+        raise ConfigError(f"rungs, how many plans there are for rising sizes, must be a number from 1 on: {rungs!r}")
     if (plan is None) == (budget is None):
         raise TypeError("apply takes a budget or a plan, and exactly one of them")
     plans: list[Plan] = []
@@ -373,7 +378,7 @@ def apply(
         budget = max(one.budget_bytes for one in plans)
     assert budget is not None
     family = PlanFamily(type(model).__name__, on_mismatch, max_plans, concurrent)
-    placed = slot.Applied(model, PlanSource(_make_plan, budget, options), family, process_group)
+    placed = slot.Applied(model, PlanSource(_make_plan, budget, options, rungs), family, process_group)
     for one in plans:
         placed.add(one)
     slot.put(placed)

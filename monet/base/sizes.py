@@ -132,6 +132,11 @@ class Ranges:
         held = self._holds[0](*(shape[name] for name in self.names))
         return next((guard for guard, holds in zip(self.guards, held, strict=True) if not holds), None)
 
+    def capped(self, name: str, most: int) -> Ranges:
+        """Where this dimension is at most that. Of ranges without guards."""
+        dimensions = tuple(replace(d, most=most) if d.name == name else d for d in self.dimensions)
+        return Ranges(dimensions, self.inputs)
+
     def without(self, fixed: Collection[str]) -> Ranges | None:
         """Where these dimensions do not vary; None where nothing does then. Of ranges without guards."""
         inputs = {

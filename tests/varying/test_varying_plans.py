@@ -300,6 +300,25 @@ def test_a_request_that_may_be_smaller_has_its_place() -> None:
     assert not arena.contains(larger.data_ptr()) and arena.statistics().misses == 1
 
 
+def test_rungs_are_made_when_they_are_needed_and_share_an_arena_and_a_budget() -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+    eager = copy.deepcopy(model)
+    monet.apply(model, budget="80%", dynamic=TEXTS, exact=True, rungs=3, time_limit_s=5, progress=False)
+    made = []
+    for seed, shape in enumerate([(2, 4), (6, 20), (3, 12), (6, 7), (6, 5), (1, 11), (5, 24)]):
+        given = tokens(shape, seed), tokens(shape, seed + 50)
+        assert torch.equal(model(*given), eager(*given))
+        made.append(len(monet.applied(model).plans))
+    assert made == [1, 1, 2, 2, 3, 3, 3]  # up to 24, 12 and 6
+    plans = monet.applied(model).plans
+    assert [plan.model["dynamic"]["sizes"]["length"][1] for plan in plans] == [24, 12, 6]
+    assert len({plan.budget_bytes for plan in plans}) == 1
+    assert monet.applied(model).peak_bytes <= plans[0].budget_bytes
+    with pytest.raises(ConfigError, match="rungs"):
+        monet.apply(Decoder(), budget="80%", dynamic=TEXTS, rungs=0)
+
+
 def test_apply_takes_such_a_plan(tmp_path: Path) -> None:
     model, _, plan = planned("decoder", exact=True)
     plan.save(tmp_path / "plan.json")

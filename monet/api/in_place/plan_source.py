@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from monet.api.in_place import kept_plans
 from monet.api.in_place.call_geometry import InputGeometry
 from monet.base.amounts import ByteBudget, ByteCount, PeakShare, parse_budget
-from monet.base.sizes import Ranges
+from monet.base.sizes import Dimension, Ranges
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.guards.model_guard import ModelGuard
@@ -29,8 +29,24 @@ from monet.plans.plan import Plan
 
 MakePlan = Callable[..., Plan]
 """``monet.plan``."""
-Fixed = frozenset[str]
-"""Dimensions of a range that a plan has one size of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """What a plan for many shapes is for, of all that was asked for. ``fixed``: dimensions that it has one size of.
+    ``cap``: the largest size of the longest dimension; 0 for what was asked for."""
+
+    fixed: frozenset[str] = frozenset()
+    cap: int = 0
+
+    def of(self, asked: Ranges) -> Ranges | None:
+        """The ranges of such a plan; None where nothing varies."""
+        ranges = asked.without(self.fixed)
+        return ranges if ranges is None or not self.cap else ranges.capped(_longest(ranges).name, self.cap)
+
+
+def _longest(ranges: Ranges) -> Dimension:
+    return max(ranges.dimensions, key=lambda dimension: dimension.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +62,15 @@ class PlanSource:
     """Plans for one ``budget`` with one set of options of ``monet.plan``. Raises ``ConfigError`` for what is no
     budget."""
 
-    def __init__(self, make_plan: MakePlan, budget: str | int, options: Mapping[str, Any]) -> None:
+    def __init__(self, make_plan: MakePlan, budget: str | int, options: Mapping[str, Any], rungs: int = 1) -> None:
+        """``rungs``: plans for rising sizes of the longest dimension that varies, each for twice those of the one
+        before."""
         self._make_plan = make_plan
         self.budget = parse_budget(budget)
         self._asked: dict[str, ByteBudget] = {}  # by step: the budget that its plan was first asked for with
         self._options = dict(options)
         self._dynamic = options.get("dynamic")
+        self._rungs = rungs
         self._of_calls: dict[pytree.TreeSpec, Ranges] = {}  # by the structure of a call
         self._on_disk = bool(options.get("cache", True))
 
@@ -64,13 +83,13 @@ class PlanSource:
         *,
         anew: bool = False,
         share_bytes: int | None = None,
-        fixed: Fixed | None = None,
+        rung: Rung | None = None,
+        most_fixed: int = 0,
     ) -> Planned:
         """``model``, which is as ``guard`` knows it, with a plan for such a call. ``anew``: not one from disk.
-        ``fixed``: the plan is for every shape of the range that was asked for, but for these dimensions, which are as
-        in the call; None: for this call alone.
-        ``share_bytes``: what a budget that is a share of eager's peak has come to for an earlier plan, and comes to for
-        this one.
+        ``rung``: the plan is for these shapes of the range that was asked for, with what is fixed as in the call; None:
+        for this call alone. ``most_fixed``: bytes that a plan over the same arena holds beside it. ``share_bytes``:
+        what a budget that is a share of eager's peak has come to for an earlier plan, and comes to for this one.
 
         Inside of ``DistributedDataParallel`` its buckets are counted. Raises as ``monet.plan``, ``CaptureError`` for
         parameters that are spread over processes, ``ExecutionError`` for gradients that it could not reduce, and
@@ -78,7 +97,7 @@ class PlanSource:
         """
         _require_made(model)
         options = {**self._options, **_counted_beside(model, self._options)}
-        captured, (args, kwargs) = self._captured(model, args, kwargs, fixed)
+        captured, (args, kwargs) = self._captured(model, args, kwargs, rung)
         options["dynamic"] = None if captured.ranges is None else given_axes(model, args, kwargs, captured.ranges)
         budget = self.budget
         if isinstance(budget, PeakShare) and share_bytes is not None:
@@ -89,7 +108,12 @@ class PlanSource:
         plan = kept_plans.recall(key) if self._on_disk and not anew else None
         if plan is not None:
             return Planned(MonetModule(model, plan, captured, guard), recalled=True)
-        plan = self._make_plan(model, args, kwargs, budget=budget, **{"progress": True, **options})
+        options = {"progress": True, **options}
+        plan = self._make_plan(model, args, kwargs, budget=budget, **options)
+        spared = most_fixed - plan.fixed_bytes
+        if spared > 0 and most_fixed + plan.arena_bytes > plan.budget_bytes:
+            # It holds less beside the arena than another plan, and must not make that larger than the other leaves it.
+            plan = self._make_plan(model, args, kwargs, budget=ByteCount(plan.budget_bytes - spared), **options)
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
         if self._on_disk:
@@ -105,23 +129,23 @@ class PlanSource:
         return Planned(MonetModule(model, plan, self._captured(model, args, kwargs)[0], guard))
 
     def _captured(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Fixed | None = None
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rung: Rung | None = None
     ) -> tuple[Captured, tuple[tuple[Any, ...], dict[str, Any]]]:
         """The step of such a call, and its inputs without the graphs that they come from."""
         args, kwargs = pytree.tree_map(_detached, (args, kwargs))
         leave = not self._options.get("accumulate")
-        ranges = self._ranges(model, args, kwargs, fixed)
+        ranges = self._ranges(model, args, kwargs, rung)
         if ranges is not None:
             args, kwargs = largest(args, kwargs, ranges)
         captured = capture_once(model, args, kwargs, gradients_leave=leave, on_disk=self._on_disk, ranges=ranges)
         return captured, (args, kwargs)
 
     def _ranges(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], fixed: Fixed | None
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], rung: Rung | None
     ) -> Ranges | None:
-        if self._dynamic is None or fixed is None:
+        if self._dynamic is None or rung is None:
             return None
-        return ranges_of(model, args, kwargs, self._dynamic).without(fixed)
+        return rung.of(ranges_of(model, args, kwargs, self._dynamic))
 
     def widened(
         self,
@@ -129,14 +153,13 @@ class PlanSource:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         inputs: InputGeometry,
-        holds: Mapping[Fixed, Ranges | None],
-    ) -> tuple[InputGeometry, Fixed | None]:
-        """The geometry that a plan for such a call is made for: that of the largest shape, but for dimensions that are
-        1 where the plan of all does not hold, and which these are. ``holds``: by such dimensions, for what the plan
-        that is there holds. ``inputs`` and None for a call that is planned for itself."""
+        holds: Mapping[Rung, Ranges | None],
+    ) -> tuple[InputGeometry, Rung | None]:
+        """The geometry that a plan for such a call is made for: that of the largest shape of a
+        rung, and that rung: the smallest that holds for the call, after the first plan, which is for all. ``holds``: by
+        rung, for what the plan that is there holds. ``inputs`` and None for a call that is planned for itself."""
         if self._dynamic is None:
             return inputs, None
-        none: Fixed = frozenset()
         ranges = self._of_calls.get(inputs.structure)
         if ranges is None:
             ordered = {name: kwargs[name] for name in sorted(kwargs)}
@@ -153,11 +176,21 @@ class PlanSource:
                 if name is not None and found.setdefault(name, size) != size:
                     return inputs, None
         ones = frozenset(name for name, size in found.items() if size == 1)
-        for fixed in dict.fromkeys((none, ones)):
-            known = holds.get(fixed, ranges.without(fixed))
-            if known is not None and known.contains(found):
-                return _largest_geometry(inputs, known), fixed
+        for fixed in dict.fromkeys((frozenset(), ones)):
+            for rung in self._rungs_of(ranges, fixed, found) if holds else [Rung(fixed)]:
+                known = holds.get(rung, rung.of(ranges))
+                if known is not None and known.contains(found):
+                    return _largest_geometry(inputs, known), rung
         return inputs, None
+
+    def _rungs_of(self, ranges: Ranges, fixed: frozenset[str], found: Mapping[str, int]) -> list[Rung]:
+        """Of those that are large enough, the smallest first."""
+        left = ranges.without(fixed)
+        if left is None:
+            return []
+        longest = _longest(left)
+        caps = [-(-longest.most >> step) for step in range(1, self._rungs)]
+        return [Rung(fixed, cap) for cap in sorted(caps) if cap >= found[longest.name]] + [Rung(fixed)]
 
     def _key(
         self,

@@ -22,7 +22,7 @@ from monet.api.in_place.first_plan import FirstPlan
 from monet.api.in_place.inner_checkpoints import noting_checkpoints
 from monet.api.in_place.model_walk import ModelWalk
 from monet.api.in_place.plan_family import REPLACED, PlanFamily
-from monet.api.in_place.plan_source import Fixed, Planned, PlanSource
+from monet.api.in_place.plan_source import Planned, PlanSource, Rung
 from monet.api.in_place.ranks import Processes, Ranks, failure, portable
 from monet.base.sizes import Ranges
 from monet.capture.guards.model_guard import ModelGuard
@@ -79,8 +79,8 @@ class TrainingCalls:
         self._modules: dict[CallGeometry, dict[ArenaGroup, MonetModule]] = {}
         self._inputs: set[InputGeometry] = set()  # of all in _planned
         self._never: set[Hashable] = set()  # keys of arguments that no plan is for, and none will be
-        self._fixed: dict[InputGeometry, Fixed] = {}  # of those that stand for a range
-        self._holds: dict[Fixed, Ranges | None] = {}  # for what shapes their plans hold
+        self._rungs: dict[InputGeometry, Rung] = {}  # of those that stand for many shapes
+        self._holds: dict[Rung, Ranges | None] = {}  # for what shapes their plans hold
         self._forward: list[Any] = []  # kept, for geometries to name them by identity
 
     @property
@@ -100,8 +100,8 @@ class TrainingCalls:
         self.family.made += 1
         self.family.budget_bytes = self.family.budget_bytes or planned.module.plan.budget_bytes
         if planned.module.ranges is not None:
-            self._fixed.setdefault(geometry.inputs, frozenset())
-            self._holds[self._fixed[geometry.inputs]] = planned.module.ranges
+            self._rungs.setdefault(geometry.inputs, Rung())
+            self._holds[self._rungs[geometry.inputs]] = planned.module.ranges
         self._put(geometry, planned.module, group)
 
     def _put(self, geometry: CallGeometry, module: MonetModule, group: ArenaGroup) -> None:
@@ -119,9 +119,9 @@ class TrainingCalls:
         if processes is not None or key is None or key not in self._never:
             inputs = input_geometry(args, kwargs)
             if inputs is not None:
-                inputs, fixed = self._source.widened(self.model, args, kwargs, inputs, self._holds)
-                if fixed is not None:
-                    self._fixed[inputs] = fixed
+                inputs, rung = self._source.widened(self.model, args, kwargs, inputs, self._holds)
+                if rung is not None:
+                    self._rungs[inputs] = rung
             geometry = None if inputs is None else call_geometry(self.model, inputs, self._walk)
             if geometry is not None and not geometry.is_trained:
                 return eager(*args, **kwargs)
@@ -140,7 +140,7 @@ class TrainingCalls:
         return eager(*args, **kwargs)
 
     def _is_too_many(self, geometry: CallGeometry) -> bool:
-        if geometry.inputs in self._fixed:
+        if geometry.inputs in self._rungs:
             return False
         return self.family.is_full and geometry.inputs not in self._inputs and not self._is_promised(geometry)
 
@@ -213,7 +213,7 @@ class TrainingCalls:
                     raise
                 logger.info("%s may be complete after its first call, and is planned in the second", self.family.name)
                 return None
-        elif geometry.inputs in self._fixed and self._differs_in_shapes(geometry):
+        elif geometry.inputs in self._rungs and self._differs_in_shapes(geometry):
             # More of the range that was asked for.
             self._plan_another(geometry, group, args, kwargs)
         elif self.family.rule != "replan" or self.family.is_full:
@@ -255,10 +255,11 @@ class TrainingCalls:
     ) -> None:
         guard = ModelGuard(self.model, own_hooks=False)
         with self._apart(), noting_checkpoints() as checkpoints:
-            share_bytes = self.family.budget_bytes
+            share_bytes, rung = self.family.budget_bytes, self._rungs.get(geometry.inputs)
+            plans = [] if rung is None else [one.module.plan for one in self.modules]
             planned = self._source.planned(
                 self.model, args, kwargs, guard, anew=anew, share_bytes=share_bytes,
-                fixed=self._fixed.get(geometry.inputs),
+                rung=rung, most_fixed=max((plan.fixed_bytes for plan in plans), default=0),
             )  # fmt: skip
         if checkpoints:
             self.family.note("checkpoints", REPLACED)
