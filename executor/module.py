@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from monet.base.sizes import Ranges
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.guards.model_guard import ModelGuard
@@ -98,11 +97,6 @@ class MonetModule(torch.nn.Module):
     def plan(self) -> Plan:
         """The plan that this module runs."""
         return self._step.plan
-
-    @property
-    def ranges(self) -> Ranges | None:
-        """For which shapes the plan holds; None for one shape."""
-        return self._captured.ranges
 
     def train(self, mode: bool = True) -> MonetModule:
         """Set the mode of the model and of this module; returns this module."""

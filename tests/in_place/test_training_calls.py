@@ -233,13 +233,13 @@ def test_the_second_start_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     made: list[str] = []
     before = plan_source.PlanSource.__init__
 
-    def counting(self: Any, make_plan: Any, budget: Any, options: Any) -> None:
+    def counting(self: Any, make_plan: Any, budget: Any, *rest: Any) -> None:
         def make(*args: Any, **kwargs: Any) -> monet.Plan:
             made.append(budget)
             plan: monet.Plan = make_plan(*args, **kwargs)
             return plan
 
-        before(self, make, budget, options)
+        before(self, make, budget, *rest)
 
     monkeypatch.setattr(plan_source.PlanSource, "__init__", counting)
     results = []

@@ -57,6 +57,11 @@ class Planned:
     module: MonetModule
     recalled: bool = False
 
+    @property
+    def ranges(self) -> Ranges | None:
+        """For which shapes the plan holds; None for one shape."""
+        return self.module._captured.ranges
+
 
 class PlanSource:
     """Plans for one ``budget`` with one set of options of ``monet.plan``. Raises ``ConfigError`` for what is no

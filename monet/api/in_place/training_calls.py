@@ -99,9 +99,9 @@ class TrainingCalls:
         self._forward.append(self.model.__dict__.get("forward"))
         self.family.made += 1
         self.family.budget_bytes = self.family.budget_bytes or planned.module.plan.budget_bytes
-        if planned.module.ranges is not None:
+        if planned.ranges is not None:
             self._rungs.setdefault(geometry.inputs, Rung())
-            self._holds[self._rungs[geometry.inputs]] = planned.module.ranges
+            self._holds[self._rungs[geometry.inputs]] = planned.ranges
         self._put(geometry, planned.module, group)
 
     def _put(self, geometry: CallGeometry, module: MonetModule, group: ArenaGroup) -> None:
