@@ -12,14 +12,13 @@ import torch
 import torch.fx.experimental._config as shape_config
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, has_free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, has_free_unbacked_symbols
 
-from monet.base.sizes import Dimension, Ranges, Size, sized
+from monet.base.sizes import Dimension, Ranges, sized
 from monet.errors import CaptureError, ConfigError
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-LEAST, MOST = "min", "max"
-"""Of a ``torch.export.Dim``."""
+"""Positional and keyword arguments of one call."""
 
 
 def ranges_of(
@@ -99,7 +98,7 @@ def _axes(given: Any) -> list[tuple[Any, Any]]:
 
 
 def _dimension(dim: Any, where: str) -> Dimension:
-    name, least, most = getattr(dim, "__name__", None), getattr(dim, LEAST, None), getattr(dim, MOST, None)
+    name, least, most = (getattr(dim, field, None) for field in ("__name__", "min", "max"))
     if isinstance(dim, Dimension):
         name, least, most = dim.name, dim.least, dim.most
     if not isinstance(name, str) or not name.isidentifier():
@@ -163,8 +162,7 @@ class Symbols:
         return changed
 
     def _symbol(self, dimension: Dimension) -> torch.SymInt:
-        from torch._dynamo.source import ConstantSource
-        from torch.fx.experimental.symbolic_shapes import DimDynamic
+        from torch._dynamo.source import ConstantSource  # what it imports takes a second
 
         source = ConstantSource(dimension.name)
         symbol = self._environment.create_symbol(dimension.most, source, DimDynamic.DYNAMIC)
@@ -196,6 +194,3 @@ class Symbols:
 def is_symbol(size: Any) -> bool:
     """Whether it is a size that varies, and that no values decide."""
     return isinstance(size, torch.SymInt) and not has_free_unbacked_symbols(size)
-
-
-__all__ = ["Inputs", "Ranges", "Size", "Symbols", "is_symbol", "largest", "ranges_of"]
