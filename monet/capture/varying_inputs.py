@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -158,6 +158,8 @@ class Symbols:
     def general() -> AbstractContextManager[Any]:
         """A context in which torch asks of no symbol whether it is 1 where the answer changes no results: a sum over an
         axis of size 1 is what is summed, and a broadcast axis of size 1 may be expanded."""
+        if not hasattr(shape_config, "backed_size_oblivious"):  # an older PyTorch makes guards of these
+            return nullcontext()
         changed: AbstractContextManager[Any] = shape_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
         return changed
 
