@@ -49,7 +49,8 @@ def _at_a_glance(sources: Sequence[tuple[int, Source, Value]]) -> tuple[list[Any
 class InputCheck:
     """Compares each call with the captured one."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, calls: CallShape | None) -> None:
+        """``calls``: what a call's shape makes of the captured values, where sizes vary."""
         self._captured = captured
         self._sources = [
             (position, source, captured.graph.values[source.value])
@@ -57,7 +58,7 @@ class InputCheck:
             if source.kind != TOTAL
         ]
         self._shape: Shape | None = None
-        self._calls = None if captured.ranges is None else CallShape(captured.graph, captured.ranges)
+        self._calls = calls
         self._expected = _at_a_glance(self._sources)
         leaves, spec = captured.in_spec.num_leaves, captured.in_spec
         plain = not captured.literals and spec == pytree.tree_structure(((0,) * leaves, {}))

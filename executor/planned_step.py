@@ -74,7 +74,8 @@ class PlannedStep:
         self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges)
         self._guard = guard
         guard.leave_out([(write.module, write.key) for write in captured.writes if not write.of_object])
-        self._inputs = InputCheck(captured)
+        varying = self.runner.varying
+        self._inputs = InputCheck(captured, None if varying is None else varying.calls)
         self._places = [self._locate(source, state) for source in self.graph.sources]
 
     def _check_environment(self) -> None:

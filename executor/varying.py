@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from monet.base.graph import INPUT, Graph, Value
-from monet.base.sizes import Ranges, Size, evaluator, sizes_in, value_at
+from monet.base.sizes import Ranges, Size, numbering, sizes_in, value_at
 from monet.errors import ExecutionError, PlanMismatch
 from monet.native.allocator import Arena
 from monet.ops.catalogue import Catalogue
@@ -34,8 +34,8 @@ class CallShape:
             self._axes += [(position, axis, ranges.names.index(name)) for axis, name in enumerate(axes) if name]
         names = [source.value for source in graph.sources] + [name for name in graph.tangents if name]
         self._at_largest = {name: graph.values[name] for name in names}
-        self._expressions = list(dict.fromkeys(s.expression for v in self._at_largest.values() for s in _sizes(v)))
-        self._evaluate = evaluator(ranges.names, self._expressions)
+        expressions = dict.fromkeys(size.expression for value in self._at_largest.values() for size in _sizes(value))
+        self._numbers = numbering(ranges.names, expressions)
         self._values: dict[Shape, Mapping[str, Value]] = {}
 
     def of(self, sources: Sequence[Any]) -> Shape:
@@ -77,7 +77,7 @@ class CallShape:
         if shape not in self._values:
             if len(self._values) >= MOST_SHAPES:
                 self._values.clear()
-            number = dict(zip(self._expressions, map(int, self._evaluate(*shape)), strict=True))
+            number = self._numbers(*shape)
             self._values[shape] = {
                 name: value_at(value, lambda size: number[size.expression]) for name, value in self._at_largest.items()
             }
@@ -112,7 +112,7 @@ class Varying:
     _expressions: dict[Any, int] = field(default_factory=dict)  # with their positions
     _requests: list[int | Size] = field(default_factory=list)
     _known: dict[Shape, _Numbers] = field(default_factory=dict)
-    _evaluate: Any = None
+    _evaluate: Callable[..., dict[Any, int]] | None = None
 
     @classmethod
     def of(cls, plan: Plan, catalogue: Catalogue, ranges: Ranges) -> Varying:
@@ -163,12 +163,10 @@ class Varying:
         return known.requests
 
     def _numbers(self, shape: Shape) -> _Numbers:
-        asked = [size.expression for size in self._requests if isinstance(size, Size)]
         if self._evaluate is None:
-            distinct = list(dict.fromkeys([*self._expressions, *asked]))
-            self._evaluate = distinct, evaluator(self.ranges.names, distinct)
-        distinct, evaluate = self._evaluate
-        number = dict(zip(distinct, map(int, evaluate(*shape)), strict=True))
+            asked = (size.expression for size in self._requests if isinstance(size, Size))
+            self._evaluate = numbering(self.ranges.names, dict.fromkeys([*self._expressions, *asked]))
+        number = self._evaluate(*shape)
         sizes = [number[expression] for expression in self._expressions]
         requests = [number[s.expression] if isinstance(s, Size) else s for s in self._requests]
         if any(asked > planned for asked, planned in zip(requests, self._requests, strict=True)):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from monet.base.graph import Graph, Operator, Value
@@ -110,7 +111,6 @@ class Ranges:
     dimensions: tuple[Dimension, ...]
     inputs: Mapping[int, tuple[str | None, ...]]
     guards: tuple[Any, ...] = ()
-    _holds: list[Callable[..., Any]] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,10 +127,12 @@ class Ranges:
 
     def broken(self, shape: Mapping[str, int]) -> Any | None:
         """A guard that does not hold at this shape."""
-        if not self._holds:
-            self._holds.append(evaluator(self.names, self.guards))
-        held = self._holds[0](*(shape[name] for name in self.names))
+        held = self._guards_at(*(shape[name] for name in self.names))
         return next((guard for guard, holds in zip(self.guards, held, strict=True) if not holds), None)
+
+    @cached_property
+    def _guards_at(self) -> Callable[..., list[Any]]:
+        return evaluator(self.names, self.guards)
 
     def capped(self, name: str, most: int) -> Ranges:
         """Where this dimension is at most that. Of ranges without guards."""
@@ -153,10 +155,7 @@ class Ranges:
     @property
     def count(self) -> int:
         """Of shapes within the ranges."""
-        count = 1
-        for dimension in self.dimensions:
-            count *= dimension.most - dimension.least + 1
-        return count
+        return math.prod(dimension.most - dimension.least + 1 for dimension in self.dimensions)
 
     def other(self) -> dict[str, int] | None:
         """A shape at which the capture holds, each of whose sizes is another than the largest; the odder the better: at
@@ -215,6 +214,12 @@ def evaluator(names: Sequence[str], expressions: Sequence[Any]) -> Callable[...,
     return function
 
 
+def numbering(names: Sequence[str], expressions: Collection[Any]) -> Callable[..., dict[Any, int]]:
+    """As ``evaluator``; the numbers by their expressions."""
+    evaluate = evaluator(names, tuple(expressions))
+    return lambda *shape: dict(zip(expressions, map(int, evaluate(*shape)), strict=True))
+
+
 def sizes_in(tree: Any) -> Iterator[Size]:
     """The sizes in a tree of arguments."""
     if isinstance(tree, Size):
@@ -250,8 +255,7 @@ def numbers_at(ranges: Ranges, shape: Mapping[str, int]) -> Callable[[Size], int
 
     def number_of(size: Size) -> int:
         if size.expression not in known:
-            (number,) = evaluator(ranges.names, [size.expression])(*(shape[name] for name in ranges.names))
-            known[size.expression] = int(number)
+            known.update(numbering(ranges.names, [size.expression])(*(shape[name] for name in ranges.names)))
         return known[size.expression]
 
     return number_of

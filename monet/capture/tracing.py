@@ -170,11 +170,12 @@ def _over_ranges(
     held = symbols.ranges()
     if not held.contains(held.largest):
         raise CaptureError(f"{why}: it assumes {held.broken(held.largest)}")
-    captured = _read(joint, model, symbols.inputs, gradients_leave=gradients_leave, symbols=symbols)
     other = held.other()
     if other is None:
         guards = ", ".join(map(str, held.guards))
         raise CaptureError(f"{why}: it holds for the largest shape alone, since it assumes {guards}")
+    varying = symbols, held, other
+    captured = _read(joint, model, symbols.inputs, gradients_leave=gradients_leave, varying=varying)
     _check_sizes(captured.graph, held, why)
     return replace(captured, ranges=held)
 
@@ -197,11 +198,9 @@ def _check_sizes(graph: Graph, ranges: Ranges, why: str) -> None:
     raise CaptureError(f"{why}: {name} takes {size.expression} bytes, maybe more {at} than at the largest{place}")
 
 
-def _check_form(read: Graph, graph: Graph, ranges: Ranges, *, gradients_leave: bool) -> None:
-    """Raises ``CaptureError`` where the canonical form rests on sizes that are equal at the largest shape alone."""
-    other = ranges.other()
-    if other is None:
-        return
+def _check_form(read: Graph, graph: Graph, ranges: Ranges, other: Mapping[str, int], *, gradients_leave: bool) -> None:
+    """Raises ``CaptureError`` where the canonical form rests on sizes that are equal at the largest shape alone.
+    ``other``: another."""
     number_of = numbers_at(ranges, other)
     if graph_at(graph, number_of) != _in_form(graph_at(read, number_of), gradients_leave=gradients_leave):
         raise CaptureError(
@@ -234,16 +233,22 @@ def _by_forward_graph(model: torch.nn.Module, inputs: Inputs, *, detached: bool)
 
 
 def _read(
-    joint: _Joint, model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, symbols: Symbols | None = None
+    joint: _Joint,
+    model: torch.nn.Module,
+    inputs: Inputs,
+    *,
+    gradients_leave: bool,
+    varying: tuple[Symbols, Ranges, Mapping[str, int]] | None = None,
 ) -> Captured:
-    """The joint graph in canonical form, and what is needed to call it."""
+    """The joint graph in canonical form, and what is needed to call it. ``varying``: what sizes that vary are in, their
+    ranges, and another shape than the largest."""
     leaves = pytree.tree_leaves(inputs)
     literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-    reader = JointReader(joint.graph, model, joint.constants, leaves, symbols)
+    reader = JointReader(joint.graph, model, joint.constants, leaves, None if varying is None else varying[0])
     read = reader.graph()
     graph = _in_form(read, gradients_leave=gradients_leave)
-    if symbols is not None:
-        _check_form(read, graph, symbols.ranges(), gradients_leave=gradients_leave)
+    if varying is not None:
+        _check_form(read, graph, *varying[1:], gradients_leave=gradients_leave)
     return Captured(
         graph, joint.constants, joint.in_spec, joint.out_spec, literals, reader.output_literals, joint.cast_apart,
         joint.writes,

@@ -273,12 +273,10 @@ def _largest_first(task: Task, by_size: Integers, least: int) -> Iterator[Attemp
 
 def _placed_and_lower(task: Task) -> Iterator[Attempt]:
     """First fit by size, and lower layouts by the exact search."""
-    offsets = place_in_gaps(_orders(task.pieces)["size"], task.pieces, smallest_gap=False)
-    assert offsets is not None, "without limit and deadline"
-    yield Attempt("first fit by size", offsets)
-    for attempt in _lower_layouts(task, offsets):
-        if attempt.offsets is not None:
-            yield attempt
+    (placed,) = first_fit_by_size(task)
+    assert placed.offsets is not None
+    yield placed
+    yield from (attempt for attempt in _lower_layouts(task, placed.offsets) if attempt.offsets is not None)
 
 
 def _improvements(
