@@ -20,6 +20,7 @@ from repository import ROOT
 
 import monet
 from monet.base.amounts import ByteCount
+from monet.base.sizes import Ranges
 from monet.cli.commands.plan import plan as plan_command
 from monet.cli.commands.sweep import sweep as sweep_command
 from monet.cli.main import plan_main, program
@@ -83,9 +84,10 @@ class FakeApi(types.ModuleType):
         preparing: Preparing,
         offering: Offering,
         *,
+        ranges: Ranges | None,
         progress: bool,
     ) -> object:
-        self.call = {"model": model, "args": args, "kwargs": kwargs, "progress": progress}
+        self.call = {"model": model, "args": args, "kwargs": kwargs, "ranges": ranges, "progress": progress}
         self.call |= asdict(preparing) | asdict(offering)
         return self
 
@@ -215,6 +217,7 @@ def test_options_reach_the_planner(api: FakeApi) -> None:
     assert api.call.pop("model").training
     assert api.call == {
         "kwargs": {},
+        "ranges": None,
         "budget": ByteCount(6_000_000_000),
         "reserve_bytes": 200_000_000,
         "solver": "GUROBI",
