@@ -78,7 +78,7 @@ def direct_trace(
     try:
         with ExitStack() as stack:
             stack.enter_context(_put_back_after(model))
-            for context in (without_decompositions(), refusing_custom_functions(), without_reports()):
+            for context in (without_decompositions(), refusing_custom_functions(both_passes=True), without_reports()):
                 stack.enter_context(context)
             stack.enter_context(_compiling_state_context())  # what models ask for is as in torch.export
             stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))

@@ -14,7 +14,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monet.capture.captured import device_type
-from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions
+from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions, require_no_custom_functions
 from monet.capture.decompositions import without_decompositions
 from monet.capture.export_errors import as_fake, fails_by_itself, reason, where, with_code, without_reports
 from monet.capture.gradient_regions import keeping_no_grad
@@ -49,11 +49,20 @@ def forward_graph(model: torch.nn.Module, inputs: Inputs, *, detached: bool = Fa
     Raises ``CaptureError`` with torch's reason, or where the values of tensors decide about a shape.
     """
     if not isinstance(model, LiftedGraph):
-        return _export(model, inputs, Observed(model, detached=detached))
+        return _export(model, inputs, _Checked(model, detached=detached))
     # Under autocast one call of Dynamo's graph may be several operators, some of which cast a weight. Which of them
     # share a copy is seen in torch.export's graph alone, where each is a node of its own.
     is_cast = model.casts or torch.is_autocast_enabled(device_type(model, inputs))
     return _export(model, inputs, None) if is_cast else _as_dynamo_has_it(model, inputs)
+
+
+class _Checked(Observed):
+    """Raises ``CustomFunctionFound``, too."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        require_no_custom_functions(outputs)
+        return outputs
 
 
 def _as_dynamo_has_it(model: LiftedGraph, inputs: Inputs) -> ForwardGraph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import monet
-from monet.errors import CaptureError
+from monet.errors import CaptureError, PlanMismatch
 
 
 class Reversed(torch.autograd.Function):
@@ -51,11 +52,117 @@ def _inputs(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor
     return (torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)),), {}
 
 
-def test_a_function_with_a_backward_of_its_own_is_refused() -> None:
-    real = torch.autograd.Function.apply
-    with pytest.raises(CaptureError, match=r"Reversed, a torch\.autograd\.Function.*custom_op"):
-        monet.plan(Adversarial(), _inputs(0)[0][0], budget="1MB")  # one tensor need not be in a tuple
+class StraightThrough(torch.autograd.Function):
+    """Rounds; its derivative is 1 within a range, and it has an argument that is no tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, steps: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.steps = steps
+        return torch.round(x * steps) / steps
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * (x.abs() <= 1) * ctx.steps, None
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 7
+
+
+class TwoResults(torch.autograd.Function):
+    """One of which has no derivative; its context is set up apart."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return x + y, (x * y).detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ctx.saved_tensors
+        return gradients[0] * y, gradients[0] * x * 5
+
+
+class Decides(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] if bool((gradients[0] > 0).all()) else -gradients[0]
+
+
+def _two(x: torch.Tensor) -> torch.Tensor:
+    both, product = TwoResults.apply(x, x * 2)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = both + product
+    return result
+
+
+class Applies(nn.Sequential):
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__(nn.Linear(8, 8), nn.Linear(8, 4))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self[1](self.function(self[0](x)))
+        return out
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "reversal": Reversed.apply,
+    "straight through": lambda x: StraightThrough.apply(x, 8.0),  # type: ignore[no-untyped-call]
+    "in place": lambda x: InPlace.apply(x * 1.0),  # type: ignore[no-untyped-call]
+    "two results": _two,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_keeps_its_own_backward(name: str) -> None:
+    torch.manual_seed(0)
+    model, real = Applies(FUNCTIONS[name]), torch.autograd.Function.apply
+
+    def plan(budget: str | int) -> monet.Plan:
+        return monet.plan(model, _inputs(0)[0][0], budget=budget, exact=True)  # one tensor need not be in a tuple
+
+    for made in (plan("100%"), at_smallest_budget(plan)):
+        compare_steps(model, made, _inputs)
     assert torch.autograd.Function.apply == real
+
+
+def test_another_backward_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = Adversarial(), _inputs(0)[0]
+    planned = monet.MonetModule(model, monet.plan(model, inputs, budget="100%", exact=True))
+    planned(*inputs)
+    monkeypatch.setattr(Reversed, "backward", staticmethod(lambda ctx, gradient: gradient * 3))
+    with pytest.raises(PlanMismatch, match=r"Reversed\.backward was replaced after planning"):
+        planned(*inputs)
+    compare_steps(model, monet.plan(model, inputs, budget="100%", exact=True), _inputs)
+
+
+def test_what_cannot_be_traced_with_its_backward_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"Decides, a torch\.autograd\.Function.*custom_op"):
+        monet.plan(Applies(Decides.apply), _inputs(0)[0], budget="1MB")
+    for model in (Adversarial(), Applies(FUNCTIONS["reversal"])):  # by its name, and by what was kept of it before
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            pytest.raises(CaptureError, match=r"Reversed, a torch\.autograd\.Function.*custom_op"),
+        ):
+            monet.plan(model, _inputs(0)[0], budget="1MB")
 
 
 @torch.library.custom_op("monet_tests::tripled", mutates_args=())

@@ -24,6 +24,8 @@ from monet.capture.guards.contents import PLAIN
 ENTRIES = ("forward", "__call__", "__iter__", "__getitem__", "__getattr__", "__getattribute__", "__len__",
            "__contains__", "__next__", "__enter__", "__exit__", "__bool__", "__eq__", "__get__")  # fmt: skip
 """Methods that Python or PyTorch calls without their name in the caller's code."""
+_OF_FUNCTIONS = ("backward", "vjp", "setup_context", "jvp", "vmap")
+"""The same of a ``torch.autograd.Function``."""
 _NOT_READ = {"numpy", "torch", "monet"} | set(sys.stdlib_module_names)
 """Packages whose functions are not looked into, but for those of ``_READ``."""
 _READ = ("torch.nn.modules", "torch.nn.utils", "monet.models", "monet.step.training_step.whole_step")
@@ -33,6 +35,11 @@ _CHILDREN = {"children", "named_children", "modules", "named_modules", "_modules
 _TENSORS = {"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "_parameters", "_buffers"}
 Place = tuple[dict[str, Any], str]
 """A dictionary of globals and a name that is read there."""
+
+
+def is_entry(of: type, name: str) -> bool:
+    """Whether a class's method is called without its name in the caller's code."""
+    return name in ENTRIES or (name in _OF_FUNCTIONS and issubclass(of, torch.autograd.Function))
 
 
 class CodeReads:
@@ -128,13 +135,13 @@ class CodeReads:
             self.classes[base] = None
             if base is not torch.nn.Module:
                 for name, value in list(vars(base).items()):
-                    if name in ENTRIES or self.is_named(name):
+                    if is_entry(base, name) or self.is_named(name):
                         self._hold_member(base, name, value)
 
     def _hold_member(self, of: type, name: str, value: Any) -> None:
         """Of a package's objects, that are no modules, only what is read as an attribute: of a trainer, or a
         configuration, code calls no method whose name others do not have."""
-        if not is_installed(of) or issubclass(of, torch.nn.Module) or name in ENTRIES or isinstance(value, property):
+        if not is_installed(of) or issubclass(of, torch.nn.Module) or is_entry(of, name) or isinstance(value, property):
             self._hold(f"{of.__qualname__}.{name}", value)
 
     def close(self) -> None:

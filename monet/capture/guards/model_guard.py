@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from monet.base.torch_switches import switches
-from monet.capture.guards.code_reads import ENTRIES
+from monet.capture.guards.code_reads import is_entry
 from monet.capture.guards.contents import PLAIN, copy_of, is_equal, is_equal_copy
 from monet.capture.guards.differences import (
     Difference,
@@ -374,8 +374,8 @@ class ModelGuard:
             members = gc.get_referents(vars(of))[0]  # the dictionary itself, of which ``vars`` is a view
             functions = {key for key, value in members.items() if callable(value) or hasattr(value, "__get__")}
 
-            def matters(key: str, _: Any, functions: set[str] = functions) -> bool:
-                is_met = key in ENTRIES or self._reads.is_named(key)
+            def matters(key: str, _: Any, of: type = of, functions: set[str] = functions) -> bool:
+                is_met = is_entry(of, key) or self._reads.is_named(key)
                 return is_met and (not self._code_alone or key in functions)
 
             self._add_dict(members, partial(of_member, of.__qualname__), matters)
