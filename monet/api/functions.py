@@ -16,7 +16,7 @@ import torch
 
 from monet.api.in_place import slot
 from monet.api.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
-from monet.api.in_place.plan_source import PlanSource, options_of
+from monet.api.in_place.plan_source import FOUND_OUT, PlanSource, options_of
 from monet.api.in_place.several import common_options, distinct_calls
 from monet.api.in_place.slot import Applied
 from monet.base.amounts import ByteBudget, ByteCount, parse_budget, refusals_in, refusals_of
@@ -335,11 +335,12 @@ def apply(
 
     With a ``budget``, as ``"6GB"``, the plan is made at the first training call, for inputs like that call's, with
     progress on stderr; ``options`` are those of ``monet.plan`` (``progress`` is on unless it is given). Such plans are
-    kept on disk: the second start of the same training finds them. With ``dynamic`` the plan is for every shape up to
-    one, and there is another for sizes of 1 where the model is run in another way then. With ``rungs`` there are so
-    many, made when they are first needed, for the longest dimension and its half, its quarter and so on: a plan for
-    less keeps more in the same bytes. Or with a ``plan`` of ``monet.plan``, or its file, or several of them, as from
-    ``monet.plan_many``.
+    kept on disk: the second start of the same training finds them. Where shapes vary from call to call, there is a plan
+    for all so far, and another where a larger one comes, ``max_plans`` at most; ``dynamic=None``: there is not. With
+    ``dynamic`` as for ``monet.plan`` it is for every shape up to one from the first, and there is another for sizes of
+    1 where the model is run in another way then. With ``rungs`` there are so many, made when they are first needed, for
+    the longest dimension and its half, its quarter and so on: a plan for less keeps more in the same bytes. Or with a
+    ``plan`` of ``monet.plan``, or its file, or several of them, as from ``monet.plan_many``.
     A training call is one in training mode with gradients enabled; in any other the model itself runs.
 
     ``on_mismatch``: what is done with a training call that is not as planned (another shape, mode, autocast, number of
@@ -376,6 +377,8 @@ def apply(
             if (ranges := ranges_of_plan(one)) is not None:
                 options = {"dynamic": given_axes(model, *example_inputs(one), ranges), **options}
         budget = max(one.budget_bytes for one in plans)
+    elif on_mismatch != "error":
+        options = {"dynamic": FOUND_OUT, **options}
     assert budget is not None
     family = PlanFamily(type(model).__name__, on_mismatch, max_plans, concurrent)
     placed = slot.Applied(model, PlanSource(_make_plan, budget, options, rungs), family, process_group)

@@ -29,7 +29,7 @@ def ranges_of(
     axis. Raises ``ConfigError``."""
     if not isinstance(dynamic, Mapping) or not dynamic:
         raise ConfigError('dynamic must be as {"input_ids": {0: torch.export.Dim("batch", max=8)}}, by argument')
-    names = _argument_names(model, args, kwargs)
+    names = argument_names(model, args, kwargs)
     unknown = sorted(map(str, set(dynamic) - set(names.values())))
     if unknown:
         raise ConfigError(f"dynamic names {unknown[0]!r}, and the call has {', '.join(map(str, names.values()))}")
@@ -66,7 +66,7 @@ def given_axes(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ranges: Ranges
 ) -> dict[str, list[Dimension | None]]:
     """The ranges as ``ranges_of`` takes them."""
-    names = _argument_names(model, args, kwargs)
+    names = argument_names(model, args, kwargs)
     by_name = {dimension.name: dimension for dimension in ranges.dimensions}
     return {
         names[position]: [None if name is None else by_name[name] for name in axes]
@@ -74,7 +74,7 @@ def given_axes(
     }
 
 
-def _argument_names(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
+def argument_names(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
     """By position in the flattened call, the name of each argument that is one leaf."""
     try:
         positional = list(inspect.signature(model.forward).bind_partial(*args).arguments)

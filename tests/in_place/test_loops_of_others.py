@@ -212,7 +212,7 @@ def test_averages_of_weights_over_a_training() -> None:
         average.train()
         averages[-1] += train(average, batches(8))
     assert equal(*averages)
-    assert counts(planned) == (3, 1, 1)
+    assert counts(planned) == (4, 0, 2)
 
 
 class Checkpointed(nn.Module):
@@ -309,7 +309,7 @@ def test_the_trainer_of_lightning(whole: bool, tmp_path: Path, caplog: pytest.Lo
             results.append([*state(module), trainer.callback_metrics["loss"]])
             if apply:
                 model = module if whole else module.net
-                assert model is not None and counts(model) == (10, 2, 1)
+                assert model is not None and counts(model) == (12, 0, 2)
                 again = Module.load_from_checkpoint(trainer.checkpoint_callback.best_model_path, apply=True)  # type: ignore[union-attr]
                 assert equal(state(again), state(module))
         return results
@@ -341,7 +341,7 @@ def test_fabric() -> None:
                 optimizer.step()
             results.append(state(model))
             if apply:
-                assert counts(model) == (2, 1, 1)
+                assert counts(model) == (3, 0, 2)
         return results
 
     assert equal(*with_packages(run))

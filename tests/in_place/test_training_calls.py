@@ -31,7 +31,7 @@ def counts(model: nn.Module) -> tuple[int, int, int]:
 
 def test_every_shape_is_planned(caplog: pytest.LogCaptureFixture) -> None:
     planned, eager = pair()
-    monet.apply(planned, on_mismatch="replan", max_plans=3, **EXACT)
+    monet.apply(planned, on_mismatch="replan", max_plans=3, dynamic=None, **EXACT)
     data = batches(4, 8, 2, 8, 4, 5, 6, 2)
     assert equal(train(planned, data), train(eager, data))
     assert counts(planned) == (6, 2, 3)
@@ -211,7 +211,7 @@ def test_a_share_is_of_the_first_planned_step() -> None:
     """Every later plan is for those bytes, and so is the second start, which finds all of them."""
     for _ in range(2):
         model, _ = pair()
-        monet.apply(model, budget="97%", on_mismatch="replan", exact=True, **HASTE)
+        monet.apply(model, budget="97%", on_mismatch="replan", dynamic=None, exact=True, **HASTE)
         train(model, batches(8, 4, 3))
         plans = monet.applied(model).plans
         solver = plans[0].solver
@@ -377,7 +377,7 @@ def test_a_walk_notices_what_changes() -> None:
 def test_a_shape_without_a_plan_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then neither the model nor the plans are: a call that is not planned takes as long as eager's."""
     planned, eager = pair()
-    monet.apply(planned, **EXACT)
+    monet.apply(planned, dynamic=None, **EXACT)
     train(planned, batches(8, 4))
     train(eager, batches(8, 4))
     with monkeypatch.context() as watched:
@@ -385,7 +385,7 @@ def test_a_shape_without_a_plan_is_looked_at_once(monkeypatch: pytest.MonkeyPatc
         watched.setattr(training_calls, "input_geometry", lambda *_: pytest.fail("looked at the arguments again"))
         assert equal(train(planned, batches(4, 4)), train(eager, batches(4, 4)))
     assert counts(planned) == (1, 3, 1)
-    monet.apply(planned, on_mismatch="replan", max_plans=2, **EXACT)
+    monet.apply(planned, on_mismatch="replan", max_plans=2, dynamic=None, **EXACT)
     assert equal(train(planned, batches(8, 4, 2, 2)), train(eager, batches(8, 4, 2, 2)))
     assert counts(planned) == (2, 2, 2)
 

@@ -107,3 +107,27 @@ class Running(nn.Module):
         scaled = self.second(part * other) * self.average[:6].clone()
         self.average.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
         return torch.sigmoid(scaled), other
+
+
+class Decoder(nn.Module):
+    """A small language model with its loss: positions, a causal mask and one broadcast sum over the batch."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(50, width), nn.Embedding(24, width)
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width))
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        batch, length = tokens.shape
+        x = self.embed(tokens) + self.place(torch.arange(length))
+        q, k, v = self.qkv(self.norm(x)).reshape(batch, length, 3, 4, -1).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        x = x + self.feed(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def tokens(shape: tuple[int, int], seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(seed))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from eager_reference import compare_steps, is_exact
 from slow_cases import slow_but
-from small_models import Residual, Transformer
+from small_models import Decoder, Residual, Transformer, tokens
 from torch import nn
 from torch.export import Dim
 
@@ -30,30 +30,6 @@ pytestmark = pytest.mark.usefixtures("hasty_orders")
 BATCH, LENGTH, SIDE = Dim("batch", max=6), Dim("length", max=24), Dim("side", max=40)
 SEVERAL = [(6, 24), (5, 9), (2, 7)]
 SHAPES = [(6, 24), (1, 9), (5, 2), (3, 23), (6, 24), (2, 16), (6, 5)]
-
-
-class Decoder(nn.Module):
-    """A small language model with its loss: positions, a causal mask and one broadcast sum over the batch."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.embed, self.place = nn.Embedding(50, width), nn.Embedding(24, width)
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width))
-        self.head = nn.Linear(width, 50)
-
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        batch, length = tokens.shape
-        x = self.embed(tokens) + self.place(torch.arange(length))
-        q, k, v = self.qkv(self.norm(x)).reshape(batch, length, 3, 4, -1).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
-        x = x + self.feed(x)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
-
-
-def tokens(shape: tuple[int, int], seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def texts(seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]]:
@@ -269,7 +245,7 @@ def test_apply_runs_every_shape_by_one_plan() -> None:
         for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
             assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
     applied = monet.applied(model)
-    assert applied is not None and (applied.planned_calls, applied.eager_calls, len(applied.plans)) == (9, 0, 1)
+    assert applied is not None and (applied.planned_calls, applied.eager_calls, len(applied.plans)) == (9, 0, 2)
     model(tokens((7, 3)), tokens((7, 3))).backward()  # larger than the range
     assert applied.eager_calls == 1 and "batch is 7" in str(applied)
 
@@ -310,9 +286,9 @@ def test_rungs_are_made_when_they_are_needed_and_share_an_arena_and_a_budget() -
         given = tokens(shape, seed), tokens(shape, seed + 50)
         assert torch.equal(model(*given), eager(*given))
         made.append(len(monet.applied(model).plans))
-    assert made == [1, 1, 2, 2, 3, 3, 3]  # up to 24, 12 and 6
+    assert made == [1, 1, 2, 2, 3, 4, 4]  # up to 24, 12 and 6, and to 12 for one text
     plans = monet.applied(model).plans
-    assert [plan.model["dynamic"]["sizes"]["length"][1] for plan in plans] == [24, 12, 6]
+    assert [plan.model["dynamic"]["sizes"]["length"][1] for plan in plans] == [24, 12, 6, 12]
     assert len({plan.budget_bytes for plan in plans}) == 1
     assert monet.applied(model).peak_bytes <= plans[0].budget_bytes
     with pytest.raises(ConfigError, match="rungs"):

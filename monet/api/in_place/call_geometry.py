@@ -11,8 +11,10 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.api.in_place.model_walk import ModelWalk
+from monet.base.sizes import Ranges
 from monet.capture import autocast
-from monet.capture.input_geometry import example_inputs
+from monet.capture.input_geometry import example_inputs, ranges_of_plan
+from monet.capture.varying_inputs import given_axes, ranges_of
 from monet.plans.plan import Plan
 
 _LITERALS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -53,6 +55,16 @@ class InputGeometry:
 
     structure: pytree.TreeSpec
     shapes: tuple[Any, ...]
+
+    def over(self, ranges: Ranges) -> InputGeometry:
+        """The geometry of all calls whose sizes are in ``ranges`` and else as here: it has the ``Dimension`` in place
+        of a size that varies."""
+        of, shapes = {dimension.name: dimension for dimension in ranges.dimensions}, list(self.shapes)
+        for position, axes in ranges.inputs.items():
+            sizes = zip(shapes[position][0], axes, strict=True)
+            shape = tuple(size if name is None else of[name] for size, name in sizes)
+            shapes[position] = (shape, *shapes[position][1:])
+        return replace(self, shapes=tuple(shapes))
 
 
 def input_geometry(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InputGeometry | None:
@@ -106,8 +118,12 @@ def _device_type(model: torch.nn.Module, inputs: InputGeometry) -> str:
 
 def planned_geometry(model: torch.nn.Module, plan: Plan) -> CallGeometry:
     """The geometry of the calls that ``plan`` was made for. Raises ``PlanMismatch`` where it has nested inputs."""
-    inputs = input_geometry(*example_inputs(plan))
+    args, kwargs = example_inputs(plan)
+    inputs, ranges = input_geometry(args, kwargs), ranges_of_plan(plan)
     assert inputs is not None
+    if ranges is not None:
+        ordered = {name: kwargs[name] for name in sorted(kwargs)}
+        inputs = inputs.over(ranges_of(model, args, ordered, given_axes(model, args, kwargs, ranges)))
     geometry = call_geometry(model, inputs, ModelWalk(model))
     return replace(
         geometry,

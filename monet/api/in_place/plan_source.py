@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 
 from monet.api.in_place import kept_plans
 from monet.api.in_place.call_geometry import InputGeometry
+from monet.api.in_place.seen_sizes import SeenSizes
 from monet.base.amounts import ByteBudget, ByteCount, PeakShare, parse_budget
 from monet.base.sizes import Dimension, Ranges
 from monet.capture import Captured, autocast, capture_once
@@ -19,7 +20,7 @@ from monet.capture.captured import device_type
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.input_geometry import describe_inputs, described_ranges
 from monet.capture.plain_tensors import PLAIN, is_plain
-from monet.capture.varying_inputs import given_axes, largest, ranges_of
+from monet.capture.varying_inputs import argument_names, given_axes, largest, ranges_of
 from monet.errors import CaptureError, ConfigError, ExecutionError
 from monet.executor import parallel
 from monet.executor.module import MonetModule
@@ -30,12 +31,18 @@ from monet.plans.plan import Plan
 MakePlan = Callable[..., Plan]
 """``monet.plan``."""
 
+FOUND_OUT = "found out"
+"""For the option ``dynamic``: what varies is what the calls show."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What a plan for many shapes is for, of all that was asked for. ``fixed``: dimensions that it has one size of.
-    ``cap``: the largest size of the longest dimension; 0 for what was asked for."""
+    """What a plan for many shapes is for. ``structure``: of the call's arguments. ``number``: of the ranges that were
+    asked for, or found out, for such calls. ``fixed``: dimensions that it has one size of. ``cap``: the largest size of
+    the longest dimension; 0 for that of the ranges."""
 
+    structure: pytree.TreeSpec
+    number: int = 0
     fixed: frozenset[str] = frozenset()
     cap: int = 0
 
@@ -69,14 +76,19 @@ class PlanSource:
 
     def __init__(self, make_plan: MakePlan, budget: str | int, options: Mapping[str, Any], rungs: int = 1) -> None:
         """``rungs``: plans for rising sizes of the longest dimension that varies, each for twice those of the one
-        before."""
+        before. Where the option ``dynamic`` is ``FOUND_OUT``, what varies is what calls show."""
         self._make_plan = make_plan
         self.budget = parse_budget(budget)
         self._asked: dict[str, ByteBudget] = {}  # by step: the budget that its plan was first asked for with
         self._options = dict(options)
         self._dynamic = options.get("dynamic")
         self._rungs = rungs
-        self._of_calls: dict[pytree.TreeSpec, Ranges] = {}  # by the structure of a call
+        self._seen: dict[pytree.TreeSpec, SeenSizes] = {}
+        self._found_out: set[InputGeometry] = set()  # over all that varies
+        self._given_up: set[Rung] = set()
+        # By the structure of a call, the ranges of the flattened call, and the same by argument.
+        self._ranges: dict[pytree.TreeSpec, list[Ranges]] = {}
+        self._axes: dict[pytree.TreeSpec, list[Mapping[str, Any]]] = {}
         self._on_disk = bool(options.get("cache", True))
 
     def planned(
@@ -139,18 +151,13 @@ class PlanSource:
         """The step of such a call, and its inputs without the graphs that they come from."""
         args, kwargs = pytree.tree_map(_detached, (args, kwargs))
         leave = not self._options.get("accumulate")
-        ranges = self._ranges(model, args, kwargs, rung)
+        ranges = None
+        if rung is not None:
+            ranges = rung.of(ranges_of(model, args, kwargs, self._axes[rung.structure][rung.number]))
         if ranges is not None:
             args, kwargs = largest(args, kwargs, ranges)
         captured = capture_once(model, args, kwargs, gradients_leave=leave, on_disk=self._on_disk, ranges=ranges)
         return captured, (args, kwargs)
-
-    def _ranges(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], rung: Rung | None
-    ) -> Ranges | None:
-        if self._dynamic is None or rung is None:
-            return None
-        return rung.of(ranges_of(model, args, kwargs, self._dynamic))
 
     def widened(
         self,
@@ -159,43 +166,107 @@ class PlanSource:
         kwargs: Mapping[str, Any],
         inputs: InputGeometry,
         holds: Mapping[Rung, Ranges | None],
+        known: Container[InputGeometry],
+        *,
+        alone: bool,
     ) -> tuple[InputGeometry, Rung | None]:
-        """The geometry that a plan for such a call is made for: that of the largest shape of a
-        rung, and that rung: the smallest that holds for the call, after the first plan, which is for all. ``holds``: by
-        rung, for what the plan that is there holds. ``inputs`` and None for a call that is planned for itself."""
-        if self._dynamic is None:
+        """The geometry that a plan for such a call is made for: that of the shapes of a rung, and that rung: the
+        smallest that holds for the call, after the first plan, which is for all. ``holds``: by rung, for what the plan
+        that is there holds. ``known``: what was planned. ``alone``: no other process has to run what this one does, so
+        that something may be found out. ``inputs`` and None for a call that is planned for itself."""
+        if self._dynamic is None or (self._dynamic == FOUND_OUT and (inputs in known or not alone)):
             return inputs, None
-        ranges = self._of_calls.get(inputs.structure)
-        if ranges is None:
-            ordered = {name: kwargs[name] for name in sorted(kwargs)}
-            try:
-                ranges = self._of_calls[inputs.structure] = ranges_of(model, args, ordered, self._dynamic)
-            except ConfigError:
-                if not holds:
-                    raise
-                return inputs, None
-        sizes = [shape[0] for shape in inputs.shapes]
-        found: dict[str, int] = {}
-        for position, axes in ranges.inputs.items():
-            for size, name in zip(sizes[position], axes, strict=True):
-                if name is not None and found.setdefault(name, size) != size:
-                    return inputs, None
-        ones = frozenset(name for name, size in found.items() if size == 1)
-        for fixed in dict.fromkeys((frozenset(), ones)):
-            for rung in self._rungs_of(ranges, fixed, found) if holds else [Rung(fixed)]:
-                known = holds.get(rung, rung.of(ranges))
-                if known is not None and known.contains(found):
-                    return _largest_geometry(inputs, known), rung
+        self._look_at(model, args, kwargs, inputs)
+        for number, ranges in enumerate(self._ranges[inputs.structure]):
+            found = self._rung_of(ranges, number, inputs, holds)
+            if found is not None:
+                return found
+        if self._dynamic == FOUND_OUT and self._find_out(model, args, kwargs, inputs):
+            number = len(self._ranges[inputs.structure]) - 1
+            return self._rung_of(self._ranges[inputs.structure][number], number, inputs, holds) or (inputs, None)
         return inputs, None
 
-    def _rungs_of(self, ranges: Ranges, fixed: frozenset[str], found: Mapping[str, int]) -> list[Rung]:
+    def give_up(self, rung: Rung, *, too_large: bool) -> None:
+        """Have no plan for these shapes together. ``too_large``: for the budget."""
+        self._given_up.add(rung)
+        seen = self._seen.get(rung.structure)
+        if seen is not None:
+            # Calls one by one may fit; and up to what was seen, a model may hold that does not for more.
+            may_do = not seen.alone if too_large else seen.rounds
+            seen.alone, seen.rounds = seen.alone or too_large, seen.rounds and too_large
+            if not may_do:
+                del self._seen[rung.structure]
+
+    def has_given_up(self, rung: Rung) -> bool:
+        """Whether there is no plan for these shapes together."""
+        return rung in self._given_up
+
+    def _look_at(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: InputGeometry
+    ) -> None:
+        """At the first call of this structure. Raises ``ConfigError`` where the very first does not have what was asked
+        for."""
+        if inputs.structure in self._ranges:
+            return
+        is_first = not self._ranges
+        asked, axes = self._ranges.setdefault(inputs.structure, []), self._axes.setdefault(inputs.structure, [])
+        if self._dynamic == FOUND_OUT:
+            self._seen[inputs.structure] = SeenSizes(inputs.shapes)
+            return
+        assert self._dynamic is not None
+        try:
+            asked.append(ranges_of(model, args, _ordered(kwargs), self._dynamic))
+            axes.append(self._dynamic)
+        except ConfigError:
+            if is_first:
+                del self._ranges[inputs.structure]
+                raise
+
+    def _find_out(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: InputGeometry
+    ) -> bool:
+        """Whether there are further ranges now, which hold this call and those before."""
+        seen = self._seen.get(inputs.structure)
+        ranges = None if seen is None else seen.with_call(inputs.shapes)
+        ordered = _ordered(kwargs)
+        known = ranges is None or inputs.over(ranges) in self._found_out
+        if ranges is None or known or not ranges.inputs.keys() <= argument_names(model, args, ordered).keys():
+            return False
+        self._found_out.add(inputs.over(ranges))
+        self._ranges[inputs.structure].append(ranges)
+        self._axes[inputs.structure].append(given_axes(model, args, ordered, ranges))
+        return True
+
+    def _rung_of(
+        self, ranges: Ranges, number: int, inputs: InputGeometry, holds: Mapping[Rung, Ranges | None]
+    ) -> tuple[InputGeometry, Rung] | None:
+        """As ``widened``; None where no plan for these ranges holds for the call."""
+        found: dict[str, int] = {}
+        for position, axes in ranges.inputs.items():
+            for size, name in zip(inputs.shapes[position][0], axes, strict=True):
+                if name is not None and found.setdefault(name, size) != size:
+                    return None
+        if self._dynamic == FOUND_OUT and inputs.over(ranges) not in self._found_out:
+            return None  # another size varies, too
+        ones = frozenset(name for name, size in found.items() if size == 1)
+        # At a size of 1 more layouts are contiguous, and eager's sums may be in another order.
+        exact = ones and self._options.get("exact")
+        for fixed in [ones] if exact else dict.fromkeys((frozenset[str](), ones)):
+            whole = Rung(inputs.structure, number, fixed)
+            for rung in self._rungs_of(whole, ranges, found) if holds else [whole]:
+                known = None if rung in self._given_up else holds.get(rung, rung.of(ranges))
+                if known is not None and known.contains(found):
+                    return inputs.over(known), rung
+        return None
+
+    def _rungs_of(self, whole: Rung, ranges: Ranges, found: Mapping[str, int]) -> list[Rung]:
         """Of those that are large enough, the smallest first."""
-        left = ranges.without(fixed)
+        left = ranges.without(whole.fixed)
         if left is None:
             return []
         longest = _longest(left)
         caps = [-(-longest.most >> step) for step in range(1, self._rungs)]
-        return [Rung(fixed, cap) for cap in sorted(caps) if cap >= found[longest.name]] + [Rung(fixed)]
+        return [replace(whole, cap=cap) for cap in sorted(caps) if cap >= found[longest.name]] + [whole]
 
     def _key(
         self,
@@ -219,13 +290,9 @@ class PlanSource:
         )
 
 
-def _largest_geometry(inputs: InputGeometry, ranges: Ranges) -> InputGeometry:
-    shapes, largest_of = list(inputs.shapes), ranges.largest
-    for position, axes in ranges.inputs.items():
-        sizes = zip(shapes[position][0], axes, strict=True)
-        shape = tuple(size if name is None else largest_of[name] for size, name in sizes)
-        shapes[position] = (shape, *shapes[position][1:])
-    return replace(inputs, shapes=tuple(shapes))
+def _ordered(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``input_geometry`` has them."""
+    return {name: kwargs[name] for name in sorted(kwargs)}
 
 
 def options_of(plan: Plan) -> dict[str, Any]:

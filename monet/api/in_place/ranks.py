@@ -47,6 +47,7 @@ class Ranks:
             )
         self._model, self._family, self._given = model, family, group
         self._part_of: Any = None  # what was found to be around more than the model
+        self.alone = True  # no other process has to run what this one does
 
     def to_agree_with(self) -> Processes | None:
         """The group whose processes have yet to agree, and do so in this call; None where there is nothing to do."""
@@ -66,6 +67,7 @@ class Ranks:
         if dist.get_world_size(group) == 1:
             self._family.agreed = True
             return None
+        self.alone = False
         return group
 
     def _is_all_of(self, around: Any) -> bool:

@@ -27,7 +27,7 @@ from monet.api.in_place.ranks import Processes, Ranks, failure, portable
 from monet.base.sizes import Ranges
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.lifted_graph import LiftedGraph
-from monet.errors import MonetError, PlanMismatch, StatefulForward
+from monet.errors import InfeasibleBudget, MonetError, PlanMismatch, StatefulForward
 from monet.executor.arena_group import ArenaGroup
 from monet.executor.module import MonetModule
 from monet.plans.document import plan_text
@@ -50,6 +50,9 @@ _PENDING = (
 )
 _OBJECT = "an argument is an object that is neither tensor, number nor text, for which no plan can be made"
 _NO_PLAN: Any = object()
+_UNTRAINED: Any = object()
+_AGAIN: Any = object()
+_NO_RANGE = "%s: calls of other shapes are planned one by one, if at all, since no plan holds for all of them: %s"
 _MOST_KEYS = 1000
 
 
@@ -100,7 +103,7 @@ class TrainingCalls:
         self.family.made += 1
         self.family.budget_bytes = self.family.budget_bytes or planned.module.plan.budget_bytes
         if planned.ranges is not None:
-            self._rungs.setdefault(geometry.inputs, Rung())
+            self._rungs.setdefault(geometry.inputs, Rung(geometry.structure))
             self._holds[self._rungs[geometry.inputs]] = planned.ranges
         self._put(geometry, planned.module, group)
 
@@ -118,30 +121,51 @@ class TrainingCalls:
         key = quick_key(args, kwargs)
         if processes is not None or key is None or key not in self._never:
             inputs = input_geometry(args, kwargs)
-            if inputs is not None:
-                inputs, rung = self._source.widened(self.model, args, kwargs, inputs, self._holds)
-                if rung is not None:
-                    self._rungs[inputs] = rung
-            geometry = None if inputs is None else call_geometry(self.model, inputs, self._walk)
-            if geometry is not None and not geometry.is_trained:
+            result = _AGAIN
+            while result is _AGAIN:
+                result = self._by_any_plan(inputs, key, processes, args, kwargs)
+            if result is _UNTRAINED:
                 return eager(*args, **kwargs)
-            reason = None if processes is None else self._agree(processes, geometry, args, kwargs)
-            if geometry is None or reason is not None:
-                self.family.refuse("object", reason or _OBJECT)
-            elif self._is_too_many(geometry):
-                self._refuse(geometry, args, kwargs)
-                self._never_again(key)
-            else:
-                result = self._in_an_arena(geometry, args, kwargs)
-                if result is not _NO_PLAN:
-                    self.planned_calls += 1
-                    return result
+            if result is not _NO_PLAN:
+                self.planned_calls += 1
+                return result
         self.eager_calls += 1
         return eager(*args, **kwargs)
 
+    def _by_any_plan(
+        self,
+        inputs: InputGeometry | None,
+        key: Hashable | None,
+        processes: Processes | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The result of a call; ``_NO_PLAN`` where the model itself runs, ``_UNTRAINED`` where it would anyway, and
+        ``_AGAIN`` where there is no plan for the many shapes that one was to be for."""
+        rung = None
+        if inputs is not None:
+            inputs, rung = self._source.widened(
+                self.model, args, kwargs, inputs, self._holds, self._inputs, alone=self._ranks.alone
+            )
+            if rung is not None:
+                self._rungs[inputs] = rung
+        geometry = None if inputs is None else call_geometry(self.model, inputs, self._walk)
+        if geometry is not None and not geometry.is_trained:
+            return _UNTRAINED
+        reason = None if processes is None else self._agree(processes, geometry, args, kwargs)
+        if geometry is None or reason is not None:
+            self.family.refuse("object", reason or _OBJECT)
+            return _NO_PLAN
+        if self._is_too_many(geometry):
+            self._refuse(geometry, args, kwargs)
+            self._never_again(key)
+            return _NO_PLAN
+        result = self._in_an_arena(geometry, args, kwargs)
+        return _AGAIN if result is _NO_PLAN and rung is not None and self._source.has_given_up(rung) else result
+
     def _is_too_many(self, geometry: CallGeometry) -> bool:
         if geometry.inputs in self._rungs:
-            return False
+            return geometry not in self._planned and self.family.made >= self.family.max_plans
         return self.family.is_full and geometry.inputs not in self._inputs and not self._is_promised(geometry)
 
     def _is_promised(self, geometry: CallGeometry) -> bool:
@@ -221,7 +245,7 @@ class TrainingCalls:
             return None
         else:
             self._plan_another(geometry, group, args, kwargs)
-        return self._planned[geometry]
+        return self._planned.get(geometry)
 
     def _differs_in_shapes(self, geometry: CallGeometry) -> bool:
         """Whether some plan is for such calls, but for their shapes."""
@@ -240,9 +264,16 @@ class TrainingCalls:
         try:
             self._plan(geometry, group, args, kwargs, anew=anew)
         except MonetError as error:
-            self._planned[geometry] = None
-            self._inputs.add(geometry.inputs)
-            self.family.tell("unplanned", f"no plan can be made for another call: {error}")
+            rung = self._rungs.pop(geometry.inputs, None)
+            if rung is None:
+                self._planned[geometry] = None
+                self._inputs.add(geometry.inputs)
+                self.family.tell("unplanned", f"no plan can be made for another call: {error}")
+            else:
+                too_large = isinstance(error, InfeasibleBudget)
+                self._source.give_up(rung, too_large=too_large)
+                if not too_large:
+                    self.family.note("range", _NO_RANGE, str(error))
 
     def _plan(
         self,

@@ -1,0 +1,127 @@
+"""``monet.apply`` with nothing said of shapes: which sizes vary is found out from the calls."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from small_models import Decoder, tokens
+from torch import nn
+
+import monet
+from monet.api.in_place.seen_sizes import SeenSizes
+
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+
+QUICK: dict[str, Any] = {"time_limit_s": 5, "progress": False}
+
+
+def compare(model: nn.Module, eager: nn.Module, *given: torch.Tensor) -> None:
+    results = []
+    for one in (model, eager):
+        one.zero_grad()
+        output = one(*given)
+        output.sum().backward()
+        results.append(output.detach())
+    assert torch.equal(*results)
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+
+
+def made(model: nn.Module) -> list[dict[str, Any] | None]:
+    """Of each plan the largest sizes."""
+    found = [plan.model.get("dynamic") for plan in monet.applied(model).plans]
+    return [None if one is None else {name: most for name, (_, most) in one["sizes"].items()} for one in found]
+
+
+def test_a_second_shape_makes_a_plan_for_the_range_and_a_larger_one_another() -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+    eager = copy.deepcopy(model)
+    monet.apply(model, budget="4MB", exact=True, **QUICK)
+    plans = []
+    for seed, shape in enumerate([(6, 10), (6, 7), (4, 9), (5, 3), (6, 10), (6, 19), (3, 17), (6, 24)]):
+        compare(model, eager, tokens(shape, seed), tokens(shape, seed + 50))
+        plans.append(len(made(model)))
+    assert plans == [1, 2, 3, 3, 3, 4, 4, 4]
+    # Of lengths alone, then of batches too, then of more.
+    assert made(model) == [None, {"size1": 10}, {"size1": 8, "size2": 16}, {"size1": 8, "size2": 32}]
+    applied = monet.applied(model)
+    assert applied.eager_calls == 0
+    assert applied.peak_bytes <= 4_000_000
+
+
+def test_ranges_too_large_for_the_budget_are_left_for_those_of_the_call() -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+    eager = copy.deepcopy(model)
+    sample = tokens((16, 3)), tokens((16, 3))
+    budget = monet.plan(model, sample, budget="100%", **QUICK).peak_bytes + 40_000
+    monet.apply(model, budget=budget, exact=True, **QUICK)
+    for shape in ((16, 3), (2, 23), (2, 19), (15, 3)):
+        compare(model, eager, tokens(shape), tokens(shape, 9))
+    assert monet.applied(model).eager_calls == 0, str(monet.applied(model))
+    assert max(most["size2"] for most in made(model) if most and most["size1"] > 8) <= 4  # not 16 texts of 24
+
+
+def test_what_one_plan_cannot_hold_for_is_told_and_goes_by_the_rule(caplog: pytest.LogCaptureFixture) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = {5: 1.0, 3: 2.0, 2: 3.0}[int(x.shape[0])]
+            return self.linear(x).sum() * scale
+
+    torch.manual_seed(0)
+    for rule, by_plan in (("eager", 1), ("replan", 2)):
+        model = Branches()
+        eager = copy.deepcopy(model)
+        monet.apply(model, budget="100%", on_mismatch=rule, exact=True, **QUICK)
+        with caplog.at_level(logging.WARNING):
+            for batch in (5, 3):
+                compare(model, eager, torch.randn(batch, 4))
+        assert "no plan holds for all of them" in caplog.text
+        assert len(made(model)) == by_plan
+        assert monet.applied(model).eager_calls == 2 - by_plan
+
+
+@pytest.mark.parametrize("options", [{"dynamic": None}, {"on_mismatch": "error"}])
+def test_nothing_is_found_out_where_it_is_turned_off(options: dict[str, Any]) -> None:
+    model = Decoder()
+    monet.apply(model, budget="100%", **options, **QUICK)
+    model(tokens((4, 10)), tokens((4, 10))).backward()
+    if "on_mismatch" in options:
+        with pytest.raises(monet.errors.PlanMismatch, match="has shape"):
+            model(tokens((3, 10)), tokens((3, 10)))
+    else:
+        model(tokens((3, 10)), tokens((3, 10)))
+        assert monet.applied(model).eager_calls == 1
+
+
+def shapes(*sizes: tuple[int, ...], dtype: torch.dtype = torch.int64) -> list[Any]:
+    return [(size, dtype, torch.device("cpu"), False) for size in sizes]
+
+
+def test_axes_of_one_size_in_every_call_are_one_dimension() -> None:
+    seen = SeenSizes(shapes((4, 8), (4, 8), (8, 4)))
+    ranges = seen.with_call(shapes((4, 9), (4, 9), (8, 4)))
+    assert ranges is not None and ranges.largest == {"size1": 10}  # 9, rounded up by less than a quarter
+    assert ranges.inputs == {0: (None, "size1"), 1: (None, "size1")}
+    ranges = seen.with_call(shapes((2, 6), (2, 6), (8, 2)))
+    assert ranges is not None and ranges.largest == {"size1": 4, "size2": 16}
+    assert ranges.inputs == {0: ("size1", "size2"), 1: ("size1", "size2"), 2: (None, "size1")}
+    seen.rounds = False
+    ranges = seen.with_call(shapes((3, 7), (3, 7), (8, 3)))
+    assert ranges is not None and ranges.largest == {"size1": 4, "size2": 9}
+    seen.alone = True
+    ranges = seen.with_call(shapes((3, 2), (3, 2), (8, 3)))
+    assert ranges is not None and ranges.largest == {"size1": 3, "size2": 2}
+    assert seen.with_call(shapes((4, 8), (4, 8), (8, 4), dtype=torch.int32)) is None
+    assert seen.with_call(shapes((4, 8), (4, 8))) is None
+    assert seen.with_call(shapes((0, 8), (0, 8), (8, 0))) is None
+    assert SeenSizes(shapes((4,))).with_call(shapes((4,))) is None
