@@ -62,7 +62,7 @@ class StraightThrough(torch.autograd.Function):
         return torch.round(x * steps) / steps
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (x,) = ctx.saved_tensors
         return gradients[0] * (x.abs() <= 1) * ctx.steps, None
@@ -83,7 +83,7 @@ class TwoResults(torch.autograd.Function):
     """One of which has no derivative; its context is set up apart."""
 
     @staticmethod
-    def forward(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def forward(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + y, (x * y).detach()
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -75,10 +75,12 @@ def test_what_one_plan_cannot_hold_for_is_told_and_goes_by_the_rule(caplog: pyte
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             scale = {5: 1.0, 3: 2.0, 2: 3.0}[int(x.shape[0])]
-            return self.linear(x).sum() * scale
+            out: torch.Tensor = self.linear(x).sum() * scale
+            return out
 
     torch.manual_seed(0)
-    for rule, by_plan in (("eager", 1), ("replan", 2)):
+    rules: list[tuple[Literal["eager", "replan"], int]] = [("eager", 1), ("replan", 2)]
+    for rule, by_plan in rules:
         model = Branches()
         eager = copy.deepcopy(model)
         monet.apply(model, budget="100%", on_mismatch=rule, exact=True, **QUICK)
