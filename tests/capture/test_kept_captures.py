@@ -290,6 +290,7 @@ def test_named_tuples_are_found_again_by_other_processes(tmp_path: Path) -> None
     assert run(NAMED.replace("logits", "scores")) == "1 True 1 [2]"
 
 
+@pytest.mark.slow
 def test_the_key_is_the_same_in_every_process(tmp_path: Path) -> None:
     """A class of convolutions has a set of names in its code, whose order depends on the process."""
     code = (

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from interrupts import default_interrupts
+from slow_cases import slow_but
 
 from monet.base.files.cache import open_table
 from monet.plans.plan import Plan
@@ -104,14 +105,19 @@ def test_a_configuration_that_accumulates(folder: Path) -> None:
     ("arguments", "status", "said"),
     [
         (("tiny.yaml", "--budget", "6QB"), 2, "6QB"),
-        (("missing.yaml", "--budget", "6GB"), 2, "missing.yaml"),
-        (("tiny.yaml", "--budget", "6GB", "--solver", "NONE"), 1, "NONE"),
-        (("unimportable.yaml", "--budget", "6GB"), 2, "no_such_package"),
         (("malformed.yaml", "--budget", "6GB"), 2, "malformed.yaml:3"),
-        (
-            ("misnamed.yaml", "--budget", "6GB"),
-            2,
-            "missing a required argument: 'input'; Sequential.forward takes input",
+        *slow_but(
+            [],
+            [
+                (("missing.yaml", "--budget", "6GB"), 2, "missing.yaml"),
+                (("tiny.yaml", "--budget", "6GB", "--solver", "NONE"), 1, "NONE"),
+                (("unimportable.yaml", "--budget", "6GB"), 2, "no_such_package"),
+                (
+                    ("misnamed.yaml", "--budget", "6GB"),
+                    2,
+                    "missing a required argument: 'input'; Sequential.forward takes input",
+                ),
+            ],
         ),
     ],
 )

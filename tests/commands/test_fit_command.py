@@ -55,6 +55,7 @@ def test_a_configuration_in_half_precision(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "fits into 1.000 GB as it is" in done.stdout, done.output
 
 
+@pytest.mark.slow
 def test_a_model_that_looks_at_its_values_is_made_of_real_tensors(tmp_path: Path) -> None:
     """As torchvision's ViT does; that is said."""
     (tmp_path / "looking.py").write_text(

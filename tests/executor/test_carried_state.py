@@ -189,6 +189,7 @@ def test_through_the_page_cache(disk: Path, monkeypatch: pytest.MonkeyPatch) -> 
 # Who looks at it, and who changes it
 
 
+@pytest.mark.slow
 def test_checkpoints_go_both_ways(disk: Path) -> None:
     model = make_model()
     trainer, eager = trainer_for("adam", disk, model), EagerStep(model, OPTIMIZERS["adam"])

@@ -30,6 +30,7 @@ from moved_steps import (
 )
 from poisoned_copies import poisoned
 from repository import ROOT
+from slow_cases import slow_but
 from trainer_cases import EagerStep, assert_same, both_step, case_loss
 
 import monet
@@ -182,7 +183,7 @@ def test_without_an_arena_copies_go_through_memory_of_their_own(disk: Path, monk
         assert_equal(step_of(module, "layers", seed), step_of(eager, "layers", seed))
 
 
-@pytest.mark.parametrize("case", ["layers", "convolutions"])
+@pytest.mark.parametrize("case", slow_but(["convolutions"], ["layers", "convolutions"]))
 def test_the_peak_is_the_promise_to_the_byte(case: str, disk: Path) -> None:
     """In a process of its own, since the meter counts all of torch's memory."""
     script = ROOT / "tests" / "support" / "peak_of_moved_step.py"

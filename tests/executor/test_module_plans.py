@@ -23,7 +23,7 @@ from monet.planner.search import Solving, smallest_plan
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 
 
-@pytest.mark.parametrize("case", slow_but(["residual", "transformer"], CASES))
+@pytest.mark.parametrize("case", slow_but(["residual"], CASES))
 def test_measured_peak_is_the_promised_one_in_bytes(case: str) -> None:
     """In a fresh process, so that nothing else is counted."""
     script = ROOT / "tests" / "support" / "peak_of_step.py"

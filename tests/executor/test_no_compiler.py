@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from repository import ROOT
 
 SCRIPT = """
@@ -34,6 +35,7 @@ print("ok", len(tight.steps) > len(full.steps) - 1)
 """
 
 
+@pytest.mark.slow
 def test_without_a_compiler(tmp_path: Path) -> None:
     environment = {
         **os.environ,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_but
 from torch import nn
 from trainer_cases import (
     MODELS,
@@ -36,8 +37,11 @@ pytestmark = pytest.mark.usefixtures("hasty_orders")
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [("residual", optimizer) for optimizer in OPTIMIZERS]
-    + [("inverted", "sgd, momentum, decay"), ("transformer", "adamw")],
+    slow_but(
+        [("residual", "sgd, momentum, decay"), ("residual", "adam, amsgrad"), ("residual", "adamw, fused")],
+        [("residual", optimizer) for optimizer in OPTIMIZERS]
+        + [("inverted", "sgd, momentum, decay"), ("transformer", "adamw")],
+    ),
 )
 def test_twenty_steps_equal_eager_bit_by_bit(name: str, optimizer: str) -> None:
     """Learning rates change on the way; loss, outputs, weights, buffers and the optimiser's state stay eager's."""

@@ -35,6 +35,7 @@ def test_gradients_die_as_soon_as_they_are_used() -> None:
     assert plan.fixed["gradients"] == 0
 
 
+@pytest.mark.slow
 def test_the_peak_is_the_promise_to_the_byte() -> None:
     """In a process of its own, since the meter counts all of torch's memory; the first step makes the state."""
     script = ROOT / "tests" / "support" / "peak_of_whole_step.py"

@@ -61,6 +61,7 @@ def fits(batch: int, budget_bytes: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_largest_batch_that_fits() -> None:
     found = largest_batch(TINY, parse_budget(BUDGET), solving=Solving(time_limit_s=15.0, gap=0.05))
     assert found.result.plan.peak_bytes <= BUDGET

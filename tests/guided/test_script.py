@@ -54,6 +54,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_script_prints_what_it_prints_without(folder: Path) -> None:
     plain = subprocess.run(
         [sys.executable, "scripts/train.py", "5", "--flag"], cwd=folder, capture_output=True, text=True, check=True
@@ -65,6 +66,7 @@ def test_a_script_prints_what_it_prints_without(folder: Path) -> None:
     assert "<rect " in (folder / "arena.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_compiled_forward_pass_and_a_script_without_an_optimizer(folder: Path) -> None:
     (folder / "compiled.py").write_text(
         "import torch\n"
@@ -97,6 +99,7 @@ def test_wrong_usage(folder: Path) -> None:
         assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_limit_names_the_request(folder: Path) -> None:
     done = run(folder, "--profile-guided", "--limit", "50kB", "scripts/train.py", "2")
     assert done.returncode == 1

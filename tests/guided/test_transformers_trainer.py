@@ -56,6 +56,7 @@ def trained(folder: Path, arena: ProfileGuidedArena | None) -> dict[str, Tensor]
     return dict(model.state_dict())
 
 
+@pytest.mark.slow
 def test_a_trainer_with_varying_lengths(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

@@ -289,6 +289,7 @@ def test_what_is_asked_wrongly(options: dict[str, Any], sentence: str) -> None:
         torch.compile(nn.Linear(2, 2), backend="monet", options=options)(torch.ones(1, 2))
 
 
+@pytest.mark.slow
 def test_it_is_found_without_importing_monet() -> None:
     code = "import torch, sys; assert 'monet' in torch._dynamo.list_backends(); assert 'monet.api' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -188,6 +188,7 @@ def causal_model() -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_planned")
 def test_the_trainer_of_transformers_with_varying_lengths(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("transformers")

@@ -116,8 +116,8 @@ def test_there_are_commands() -> None:
 
 
 def _is_slow(command: str) -> bool:
-    """Measured in further processes, one for each cell."""
-    return "sweep" in command and "--measure" in command
+    """Measured in further processes, beside another that is; or of a larger network."""
+    return ("--measure" in command and "tiny" not in command) or "--max-batch" in command or "--batch 32" in command
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_several_processes(tmp_path: Path) -> None:
     """The page's script, and its function for sharded models after it, in two processes."""
     first, second = blocks("python", "distributed.md")

@@ -11,4 +11,8 @@ import pytest
 def slow_but(quick: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     """The cases, those that are not ``quick`` marked as slow."""
     known = list(quick)
-    return [case if case in known else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+    return [case if case in known else _slow(case) for case in cases]
+
+
+def _slow(case: Any) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)

@@ -217,6 +217,7 @@ def test_other_inputs_are_other_cells(again: Path) -> None:
     assert [row["budget_bytes"] for row in rows_of(again)] == [peak // 2, peak]
 
 
+@pytest.mark.slow
 def test_an_error_in_one_cell_loses_no_other(tmp_path: Path) -> None:
     profile = write_profile(tmp_path / "chain.json")
     arguments = ("--profile", profile, "--budgets", "5500kB", "--variants", "pytorch,monet", "--output", tmp_path)

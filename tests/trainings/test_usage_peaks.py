@@ -12,9 +12,7 @@ from usage_cases import USAGES
 
 QUICK = {
     ("module", "autocast"),
-    ("loss", "autocast inside"),
     ("accumulate", "several outputs"),
-    ("trainer", "frozen autocast"),
 }
 # A model that returns its loss is also measured from that loss alone.
 WITH_LOSS = [name for name in USAGES if name.startswith("gpt2") or name == "autocast inside"]

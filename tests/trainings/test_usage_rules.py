@@ -334,11 +334,15 @@ def test_inputs_may_share_memory_when_planning_or_later() -> None:
     assert torch.equal(trainer({"text": whole, "labels": other})[0], expected)
 
 
-def test_a_returned_cache_is_said() -> None:
-    model = tiny_gpt2()
+def test_no_cache_of_keys_is_made_while_a_plan_runs() -> None:
+    model, tokens = tiny_gpt2(), torch.zeros(1, 4, dtype=torch.int64)
     model.config.use_cache = True  # type: ignore[union-attr]
+    planned = monet.MonetModule(model, monet.plan(model, (tokens,), budget="1GB", exact=True))
+    found = planned(tokens)
+    assert found.keys() == {"logits"} and len(copy.deepcopy(model)(tokens).keys()) == 2
+    assert model.config.use_cache is True  # type: ignore[union-attr]
     with pytest.raises(CaptureError, match=r"returns a .*DynamicCache.* set model.config.use_cache = False"):
-        monet.plan(model, (torch.zeros(1, 4, dtype=torch.int64),), budget="1GB")
+        monet.plan(model, (tokens,), {"use_cache": True}, budget="1GB")
 
 
 # Configurations.

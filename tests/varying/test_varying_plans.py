@@ -250,6 +250,7 @@ def test_apply_runs_every_shape_by_one_plan() -> None:
     assert applied.eager_calls == 1 and "batch is 7" in str(applied)
 
 
+@pytest.mark.slow
 def test_apply_makes_a_plan_more_where_a_size_of_one_is_run_in_another_way() -> None:
     model = Transformer()
     monet.apply(model, budget="100%", dynamic={"tokens": [BATCH, LENGTH]}, time_limit_s=5, progress=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -332,31 +331,3 @@ def _detached(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().requires_grad_(leaf.requires_grad)
-
-
-def without_cache_of_keys(model: torch.nn.Module) -> AbstractContextManager[Any]:
-    """A context in which models of transformers make no cache of keys and values, an object that no plan can hold and
-    that training does not need."""
-    configs = {id(config): config for module in model.modules() if _has_cache(config := _config(module))}
-    return _Without(list(configs.values())) if configs else nullcontext()
-
-
-def _config(module: torch.nn.Module) -> Any:
-    return module.__dict__.get("config")
-
-
-def _has_cache(config: Any) -> bool:
-    return getattr(config, "use_cache", False) is True
-
-
-class _Without:
-    def __init__(self, configs: list[Any]) -> None:
-        self._configs = configs
-
-    def __enter__(self) -> None:
-        for config in self._configs:
-            config.use_cache = False
-
-    def __exit__(self, *_: object) -> None:
-        for config in self._configs:
-            config.use_cache = True

@@ -19,7 +19,7 @@ import torch
 from monet.api.in_place.applied_text import in_a_line, in_lines
 from monet.api.in_place.call_geometry import planned_geometry
 from monet.api.in_place.plan_family import REPLACED, PlanFamily
-from monet.api.in_place.plan_source import Planned, PlanSource, without_cache_of_keys
+from monet.api.in_place.plan_source import Planned, PlanSource
 from monet.api.in_place.ranks import Processes
 from monet.api.in_place.training_calls import TrainingCalls
 from monet.capture.guards.model_guard import ModelGuard
@@ -213,8 +213,8 @@ def require_plain(model: torch.nn.Module) -> None:
 
 @contextmanager
 def apart(model: torch.nn.Module) -> Iterator[None]:
-    """A context in which ``model`` is called without its slot and its own hooks, which stay outside of a plan, makes no
-    cache of keys and values, and has parameters where ``torch.func.functional_call`` has put tensors."""
+    """A context in which ``model`` is called without its slot and its own hooks, which stay outside of a plan, and has
+    parameters where ``torch.func.functional_call`` has put tensors."""
     everywhere: list[dict[str, Any]] = [module._parameters for module in model.modules()]
     given = [
         (parameters, name, tensor)
@@ -230,8 +230,7 @@ def apart(model: torch.nn.Module) -> Iterator[None]:
     for parameters, name, tensor in given:
         parameters[name] = torch.nn.Parameter(tensor.detach(), tensor.requires_grad)
     try:
-        with without_cache_of_keys(model):
-            yield
+        yield
     finally:
         for parameters, name, tensor in given:
             parameters[name] = tensor
