@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from monet.base.graph import written_sources
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
+from monet.capture.guards.attribute_writes import another_path
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.guards.module_hooks import part_hooks, said_of
 from monet.capture.input_geometry import example_inputs, ranges_of_plan
-from monet.errors import ConfigError, PlanMismatch
+from monet.errors import CONDITION, ConfigError, ExecutionError, PlanMismatch
 from monet.executor import parallel
 from monet.executor.accumulator import Accumulator
 from monet.executor.held_gradients import HeldGradients
@@ -118,6 +120,7 @@ class MonetModule(torch.nn.Module):
         step = self._step
         sources = step.sources(args, kwargs)
         step.release()
+        random = step.generator.get_state() if step.has_conditions else None
         if self._accumulator is not None:
             self._accumulator.check()
             outputs = planned_outputs(step.runner, sources, self._accumulator, None, None)
@@ -129,7 +132,25 @@ class MonetModule(torch.nn.Module):
                 parallel.tell_uncounted(self._model, self.plan)
             outputs = planned_outputs(step.runner, sources, None, self._held, part_bytes)
             self._held.tell_after_forward(beside_bytes)
+        if random is not None:
+            self._require_path(outputs, random)
         return step.results(outputs, args, kwargs)
+
+    def _require_path(self, outputs: Sequence[torch.Tensor], random: torch.Tensor) -> None:
+        """Raises ``PlanMismatch`` where this call's values would have taken the model along another path; random
+        numbers are then as before the call. ``ExecutionError`` where buffers are not."""
+        step = self._step
+        condition = another_path(step.captured.writes, step.flat(outputs))
+        if condition is None:
+            return
+        sentence = f"the model takes another path than the one that was planned, by the values of this call: {condition}"
+        if written_sources(self._captured.graph):
+            raise ExecutionError(
+                f"{sentence}; buffers of the model have been updated, so that it cannot be called again as it was: "
+                "decide outside of the planned module, or use torch.where"
+            )
+        step.generator.set_state(random)
+        raise PlanMismatch(sentence, place=CONDITION)
 
     def _compare_plans(self) -> None:
         """With those of the other processes, of all planned modules in the ``DistributedDataParallel`` around this."""

@@ -73,7 +73,7 @@ class PlannedStep:
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges)
         self._guard = guard
-        guard.leave_out([(write.module, write.key) for write in captured.writes if not write.of_object])
+        guard.leave_out([(write.module, write.key) for write in captured.writes if not write.of_object and write.expected is None])
         varying = self.runner.varying
         self._inputs = InputCheck(captured, None if varying is None else varying.calls)
         self._places = [self._locate(source, state) for source in self.graph.sources]
@@ -154,15 +154,29 @@ class PlannedStep:
         """Before a step: drop what the forward pass of the last one has assigned, and this one's will."""
         release(self.model, self.captured.writes)
 
-    def results(self, outputs: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the model returns, from the runner's outputs; what its forward pass assigns to attributes is assigned.
-        ``args``, ``kwargs``: of the call."""
+    def flat(self, outputs: Sequence[torch.Tensor]) -> list[Any]:
+        """The forward pass's outputs, further ones included, from the runner's."""
         named = dict(zip(self.runner.code.outputs, outputs, strict=True))
-        flat = [
+        return [
             self.captured.output_literals.get(i) if name is None else named[name]
             for i, name in enumerate(self.graph.outputs)
         ]
-        of = self.captured.out_spec
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Of the step's random numbers."""
+        device = self.graph.device
+        return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether the plan is of one path of several, which a call's values choose between."""
+        return any(write.expected is not None for write in self.captured.writes)
+
+    def results(self, outputs: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the model returns, from the runner's outputs; what its forward pass assigns to attributes is assigned.
+        ``args``, ``kwargs``: of the call."""
+        flat, of = self.flat(outputs), self.captured.out_spec
         if self.captured.writes:
             assign(self.model, self.captured.writes, flat, pytree.tree_leaves((args, kwargs)))
         return pytree.tree_unflatten(flat[: of.num_leaves], of)

@@ -89,10 +89,14 @@ class InvalidPlan(MonetError):
     """A plan file is corrupted, of another version, or fails verification."""
 
 
+CONDITION = "a condition on values"
+
+
 class PlanMismatch(MonetError):
     """A valid plan does not belong to this model, input, device, thread count or torch version.
 
-    ``place``: what of the model changed after planning, where that is the reason, whatever it is now; "" else.
+    ``place``: what of the model changed after planning, where that is the reason, whatever it is now; ``CONDITION``
+    where a call's values take the model along another path than the planned one; "" else.
     """
 
     def __init__(self, message: str, *, place: str = "") -> None:

@@ -73,12 +73,20 @@ def captured_of(text: str, constants: Mapping[str, torch.Tensor]) -> Captured:
 
 def _written(write: Write) -> list[Any]:
     leaves = [[kind, _plain(value)] for kind, value in write.leaves]
-    return [write.module, write.key, structure_data(write.structure), leaves, write.in_place, write.of_object]
+    return [
+        write.module,
+        write.key,
+        structure_data(write.structure),
+        leaves,
+        write.in_place,
+        write.of_object,
+        write.expected,
+    ]
 
 
-def _write_of(module: str, key: str, structure: Any, leaves: list[list[Any]], in_place: str, of_object: str) -> Write:
+def _write_of(module: str, key: str, structure: Any, leaves: list[list[Any]], *more: Any) -> Write:
     found = tuple((kind, _value_of(value)) for kind, value in leaves)
-    return Write(module, key, structure_of(structure), found, in_place, of_object)
+    return Write(module, key, structure_of(structure), found, *more)
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:

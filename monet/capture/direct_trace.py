@@ -60,11 +60,16 @@ class _LongWay(Exception):
 
 
 def direct_trace(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, detached: bool = False
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    detached: bool = False,
+    as_eager: bool = False,
 ) -> tuple[JointWithDescriptors, Observed] | str:
     """The joint graph of ``model``, as ``aot_export_joint_with_descriptors`` has it of what torch.export makes of it,
     and what it assigns (``detached``: as in ``Observed``); where the two might differ, or where the model cannot be
-    traced, why."""
+    traced, why. ``as_eager``: code that asks whether it is compiled is told that it is not."""
     if torch.is_autocast_enabled(device_type(model, (args, kwargs))):
         return "autocast is on"
     modules = list(model.named_modules(remove_duplicate=False))
@@ -80,7 +85,8 @@ def direct_trace(
             stack.enter_context(_put_back_after(model))
             for context in (without_decompositions(), refusing_custom_functions(both_passes=True), without_reports()):
                 stack.enter_context(context)
-            stack.enter_context(_compiling_state_context())  # what models ask for is as in torch.export
+            if not as_eager:
+                stack.enter_context(_compiling_state_context())  # what models ask for is as in torch.export
             stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
             written = stack.enter_context(_Written())
             traced = _Traced(model, written, detached=detached)

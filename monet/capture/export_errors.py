@@ -29,6 +29,7 @@ from monet.capture.guards.module_changes import put_back
 
 _BY_VALUES = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _OURS = str(Path(__file__).resolve().parents[1])
+_NOT_THE_USERS = ("site-packages/torch/", f"{_OURS}/")
 _SOURCE = re.compile(r'\s*(File "(?P<file>.+)", line (?P<line>\d+), in .+)')
 
 
@@ -87,15 +88,18 @@ def reason(what: str, error: BaseException) -> str:
         )
         return f"{what}: it returns a {unknown[1]}, whose tensors torch does not find" + advice
     lines = [line for line in str(error).splitlines() if line.strip()]
-    matches = [_SOURCE.match(line) for line in lines if "site-packages/torch/" not in line]
+    others = [line for line in lines if not any(folder in line for folder in _NOT_THE_USERS)]
+    matches = [_SOURCE.match(line) for line in others]
     places = [match for match in matches if match is not None]
     said = f"{type(error).__name__}: {lines[0] if lines else type(error).__name__}"
     if isinstance(error, _BY_VALUES):
         by = "" if isinstance(error, GuardOnDataDependentSymNode) else f" ({error.func})"
         said = f"a Python value or shape depends on the values of tensors{by}; use torch.where, or decide it elsewhere"
-    # A guard's error begins with the innermost line, a stack of calls ends with it.
-    found = [match[1] for match in places] or _places(error)
-    code = "" if not found else with_code(found[0] if isinstance(error, GuardOnDataDependentSymNode) else found[-1])
+    # The text of a guard's error may leave the innermost lines of the model out.
+    found = [match[1] for match in places]
+    if not found or isinstance(error, GuardOnDataDependentSymNode):
+        found = _places(error) or found[::-1]
+    code = with_code(found[-1]) if found else ""
     shown = "\n".join((str(error), code, *_calls(error)))
     known = next((text for pattern, text in _ADVICE if re.search(pattern, shown)), said)
     return f"{what}: {known}{code}"
@@ -106,7 +110,7 @@ def _places(error: BaseException) -> list[str]:
     return [
         f'File "{frame.filename}", line {frame.lineno}, in {frame.name}'
         for frame in traceback.extract_tb(error.__traceback__)
-        if not any(folder in frame.filename for folder in ("site-packages/torch/", _OURS)) and frame.line
+        if not any(folder in frame.filename for folder in _NOT_THE_USERS) and frame.line
     ]
 
 

@@ -131,6 +131,9 @@ def _directly(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, 
         return None
     found = direct_trace(model, *inputs, detached=detached)
     if isinstance(found, str):
+        # Some models leave out in a trace what they cannot do without: they make no masks then, say.
+        found = direct_trace(model, *inputs, detached=detached, as_eager=True)
+    if isinstance(found, str):
         return None
     try:
         joint = _joint_of(model, inputs, *found)

@@ -27,7 +27,7 @@ from monet.api.in_place.ranks import Processes, Ranks, failure, portable
 from monet.base.sizes import Ranges
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.lifted_graph import LiftedGraph
-from monet.errors import InfeasibleBudget, MonetError, PlanMismatch, StatefulForward
+from monet.errors import CONDITION, InfeasibleBudget, MonetError, PlanMismatch, StatefulForward
 from monet.executor.arena_group import ArenaGroup
 from monet.executor.module import MonetModule
 from monet.plans.document import plan_text
@@ -207,7 +207,12 @@ class TrainingCalls:
                     self._planned[geometry] = replace(planned, recalled=False)
                 return result
             may_replan = planned.recalled or self.family.rule == "replan"
-            if again or not may_replan or not self.family.may_plan(refusal, instead=planned.recalled):
+            if (
+                again
+                or place == CONDITION
+                or not may_replan
+                or not self.family.may_plan(refusal, instead=planned.recalled)
+            ):
                 self.family.refuse(place or "model", refusal)
                 break
             self._forget(geometry)

@@ -24,6 +24,7 @@ from monet.capture.guards.filled_containers import apply, outcome, stand_in
 from monet.capture.guards.model_reads import OF_EVERY_MODULE, model_reads
 from monet.capture.guards.module_changes import NOTHING, RUN_ONCE, Change, put_back, unchanged_around
 from monet.capture.guards.python_random import random_state, same_random_state, set_random_state
+from monet.capture.guards.value_conditions import Conditions
 from monet.errors import CaptureError, StatefulForward
 
 OUTPUT, INPUT, MEMBER, VALUE, ADDED = "output", "input", "member", "value", "added"
@@ -39,6 +40,8 @@ class Write:
     ``in_place``: what is done to the container that the attribute holds, as ``filled_containers.py`` has it, instead of
     replacing it.
     ``of_object``: the name of an attribute of the object that the attribute holds: that is what is assigned.
+    ``expected``: if it is not None, nothing is assigned. ``key`` is then the line of a condition, and its one leaf an
+    output that has this value where the model takes the path of the trace.
     """
 
     module: str
@@ -47,6 +50,7 @@ class Write:
     leaves: tuple[tuple[str, Any], ...]
     in_place: str = ""
     of_object: str = ""
+    expected: bool | None = None
 
     def held(self, model: torch.nn.Module) -> tuple[dict[str, Any], str]:
         """Where it is assigned: a dictionary of attributes and a key."""
@@ -89,6 +93,7 @@ class Observed(torch.nn.Module):
         self._detached = detached
         self._random = random_state()
         self._reads: CodeReads | None = None
+        self._conditions: list[tuple[torch.Tensor, bool, str]] = []
         self.found = Found()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,21 +103,37 @@ class Observed(torch.nn.Module):
         if self._reads is None:
             self._reads = model_reads(model)
         self.found.done.clear()
-        with unchanged_around(model, self._reads), put_back(model, changes, self.found.done), self._refusing_reads():
+        self._conditions.clear()
+        with (
+            unchanged_around(model, self._reads),
+            put_back(model, changes, self.found.done),
+            self._refusing_reads(),
+            Conditions(self._on_condition),
+        ):
             outputs = model(*args, **kwargs)
         self._require_no_draws()
         self.found.out_spec = pytree.tree_structure(outputs)
         self.found.writes = ()
-        if not changes:
+        if not changes and not self._conditions:
             return outputs
         return self._with_writes(changes, outputs, pytree.tree_leaves((args, kwargs)))
+
+    def _on_condition(self, tensor: torch.Tensor, expected: bool, line: str) -> None:
+        if self._detached:
+            raise CaptureError(
+                f"the model decides by values, and a step that updates the weights cannot be taken back: {line}"
+            )
+        self._conditions.append((tensor, expected, line))
 
     def _require_no_draws(self) -> None:
         if not same_random_state(random_state(), self._random):
             set_random_state(self._random)
+            configs = [vars(module).get("config") for module in self.__dict__["_model"].modules()]
+            augments = any(getattr(config, "apply_spec_augment", False) is True for config in configs)
             raise CaptureError(
                 "the forward pass draws random numbers of Python or NumPy, which a plan would repeat at each step; "
                 "draw them with torch, or outside of the model and pass them in"
+                + ("; SpecAugment does: set model.config.apply_spec_augment = False" if augments else "")
             )
 
     def _with_writes(self, changes: Sequence[Change], outputs: Any, inputs: Sequence[Any]) -> Any:
@@ -155,6 +176,11 @@ class Observed(torch.nn.Module):
                 leaves = [leaf(value, change) for value in values]
             name = self.__dict__["_names"][change.module]
             writes.append(Write(name, change.key, structure, tuple(leaves), change.in_place, change.of_object))
+        for tensor, expected, line in self._conditions:
+            # A copy: where the condition is an output itself, torch would rebuild one of the two.
+            extra.append(tensor.clone())
+            where = (OUTPUT, len(flat) + len(extra) - 1)
+            writes.append(Write("", line, pytree.tree_structure(0), (where,), expected=expected))
         self.found.writes = tuple(writes)
         return (outputs, extra) if writes else outputs
 
@@ -314,9 +340,19 @@ class Observed(torch.nn.Module):
         )
 
 
+def another_path(writes: Sequence[Write], outputs: Sequence[Any]) -> str | None:
+    """The condition by which a step's forward pass would have taken another path than the planned one."""
+    for write in writes:
+        if write.expected is not None and bool(outputs[write.leaves[0][1]]) is not write.expected:
+            return f"{write.key} (planned where the condition's tensor is {write.expected})"
+    return None
+
+
 def assign(model: torch.nn.Module, writes: Sequence[Write], outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
     """Do what a step's forward pass would have done. ``outputs``, ``inputs``: flattened, further outputs included."""
     for write in writes:
+        if write.expected is not None:
+            continue
         held, key = write.held(model)
         if write.leaves and write.leaves[0][0] == ADDED:
             before = held.get(key, NOTHING)  # it may be the class's
@@ -336,7 +372,7 @@ def release(model: torch.nn.Module, writes: Sequence[Write]) -> None:
     """Before a step: drop what the step before has assigned and this one assigns anew, so that both are not there
     together."""
     for write in writes:
-        if not write.in_place and any(kind == OUTPUT for kind, _ in write.leaves):
+        if write.expected is None and not write.in_place and any(kind == OUTPUT for kind, _ in write.leaves):
             held, key = write.held(model)
             if key in held:
                 held[key] = None
