@@ -118,7 +118,7 @@ def test_other_conditions_and_whole_steps_are_refused() -> None:
 
 def test_what_is_asserted_of_a_number_is_compared() -> None:
     class Asserts(nn.Linear):
-        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             assert lengths.max().item() <= x.shape[1]
             return super().forward(x) * (lengths > 2).float()[:, None]
 

@@ -127,3 +127,24 @@ def test_axes_of_one_size_in_every_call_are_one_dimension() -> None:
     assert seen.with_call(shapes((4, 8), (4, 8))) is None
     assert seen.with_call(shapes((0, 8), (0, 8), (8, 0))) is None
     assert SeenSizes(shapes((4,))).with_call(shapes((4,))) is None
+
+
+def test_a_discriminator_is_planned_with_and_without_gradients_of_its_input() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    eager = copy.deepcopy(model)
+    monet.apply(model, budget="1MB", exact=True, **QUICK)
+    for seed in range(2):
+        made_up = torch.randn(5, 8, generator=torch.Generator().manual_seed(seed))
+        for needs in (False, True):
+            gradients = []
+            for one in (model, eager):
+                one.zero_grad()
+                x = made_up.clone().requires_grad_(needs)
+                one(x).square().sum().backward()
+                gradients.append([x.grad, *(parameter.grad for parameter in one.parameters())])
+            assert (gradients[0][0] is not None) == needs
+            pairs = zip(*gradients, strict=True)
+            assert all(mine is theirs is None or torch.equal(mine, theirs) for mine, theirs in pairs)
+    applied = monet.applied(model)
+    assert (applied.planned_calls, applied.eager_calls, len(applied.plans)) == (4, 0, 2)

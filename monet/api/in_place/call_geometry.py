@@ -44,6 +44,11 @@ class CallGeometry:
         return InputGeometry(self.structure, self.shapes)
 
     @property
+    def but_for_gradients(self) -> CallGeometry:
+        """The same, whichever inputs require a gradient."""
+        return replace(self, shapes=tuple(shape[:3] if len(shape) == 4 else shape for shape in self.shapes))
+
+    @property
     def is_trained(self) -> bool:
         """Whether anything requires a gradient."""
         return any(self.parameters) or any(shape[-1] is True for shape in self.shapes if len(shape) == 4)

@@ -7,7 +7,7 @@ import threading
 from typing import Literal, TypeAlias
 
 from monet.api.in_place.first_plan import FirstPlan
-from monet.errors import ConfigError, PlanMismatch
+from monet.errors import CONDITION, ConfigError, PlanMismatch
 from monet.executor.arena_group import ArenaGroup
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ RULES = ("eager", "replan", "error")
 MOST_PLANS = 8
 REPLACED = "%s has gradient checkpointing: the plan takes its place and decides itself what is computed again"
 _REPLAN = '; on_mismatch="replan" would plan for such calls, too'
-_NO_PLAN_FOR = frozenset({"object", "pending", "unplanned", "max_plans"})
+_NO_PLAN_FOR = frozenset({"object", "pending", "unplanned", "max_plans", CONDITION})
 """Kinds of calls that no other rule plans for."""
 _BESIDE = (
     "%s is called again before the backward pass of the call before: such a step has an arena of its own, and the "

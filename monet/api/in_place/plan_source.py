@@ -158,6 +158,11 @@ class PlanSource:
         captured = capture_once(model, args, kwargs, gradients_leave=leave, on_disk=self._on_disk, ranges=ranges)
         return captured, (args, kwargs)
 
+    @property
+    def finds_out(self) -> bool:
+        """Whether plans are made for what calls show, and not only for what was asked for."""
+        return self._dynamic == FOUND_OUT
+
     def widened(
         self,
         model: torch.nn.Module,
@@ -173,14 +178,14 @@ class PlanSource:
         smallest that holds for the call, after the first plan, which is for all. ``holds``: by rung, for what the plan
         that is there holds. ``known``: what was planned. ``alone``: no other process has to run what this one does, so
         that something may be found out. ``inputs`` and None for a call that is planned for itself."""
-        if self._dynamic is None or (self._dynamic == FOUND_OUT and (inputs in known or not alone)):
+        if self._dynamic is None or (self.finds_out and (inputs in known or not alone)):
             return inputs, None
         self._look_at(model, args, kwargs, inputs)
         for number, ranges in enumerate(self._ranges[inputs.structure]):
             found = self._rung_of(ranges, number, inputs, holds)
             if found is not None:
                 return found
-        if self._dynamic == FOUND_OUT and self._find_out(model, args, kwargs, inputs):
+        if self.finds_out and self._find_out(model, args, kwargs, inputs):
             number = len(self._ranges[inputs.structure]) - 1
             return self._rung_of(self._ranges[inputs.structure][number], number, inputs, holds) or (inputs, None)
         return inputs, None
@@ -209,7 +214,7 @@ class PlanSource:
             return
         is_first = not self._ranges
         asked, axes = self._ranges.setdefault(inputs.structure, []), self._axes.setdefault(inputs.structure, [])
-        if self._dynamic == FOUND_OUT:
+        if self.finds_out:
             self._seen[inputs.structure] = SeenSizes(inputs.shapes)
             return
         assert self._dynamic is not None
@@ -245,7 +250,7 @@ class PlanSource:
             for size, name in zip(inputs.shapes[position][0], axes, strict=True):
                 if name is not None and found.setdefault(name, size) != size:
                     return None
-        if self._dynamic == FOUND_OUT and inputs.over(ranges) not in self._found_out:
+        if self.finds_out and inputs.over(ranges) not in self._found_out:
             return None  # another size varies, too
         ones = frozenset(name for name, size in found.items() if size == 1)
         # At a size of 1 more layouts are contiguous, and eager's sums may be in another order.

@@ -166,7 +166,16 @@ class TrainingCalls:
     def _is_too_many(self, geometry: CallGeometry) -> bool:
         if geometry.inputs in self._rungs:
             return geometry not in self._planned and self.family.made >= self.family.max_plans
-        return self.family.is_full and geometry.inputs not in self._inputs and not self._is_promised(geometry)
+        if not self.family.is_full or geometry.inputs in self._inputs:
+            return False
+        return not self._is_promised(geometry) and not self._is_beside(geometry)
+
+    def _is_beside(self, geometry: CallGeometry) -> bool:
+        """Whether it gets a plan without being asked for: it is as one that was planned, but for which of the inputs
+        require a gradient, as where a discriminator is called for the generator's sake."""
+        if not self._source.finds_out or not self._ranks.alone or self.family.made >= self.family.max_plans:
+            return False
+        return any(known.but_for_gradients == geometry.but_for_gradients for known in self._planned)
 
     def _is_promised(self, geometry: CallGeometry) -> bool:
         said = self.family.promised
@@ -200,7 +209,7 @@ class TrainingCalls:
                 self._put(geometry, module, group)
             try:
                 result = module.forward(*args, **kwargs)
-            except PlanMismatch as error:  # raised before anything has run
+            except PlanMismatch as error:  # raised before anything has run, or with nothing of it left
                 refusal, place = str(error), error.place
             if refusal is None:
                 if planned.recalled:
@@ -244,6 +253,8 @@ class TrainingCalls:
                 return None
         elif geometry.inputs in self._rungs and self._differs_in_shapes(geometry):
             # More of the range that was asked for.
+            self._plan_another(geometry, group, args, kwargs)
+        elif self._is_beside(geometry):
             self._plan_another(geometry, group, args, kwargs)
         elif self.family.rule != "replan" or self.family.is_full:
             self._refuse(geometry, args, kwargs)

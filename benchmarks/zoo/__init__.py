@@ -1,0 +1,1 @@
+"""Members of other libraries, for ``bench_zoo.py``."""
