@@ -143,7 +143,9 @@ class MonetModule(torch.nn.Module):
         condition = another_path(step.captured.writes, step.flat(outputs))
         if condition is None:
             return
-        sentence = f"the model takes another path than the one that was planned, by the values of this call: {condition}"
+        sentence = (
+            f"the model takes another path than the one that was planned, by the values of this call: {condition}"
+        )
         if written_sources(self._captured.graph):
             raise ExecutionError(
                 f"{sentence}; buffers of the model have been updated, so that it cannot be called again as it was: "

@@ -73,7 +73,8 @@ class PlannedStep:
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges)
         self._guard = guard
-        guard.leave_out([(write.module, write.key) for write in captured.writes if not write.of_object and write.expected is None])
+        assigned = [write for write in captured.writes if write.expected is None]
+        guard.leave_out([(write.module, write.key) for write in assigned if not write.of_object])
         varying = self.runner.varying
         self._inputs = InputCheck(captured, None if varying is None else varying.calls)
         self._places = [self._locate(source, state) for source in self.graph.sources]
