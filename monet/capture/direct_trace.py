@@ -70,8 +70,6 @@ def direct_trace(
     """The joint graph of ``model``, as ``aot_export_joint_with_descriptors`` has it of what torch.export makes of it,
     and what it assigns (``detached``: as in ``Observed``); where the two might differ, or where the model cannot be
     traced, why. ``as_eager``: code that asks whether it is compiled is told that it is not."""
-    if torch.is_autocast_enabled(device_type(model, (args, kwargs))):
-        return "autocast is on"
     modules = list(model.named_modules(remove_duplicate=False))
     if len({module for _, module in modules}) < len(modules):
         # Tracing puts a tensor into a module for each of its names.
@@ -98,6 +96,8 @@ def direct_trace(
         )
         if any(isinstance(constant, _TRACED) for constant in constants):
             raise _LongWay("the model keeps a tensor from one call to the next")
+        if torch.is_autocast_enabled(device_type(model, (args, kwargs))) and _casts_twice(joint.graph_module.graph):
+            raise _LongWay("autocast casts a weight for several uses, which share the copy in eager's cache")
         if not traced.found.is_checked:
             raise _LongWay("it is not known what the model reads that it assigns")
     except Exception as error:  # whatever the model raises
@@ -107,6 +107,18 @@ def direct_trace(
         return f"{type(error).__name__}: {error}"
     written.write()
     return joint, traced
+
+
+def _casts_twice(graph: torch.fx.Graph) -> bool:
+    """Whether a parameter or an input is cast to one dtype more than once."""
+    seen = set[Any]()
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
+        cast = node.args[0], node.kwargs.get("dtype")
+        if isinstance(node.args[0], torch.fx.Node) and node.args[0].op == "placeholder":
+            if cast in seen:
+                return True
+            seen.add(cast)
+    return False
 
 
 class _Written(ExitStack):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,19 @@ def test_a_function_keeps_its_own_backward(name: str) -> None:
     assert torch.autograd.Function.apply == real
 
 
+def test_a_function_keeps_its_own_backward_under_autocast() -> None:
+    model = Adversarial()
+    eager, (x,) = copy.deepcopy(model), _inputs(0)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        planned = monet.MonetModule(model, monet.plan(model, (x,), budget="100%", exact=True))
+        outputs = planned(x), eager(x)
+    for output in outputs:
+        output.float().square().sum().backward()
+    assert torch.equal(*outputs)
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+
+
 def test_another_backward_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = Adversarial(), _inputs(0)[0]
     planned = monet.MonetModule(model, monet.plan(model, inputs, budget="100%", exact=True))
@@ -158,11 +172,9 @@ def test_what_cannot_be_traced_with_its_backward_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"Decides, a torch\.autograd\.Function.*custom_op"):
         monet.plan(Applies(Decides.apply), _inputs(0)[0], budget="1MB")
     for model in (Adversarial(), Applies(FUNCTIONS["reversal"])):  # by its name, and by what was kept of it before
-        with (
-            torch.autocast("cpu", dtype=torch.bfloat16),
-            pytest.raises(CaptureError, match=r"Reversed, a torch\.autograd\.Function.*custom_op"),
-        ):
-            monet.plan(model, _inputs(0)[0], budget="1MB")
+        beside = nn.Sequential(model, nn.GRU(4, 4))
+        with pytest.raises(CaptureError, match=r"Reversed, a torch\.autograd\.Function.*custom_op"):
+            monet.plan(beside, _inputs(0)[0], budget="1MB")
 
 
 @torch.library.custom_op("monet_tests::tripled", mutates_args=())

@@ -105,16 +105,18 @@ def _in_order(captured: Captured) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("cast", [False, True])
 @pytest.mark.parametrize("of", SAME)
-def test_the_graph_is_that_of_the_detour(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_is_that_of_the_detour(of: str, cast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators, their lines, values, sources, gradients; without ``torch.export``."""
     make, make_input = SAME[of]
     model, x = make(), make_input()
-    with monkeypatch.context() as without:
-        without.setattr(tracing, "forward_graph", None)
-        direct = capture(model, (x,))
-    monkeypatch.setattr(tracing, "direct_trace", lambda *call, **options: "the long way")
-    other = capture(model, (x,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        with monkeypatch.context() as without:
+            without.setattr(tracing, "forward_graph", None)
+            direct = capture(model, (x,))
+        monkeypatch.setattr(tracing, "direct_trace", lambda *call, **options: "the long way")
+        other = capture(model, (x,))
     assert _in_order(direct) == _in_order(other)
     lines, others = ([op.where for op in (*of.graph.forward, *of.graph.backward)] for of in (direct, other))
     assert all(lines) and all(b in (a, "") for a, b in zip(lines, others, strict=True))  # it has none under no_grad
@@ -178,10 +180,11 @@ def test_an_lstm_has_its_own_weights_afterwards() -> None:
     assert all(a is b for a, b in zip(model._flat_weights, model.parameters(), strict=True))
 
 
-def test_autocast_around_it_takes_the_detour() -> None:
+def test_a_weight_that_autocast_casts_for_several_uses_takes_the_detour() -> None:
+    twice = _Of(lambda model, x: model.layer(model.layer(x)))
     with torch.autocast("cpu", torch.bfloat16):
-        assert isinstance(direct_trace(nn.Linear(4, 4), (torch.randn(2, 4),), {}), str)
-    assert not isinstance(direct_trace(nn.Linear(4, 4), (torch.randn(2, 4),), {}), str)
+        assert isinstance(direct_trace(twice, (torch.randn(2, 4),), {}), str)
+    assert not isinstance(direct_trace(twice, (torch.randn(2, 4),), {}), str)
 
 
 def test_what_a_model_writes_is_written_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -402,6 +402,21 @@ def test_a_weight_that_one_operator_takes_twice_is_cast_once() -> None:
     assert torch.equal(model.weight.grad, planned.weight.grad)  # type: ignore[arg-type]
 
 
+def test_a_tied_weight_is_cast_once() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 4))
+    model[2].weight = model[0].weight
+    eager, x = copy.deepcopy(model), torch.randn(64, 8)
+    with _bfloat16():
+        planned = monet.MonetModule(model, monet.plan(model, (x,), budget="1MB", exact=True))
+        outputs = planned(x), eager(x)
+    for output in outputs:
+        output.float().square().sum().backward()
+    assert torch.equal(*outputs)
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+
+
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
 def test_weights_of_a_recurrent_layer_are_cast_once(kind: Callable[[int, int], nn.Module]) -> None:
     """It takes them anew for each element of a sequence."""

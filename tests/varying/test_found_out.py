@@ -148,3 +148,20 @@ def test_a_discriminator_is_planned_with_and_without_gradients_of_its_input() ->
             assert all(mine is theirs is None or torch.equal(mine, theirs) for mine, theirs in pairs)
     applied = monet.applied(model)
     assert (applied.planned_calls, applied.eager_calls, len(applied.plans)) == (4, 0, 2)
+
+
+def test_ranges_are_found_out_under_autocast() -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+    eager = copy.deepcopy(model)
+    monet.apply(model, budget="4MB", exact=True, **QUICK)
+    for seed, shape in enumerate([(4, 12), (4, 7), (2, 9)]):
+        given, gradients = (tokens(shape, seed), tokens(shape, seed + 9)), []
+        for one in (model, eager):
+            one.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = one(*given)
+            loss.backward()
+            gradients.append([loss.detach(), *(parameter.grad for parameter in one.parameters())])
+        assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+    assert monet.applied(model).eager_calls == 0 and len(monet.applied(model).plans) == 3

@@ -48,10 +48,16 @@ class _Pass:
     def __init__(self, root: torch.fx.GraphModule, ambient: _Mode) -> None:
         self.root = root
         self.ambient = ambient
-        self.leaves = {name: tensor for name, tensor in (*root.named_parameters(), *root.named_buffers())}
+        named = (*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False))
+        self.leaves = dict(named)
 
     def run(self) -> str:
-        weights = {node: node for node in self.root.graph.nodes if self._is_weight(node)}
+        first: dict[Any, torch.fx.Node] = {}  # by tensor: a tied weight has a node for each of its names
+        weights = {
+            node: first.setdefault(id(self.leaves[node.target]) if node.op == "get_attr" else node, node)
+            for node in self.root.graph.nodes
+            if self._is_weight(node)
+        }
         if not weights:
             return ""
         if self.ambient.enabled:
