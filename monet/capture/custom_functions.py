@@ -75,8 +75,8 @@ def _reason(cls: type[torch.autograd.Function]) -> str:
         )
     return (
         f"the model applies {cls.__module__}.{cls.__qualname__}, a torch.autograd.Function, and its backward cannot be "
-        "traced with the rest: in a model with recurrent layers, a module of two names or autocast inside, where "
-        "autocast casts one weight for several uses, or where it depends on values; torch would take the derivative of "
-        "its forward instead, and gradients would be other ones than eager's. Write it with operators, or register "
-        "forward and backward as one (torch.library.custom_op and register_autograd)"
+        "traced with the rest: in a model with recurrent layers or autocast inside, where autocast casts a weight for "
+        "several uses, or where it depends on values; torch would take the derivative of its forward instead, and "
+        "gradients would be other ones than eager's. Write it with operators, or register forward and backward as one "
+        "(torch.library.custom_op and register_autograd)"
     )

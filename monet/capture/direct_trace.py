@@ -70,11 +70,7 @@ def direct_trace(
     """The joint graph of ``model``, as ``aot_export_joint_with_descriptors`` has it of what torch.export makes of it,
     and what it assigns (``detached``: as in ``Observed``); where the two might differ, or where the model cannot be
     traced, why. ``as_eager``: code that asks whether it is compiled is told that it is not."""
-    modules = list(model.named_modules(remove_duplicate=False))
-    if len({module for _, module in modules}) < len(modules):
-        # Tracing puts a tensor into a module for each of its names.
-        return "a module has two names"
-    if any(isinstance(module, torch.nn.RNNBase) for _, module in modules):
+    if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
         # It holds its weights in a list, too, which it fills anew when one is put in place.
         return "the model has recurrent layers"
     randomness = random_state()
