@@ -31,7 +31,7 @@ SMALL: dict[str, int] = {
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 """What is made small where a configuration takes nothing else."""
 
-OFF = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "apply_spec_augment": False}
+OFF = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 """LayerDrop and SpecAugment, which monet refuses by the names of these settings."""
 
 
@@ -77,6 +77,8 @@ def _set(config: Any, sizes: dict[str, int]) -> None:
     from transformers import PretrainedConfig
 
     before = getattr(config, "num_hidden_layers", None)
+    if hasattr(config, "mask_time_prob"):
+        config.apply_spec_augment = False
     for name, value in list(vars(config).items()):
         if isinstance(value, PretrainedConfig):
             _set(value, sizes)

@@ -19,7 +19,6 @@ from monet.capture.captured import Captured
 from monet.capture.direct_trace import direct_trace
 from monet.models.examples import tiny_resnet
 
-
 aten = torch.ops.aten
 
 

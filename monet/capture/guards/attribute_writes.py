@@ -129,7 +129,7 @@ class Observed(torch.nn.Module):
         if not same_random_state(random_state(), self._random):
             set_random_state(self._random)
             configs = [vars(module).get("config") for module in self.__dict__["_model"].modules()]
-            augments = any(getattr(config, "apply_spec_augment", False) is True for config in configs)
+            augments = any(getattr(config, "mask_time_prob", 0) for config in configs)
             raise CaptureError(
                 "the forward pass draws random numbers of Python or NumPy, which a plan would repeat at each step; "
                 "draw them with torch, or outside of the model and pass them in"

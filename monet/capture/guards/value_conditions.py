@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 # What ``torch.distributions`` asks of its parameters is among them.
 _EXPECTED: dict[Any, bool] = {
-    **dict.fromkeys((torch.all, torch.Tensor.all, torch._is_all_true), True),
-    **dict.fromkeys((torch.any, torch.Tensor.any, torch._is_any_true), False),
+    **dict.fromkeys((torch.all, torch.Tensor.all, torch._is_all_true, torch.Tensor._is_all_true), True),
+    **dict.fromkeys((torch.any, torch.Tensor.any, torch._is_any_true, torch.Tensor._is_any_true), False),
 }
 _TORCH = str(Path(torch.__file__).parent)
 
