@@ -61,6 +61,12 @@ class InputGeometry:
     structure: pytree.TreeSpec
     shapes: tuple[Any, ...]
 
+    @property
+    def kind(self) -> InputGeometry:
+        """What of it is no size."""
+        shapes = tuple((len(shape[0]), *shape[1:]) if len(shape) == 4 else shape for shape in self.shapes)
+        return InputGeometry(self.structure, shapes)
+
     def over(self, ranges: Ranges) -> InputGeometry:
         """The geometry of all calls whose sizes are in ``ranges`` and else as here: it has the ``Dimension`` in place
         of a size that varies."""

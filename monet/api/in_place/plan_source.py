@@ -36,11 +36,11 @@ FOUND_OUT = "found out"
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What a plan for many shapes is for. ``structure``: of the call's arguments. ``number``: of the ranges that were
+    """What a plan for many shapes is for. ``kind``: of the call's arguments. ``number``: of the ranges that were
     asked for, or found out, for such calls. ``fixed``: dimensions that it has one size of. ``cap``: the largest size of
     the longest dimension; 0 for that of the ranges."""
 
-    structure: pytree.TreeSpec
+    kind: InputGeometry
     number: int = 0
     fixed: frozenset[str] = frozenset()
     cap: int = 0
@@ -82,12 +82,12 @@ class PlanSource:
         self._options = dict(options)
         self._dynamic = options.get("dynamic")
         self._rungs = rungs
-        self._seen: dict[pytree.TreeSpec, SeenSizes] = {}
+        self._seen: dict[InputGeometry, SeenSizes] = {}  # by the kind of a call
         self._found_out: set[InputGeometry] = set()  # over all that varies
         self._given_up: set[Rung] = set()
-        # By the structure of a call, the ranges of the flattened call, and the same by argument.
-        self._ranges: dict[pytree.TreeSpec, list[Ranges]] = {}
-        self._axes: dict[pytree.TreeSpec, list[Mapping[str, Any]]] = {}
+        # By the kind of a call, the ranges of the flattened call, and the same by argument.
+        self._ranges: dict[InputGeometry, list[Ranges]] = {}
+        self._axes: dict[InputGeometry, list[Mapping[str, Any]]] = {}
         self._on_disk = bool(options.get("cache", True))
 
     def planned(
@@ -152,7 +152,7 @@ class PlanSource:
         leave = not self._options.get("accumulate")
         ranges = None
         if rung is not None:
-            ranges = rung.of(ranges_of(model, args, kwargs, self._axes[rung.structure][rung.number]))
+            ranges = rung.of(ranges_of(model, args, kwargs, self._axes[rung.kind][rung.number]))
         if ranges is not None:
             args, kwargs = largest(args, kwargs, ranges)
         captured = capture_once(model, args, kwargs, gradients_leave=leave, on_disk=self._on_disk, ranges=ranges)
@@ -180,42 +180,49 @@ class PlanSource:
         that something may be found out. ``inputs`` and None for a call that is planned for itself."""
         if self._dynamic is None or (self.finds_out and (inputs in known or not alone)):
             return inputs, None
-        self._look_at(model, args, kwargs, inputs)
-        for number, ranges in enumerate(self._ranges[inputs.structure]):
-            found = self._rung_of(ranges, number, inputs, holds)
+        kind = inputs.kind
+        self._look_at(model, args, kwargs, inputs, kind)
+        known_ranges = self._ranges[kind]
+        for number, ranges in enumerate(known_ranges):
+            found = self._rung_of(ranges, Rung(kind, number), inputs, holds)
             if found is not None:
                 return found
-        if self.finds_out and self._find_out(model, args, kwargs, inputs):
-            number = len(self._ranges[inputs.structure]) - 1
-            return self._rung_of(self._ranges[inputs.structure][number], number, inputs, holds) or (inputs, None)
+        if self.finds_out and self._find_out(model, args, kwargs, inputs, kind):
+            rung = Rung(kind, len(known_ranges) - 1)
+            return self._rung_of(known_ranges[-1], rung, inputs, holds) or (inputs, None)
         return inputs, None
 
     def give_up(self, rung: Rung, *, too_large: bool) -> None:
         """Have no plan for these shapes together. ``too_large``: for the budget."""
         self._given_up.add(rung)
-        seen = self._seen.get(rung.structure)
+        seen = self._seen.get(rung.kind)
         if seen is not None:
             # Calls one by one may fit; and up to what was seen, a model may hold that does not for more.
             may_do = not seen.alone if too_large else seen.rounds
             seen.alone, seen.rounds = seen.alone or too_large, seen.rounds and too_large
             if not may_do:
-                del self._seen[rung.structure]
+                del self._seen[rung.kind]
 
     def has_given_up(self, rung: Rung) -> bool:
         """Whether there is no plan for these shapes together."""
         return rung in self._given_up
 
     def _look_at(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: InputGeometry
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        inputs: InputGeometry,
+        kind: InputGeometry,
     ) -> None:
-        """At the first call of this structure. Raises ``ConfigError`` where the very first does not have what was asked
+        """At the first call of this kind. Raises ``ConfigError`` where the very first does not have what was asked
         for."""
-        if inputs.structure in self._ranges:
+        if kind in self._ranges:
             return
         is_first = not self._ranges
-        asked, axes = self._ranges.setdefault(inputs.structure, []), self._axes.setdefault(inputs.structure, [])
+        asked, axes = self._ranges.setdefault(kind, []), self._axes.setdefault(kind, [])
         if self.finds_out:
-            self._seen[inputs.structure] = SeenSizes(inputs.shapes)
+            self._seen[kind] = SeenSizes(inputs.shapes)
             return
         assert self._dynamic is not None
         try:
@@ -223,26 +230,31 @@ class PlanSource:
             axes.append(self._dynamic)
         except ConfigError:
             if is_first:
-                del self._ranges[inputs.structure]
+                del self._ranges[kind]
                 raise
 
     def _find_out(
-        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: InputGeometry
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        inputs: InputGeometry,
+        kind: InputGeometry,
     ) -> bool:
         """Whether there are further ranges now, which hold this call and those before."""
-        seen = self._seen.get(inputs.structure)
+        seen = self._seen.get(kind)
         ranges = None if seen is None else seen.with_call(inputs.shapes)
         ordered = _ordered(kwargs)
         known = ranges is None or inputs.over(ranges) in self._found_out
         if ranges is None or known or not ranges.inputs.keys() <= argument_names(model, args, ordered).keys():
             return False
         self._found_out.add(inputs.over(ranges))
-        self._ranges[inputs.structure].append(ranges)
-        self._axes[inputs.structure].append(given_axes(model, args, ordered, ranges))
+        self._ranges[kind].append(ranges)
+        self._axes[kind].append(given_axes(model, args, ordered, ranges))
         return True
 
     def _rung_of(
-        self, ranges: Ranges, number: int, inputs: InputGeometry, holds: Mapping[Rung, Ranges | None]
+        self, ranges: Ranges, asked: Rung, inputs: InputGeometry, holds: Mapping[Rung, Ranges | None]
     ) -> tuple[InputGeometry, Rung] | None:
         """As ``widened``; None where no plan for these ranges holds for the call."""
         found: dict[str, int] = {}
@@ -256,7 +268,7 @@ class PlanSource:
         # At a size of 1 more layouts are contiguous, and eager's sums may be in another order.
         exact = ones and self._options.get("exact")
         for fixed in [ones] if exact else dict.fromkeys((frozenset[str](), ones)):
-            whole = Rung(inputs.structure, number, fixed)
+            whole = replace(asked, fixed=fixed)
             for rung in self._rungs_of(whole, ranges, found) if holds else [whole]:
                 known = None if rung in self._given_up else holds.get(rung, rung.of(ranges))
                 if known is not None and known.contains(found):

@@ -15,14 +15,13 @@ _SHARE = 4
 
 
 class SeenSizes:
-    """Of the calls of one structure. Axes that had the same size in every call are one dimension.
+    """Of the calls of one kind. Axes that had the same size in every call are one dimension.
 
     ``rounds``: whether the largest sizes are rounded up. ``alone``: whether ranges need to hold the last call alone.
     """
 
     def __init__(self, shapes: Sequence[Any]) -> None:
         """``shapes``: of a call, as ``InputGeometry`` has them."""
-        self._others = _others(shapes)
         self._groups: dict[_Place, int] = {}
         self._least, self._most = _sizes(shapes), _sizes(shapes)
         self._group(_sizes(shapes))
@@ -30,11 +29,10 @@ class SeenSizes:
         self.rounds, self.alone = True, False
 
     def with_call(self, shapes: Sequence[Any]) -> Ranges | None:
-        """The ranges that hold this call and those before, rounded up; None where a call differs in more than sizes, or
-        in nothing. From the second time on they are rounded up to powers of two, so that sizes that rise from call to
-        call do not need many plans."""
+        """The ranges that hold this call and those before, rounded up; None where nothing varies. From the second time
+        on they are rounded up to powers of two, so that sizes that rise from call to call do not need many plans."""
         sizes = _sizes(shapes)
-        if _others(shapes) != self._others or sizes.keys() != self._groups.keys() or 0 in sizes.values():
+        if 0 in sizes.values():
             return None
         for place, size in sizes.items():
             self._least[place] = min(self._least[place], size)
@@ -79,8 +77,3 @@ def _sizes(shapes: Sequence[Any]) -> dict[_Place, int]:
         if len(shape) == 4
         for axis, size in enumerate(shape[0])
     }
-
-
-def _others(shapes: Sequence[Any]) -> list[Any]:
-    """What of a call's arguments is no size."""
-    return [(len(shape[0]), *shape[1:]) if len(shape) == 4 else shape for shape in shapes]

@@ -103,7 +103,7 @@ class TrainingCalls:
         self.family.made += 1
         self.family.budget_bytes = self.family.budget_bytes or planned.module.plan.budget_bytes
         if planned.ranges is not None:
-            self._rungs.setdefault(geometry.inputs, Rung(geometry.structure))
+            self._rungs.setdefault(geometry.inputs, Rung(geometry.inputs.kind))
             self._holds[self._rungs[geometry.inputs]] = planned.ranges
         self._put(geometry, planned.module, group)
 
