@@ -69,7 +69,7 @@ def test_training_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     space = with_torchvision_schemas(lambda: run_all("training-loops.md"))
     found = space["found"]
-    assert (len(found.plans), found.planned_calls, found.eager_calls) == (1, 2, 1)
+    assert (len(found.plans), found.planned_calls, found.eager_calls) == (2, 3, 0)
     assert monet.applied(space["model"]).planned_calls == 4
     assert monet.applied(space["towers"]).planned_calls == 2 and len(space["plans"]) == 2
 

@@ -169,7 +169,7 @@ def test_calls_of_another_kind_are_told_apart() -> None:
     """With a mask and without, an image and a batch of them: the structure of the arguments is the same."""
 
     class Masked(nn.Linear):
-        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
             out = super().forward(x)
             return out if mask is None else out * mask
 
