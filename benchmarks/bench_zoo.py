@@ -1,6 +1,6 @@
 """Architectures of other libraries: which are planned, whether their gradients are eager's, and what is refused.
 
-python benchmarks/bench_zoo.py [--only timm:resnet] [--at-a-time 2] [--again]
+python benchmarks/bench_zoo.py [--only timm:resnet] [--at-a-time 2] [--again]   # needs the extras models and zoo
 
 One small member of every module of timm and of every model type of transformers. Each is planned in a process of its
 own at 80 % of eager's peak, or in the smallest budget where that does not fit, with ``exact=True``, and runs one step
