@@ -120,6 +120,8 @@ def test_what_is_asserted_of_a_number_is_compared() -> None:
     class Asserts(nn.Linear):
         def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             assert lengths.max().item() <= x.shape[1]
+            assert lengths[0].item() == 1 and lengths[1].item() != 7
+            assert lengths.sum().item(), "nothing is there"
             return super().forward(x) * (lengths > 2).float()[:, None]
 
     model = Asserts(8, 4)
@@ -128,6 +130,8 @@ def test_what_is_asserted_of_a_number_is_compared() -> None:
     assert torch.equal(planned(x, lengths), copy.deepcopy(model)(x, lengths))
     with pytest.raises(PlanMismatch, match=r"another path.*assert lengths\.max\(\)\.item\(\)"):
         planned(x, lengths + 1)
+    with pytest.raises(PlanMismatch, match=r"another path.*assert lengths\[0\]\.item\(\) == 1"):
+        planned(x, lengths - 1)
 
 
 def test_parameters_of_a_distribution_are_compared() -> None:

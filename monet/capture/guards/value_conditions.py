@@ -57,6 +57,8 @@ class Conditions(TorchFunctionMode):
 class _Asserted:
     """A number of a tensor, of which code asserts something."""
 
+    __hash__ = None  # type: ignore[assignment]
+
     def __init__(self, tensor: torch.Tensor, place: str, note: Note) -> None:
         self._tensor, self._place, self._note = tensor, place, note
 
@@ -75,6 +77,15 @@ class _Asserted:
 
     def __gt__(self, other: Any) -> bool:
         return self._is(operator.gt, other)
+
+    def __eq__(self, other: object) -> bool:
+        return self._is(operator.eq, other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._is(operator.ne, other)
+
+    def __bool__(self) -> bool:
+        return self._is(operator.ne, 0)
 
 
 def _line(frame: FrameType | None) -> tuple[str, str]:
