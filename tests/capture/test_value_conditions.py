@@ -138,7 +138,8 @@ def test_parameters_of_a_distribution_are_compared() -> None:
     class Encodes(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             mean, scale = super().forward(x).chunk(2, dim=1)
-            return torch.distributions.Normal(mean, scale.exp() + 1e-3).rsample()
+            # Dynamo turns these checks off for the process, once it has compiled anything.
+            return torch.distributions.Normal(mean, scale.exp() + 1e-3, validate_args=True).rsample()
 
     model = Encodes(8, 8)
     x, _ = inputs()[0]
