@@ -88,6 +88,8 @@ class Attempts:
                 solution = self.solve(target_bytes, enough_s)
             except InfeasibleBudget as refused:
                 if not self._fitted:
+                    # Without its frames, which hold all that the caller has at hand, the results of a step perhaps.
+                    refused.__traceback__ = None
                     state.refused.append((self._lowered, None if self._too_large else refused))
                 return
             state.interrupted = state.interrupted or solution.status == "interrupted"
