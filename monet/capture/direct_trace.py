@@ -38,6 +38,7 @@ from monet.capture.decompositions import without_decompositions
 from monet.capture.export_errors import without_reports
 from monet.capture.guards.attribute_writes import Observed, has_memory_of_its_own, inner
 from monet.capture.guards.python_random import random_state, set_random_state
+from monet.errors import MonetError
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +67,12 @@ def direct_trace(
     *,
     detached: bool = False,
     as_eager: bool = False,
+    or_as_eager: bool = False,
 ) -> tuple[JointWithDescriptors, Observed] | str:
     """The joint graph of ``model``, as ``aot_export_joint_with_descriptors`` has it of what torch.export makes of it,
     and what it assigns (``detached``: as in ``Observed``); where the two might differ, or where the model cannot be
-    traced, why. ``as_eager``: code that asks whether it is compiled is told that it is not."""
+    traced, why. ``as_eager``: code that asks whether it is compiled is told that it is not. ``or_as_eager``: once more
+    in that way where the model fails: some leave out in a trace what they cannot do without, as their masks."""
     if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
         # It holds its weights in a list, too, which it fills anew when one is put in place.
         return "the model has recurrent layers"
@@ -100,9 +103,12 @@ def direct_trace(
         logger.debug("the model is traced the long way: %s: %s", type(error).__name__, error)
         set_random_state(randomness)
         _forget_cached()
-        return f"{type(error).__name__}: {error}"
-    written.write()
-    return joint, traced
+        if not or_as_eager or isinstance(error, (_LongWay, MonetError)):
+            return f"{type(error).__name__}: {error}"
+    else:
+        written.write()
+        return joint, traced
+    return direct_trace(model, args, kwargs, detached=detached, as_eager=True)
 
 
 def _casts_twice(graph: torch.fx.Graph) -> bool:

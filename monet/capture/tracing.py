@@ -129,10 +129,7 @@ def _directly(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, 
     """The capture from the model itself; None where it takes the long way, which also says what is wrong with it."""
     if isinstance(model, LiftedGraph):  # it is a forward graph
         return None
-    found = direct_trace(model, *inputs, detached=detached)
-    if isinstance(found, str):
-        # Some models leave out in a trace what they cannot do without: they make no masks then, say.
-        found = direct_trace(model, *inputs, detached=detached, as_eager=True)
+    found = direct_trace(model, *inputs, detached=detached, or_as_eager=True)
     if isinstance(found, str):
         return None
     try:

@@ -12,6 +12,7 @@ import linecache
 import operator
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -54,38 +55,27 @@ class Conditions(TorchFunctionMode):
         return result
 
 
+def _asserting(compare: Callable[[Any, Any], Any]) -> Callable[[_Asserted, Any], bool]:
+    def holds(number: _Asserted, other: Any = 0) -> bool:
+        number.note(compare(number.tensor, other), True, number.place)
+        return True
+
+    return holds
+
+
+@dataclass(frozen=True, eq=False)
 class _Asserted:
     """A number of a tensor, of which code asserts something."""
 
+    tensor: torch.Tensor
+    place: str
+    note: Note
+
+    __lt__, __le__ = _asserting(operator.lt), _asserting(operator.le)
+    __gt__, __ge__ = _asserting(operator.gt), _asserting(operator.ge)
+    __eq__, __ne__ = _asserting(operator.eq), _asserting(operator.ne)
+    __bool__ = _asserting(operator.ne)
     __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, tensor: torch.Tensor, place: str, note: Note) -> None:
-        self._tensor, self._place, self._note = tensor, place, note
-
-    def _is(self, compare: Callable[[Any, Any], Any], other: Any) -> bool:
-        self._note(compare(self._tensor, other), True, self._place)
-        return True
-
-    def __le__(self, other: Any) -> bool:
-        return self._is(operator.le, other)
-
-    def __lt__(self, other: Any) -> bool:
-        return self._is(operator.lt, other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._is(operator.ge, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._is(operator.gt, other)
-
-    def __eq__(self, other: object) -> bool:
-        return self._is(operator.eq, other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._is(operator.ne, other)
-
-    def __bool__(self) -> bool:
-        return self._is(operator.ne, 0)
 
 
 def _line(frame: FrameType | None) -> tuple[str, str]:
