@@ -74,6 +74,13 @@ def given_axes(
     }
 
 
+def for_call(
+    model: torch.nn.Module, args: Sequence[Any], of: Mapping[str, Any], kwargs: Mapping[str, Any], ranges: Ranges
+) -> Ranges:
+    """``ranges`` of a call with the keyword arguments ``of``, for one that has them in the order of ``kwargs``."""
+    return ranges_of(model, args, kwargs, given_axes(model, args, of, ranges))
+
+
 def argument_names(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
     """By position in the flattened call, the name of each argument that is one leaf."""
     try:

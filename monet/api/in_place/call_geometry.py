@@ -14,7 +14,7 @@ from monet.api.in_place.model_walk import ModelWalk
 from monet.base.sizes import Ranges
 from monet.capture import autocast
 from monet.capture.input_geometry import example_inputs, ranges_of_plan
-from monet.capture.varying_inputs import given_axes, ranges_of
+from monet.capture.varying_inputs import for_call
 from monet.plans.plan import Plan
 
 _LITERALS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -78,9 +78,14 @@ class InputGeometry:
         return replace(self, shapes=tuple(shapes))
 
 
+def in_order(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments as a geometry has them, whatever order they are given in."""
+    return {name: kwargs[name] for name in sorted(kwargs)}
+
+
 def input_geometry(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InputGeometry | None:
     """The geometry of a call's arguments; None where one is an object that no plan can be made for."""
-    leaves, structure = pytree.tree_flatten((args, {name: kwargs[name] for name in sorted(kwargs)}))
+    leaves, structure = pytree.tree_flatten((args, in_order(kwargs)))
     shapes: list[tuple[Any, ...]] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -133,8 +138,7 @@ def planned_geometry(model: torch.nn.Module, plan: Plan) -> CallGeometry:
     inputs, ranges = input_geometry(args, kwargs), ranges_of_plan(plan)
     assert inputs is not None
     if ranges is not None:
-        ordered = {name: kwargs[name] for name in sorted(kwargs)}
-        inputs = inputs.over(ranges_of(model, args, ordered, given_axes(model, args, kwargs, ranges)))
+        inputs = inputs.over(for_call(model, args, kwargs, in_order(kwargs), ranges))
     geometry = call_geometry(model, inputs, ModelWalk(model))
     return replace(
         geometry,

@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.api.in_place import kept_plans
-from monet.api.in_place.call_geometry import InputGeometry
+from monet.api.in_place.call_geometry import InputGeometry, in_order
 from monet.api.in_place.seen_sizes import SeenSizes
 from monet.base.amounts import ByteBudget, ByteCount, PeakShare, parse_budget
 from monet.base.sizes import Dimension, Ranges
@@ -19,7 +19,7 @@ from monet.capture.captured import device_type
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.input_geometry import describe_inputs, described_ranges
 from monet.capture.plain_tensors import PLAIN, is_plain
-from monet.capture.varying_inputs import argument_names, given_axes, largest, ranges_of
+from monet.capture.varying_inputs import argument_names, for_call, given_axes, largest, ranges_of
 from monet.errors import CaptureError, ConfigError, ExecutionError
 from monet.executor import parallel
 from monet.executor.module import MonetModule
@@ -83,11 +83,10 @@ class PlanSource:
         self._dynamic = options.get("dynamic")
         self._rungs = rungs
         self._seen: dict[InputGeometry, SeenSizes] = {}  # by the kind of a call
+        self._settled: set[InputGeometry] = set()  # kinds of which nothing more is found out
         self._found_out: set[InputGeometry] = set()  # over all that varies
         self._given_up: set[Rung] = set()
-        # By the kind of a call, the ranges of the flattened call, and the same by argument.
-        self._ranges: dict[InputGeometry, list[Ranges]] = {}
-        self._axes: dict[InputGeometry, list[Mapping[str, Any]]] = {}
+        self._ranges: dict[InputGeometry, list[Ranges]] = {}  # by the kind of a call
         self._on_disk = bool(options.get("cache", True))
 
     def planned(
@@ -150,10 +149,9 @@ class PlanSource:
         """The step of such a call, and its inputs without the graphs that they come from."""
         args, kwargs = pytree.tree_map(_detached, (args, kwargs))
         leave = not self._options.get("accumulate")
-        ranges = None
-        if rung is not None:
-            ranges = rung.of(ranges_of(model, args, kwargs, self._axes[rung.kind][rung.number]))
+        ranges = None if rung is None else rung.of(self._ranges[rung.kind][rung.number])
         if ranges is not None:
+            ranges = for_call(model, args, in_order(kwargs), kwargs, ranges)
             args, kwargs = largest(args, kwargs, ranges)
         captured = capture_once(model, args, kwargs, gradients_leave=leave, on_disk=self._on_disk, ranges=ranges)
         return captured, (args, kwargs)
@@ -181,16 +179,18 @@ class PlanSource:
         if self._dynamic is None or (self.finds_out and (inputs in known or not alone)):
             return inputs, None
         kind = inputs.kind
-        self._look_at(model, args, kwargs, inputs, kind)
-        known_ranges = self._ranges[kind]
-        for number, ranges in enumerate(known_ranges):
+        if kind not in self._ranges:
+            self._ranges[kind] = self._asked_for(model, args, in_order(kwargs))
+        for number, ranges in enumerate(self._ranges[kind]):
             found = self._rung_of(ranges, Rung(kind, number), inputs, holds)
             if found is not None:
                 return found
-        if self.finds_out and self._find_out(model, args, kwargs, inputs, kind):
-            rung = Rung(kind, len(known_ranges) - 1)
-            return self._rung_of(known_ranges[-1], rung, inputs, holds) or (inputs, None)
-        return inputs, None
+        further = self._further(kind, inputs)
+        if further is None or not further.inputs.keys() <= argument_names(model, args, in_order(kwargs)).keys():
+            return inputs, None
+        self._found_out.add(inputs.over(further))
+        self._ranges[kind].append(further)
+        return self._rung_of(further, Rung(kind, len(self._ranges[kind]) - 1), inputs, holds) or (inputs, None)
 
     def give_up(self, rung: Rung, *, too_large: bool) -> None:
         """Have no plan for these shapes together. ``too_large``: for the budget."""
@@ -201,57 +201,32 @@ class PlanSource:
             may_do = not seen.alone if too_large else seen.rounds
             seen.alone, seen.rounds = seen.alone or too_large, seen.rounds and too_large
             if not may_do:
-                del self._seen[rung.kind]
+                self._settled.add(rung.kind)
 
     def has_given_up(self, rung: Rung) -> bool:
         """Whether there is no plan for these shapes together."""
         return rung in self._given_up
 
-    def _look_at(
-        self,
-        model: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        inputs: InputGeometry,
-        kind: InputGeometry,
-    ) -> None:
-        """At the first call of this kind. Raises ``ConfigError`` where the very first does not have what was asked
-        for."""
-        if kind in self._ranges:
-            return
-        is_first = not self._ranges
-        asked, axes = self._ranges.setdefault(kind, []), self._axes.setdefault(kind, [])
+    def _asked_for(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Ranges]:
+        """For a kind of calls, at the first one; none where it does not have what was asked for. Raises ``ConfigError``
+        where that is the very first call."""
         if self.finds_out:
-            self._seen[kind] = SeenSizes(inputs.shapes)
-            return
+            return []
         assert self._dynamic is not None
         try:
-            asked.append(ranges_of(model, args, _ordered(kwargs), self._dynamic))
-            axes.append(self._dynamic)
+            return [ranges_of(model, args, kwargs, self._dynamic)]
         except ConfigError:
-            if is_first:
-                del self._ranges[kind]
+            if not self._ranges:
                 raise
+            return []
 
-    def _find_out(
-        self,
-        model: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        inputs: InputGeometry,
-        kind: InputGeometry,
-    ) -> bool:
-        """Whether there are further ranges now, which hold this call and those before."""
-        seen = self._seen.get(kind)
-        ranges = None if seen is None else seen.with_call(inputs.shapes)
-        ordered = _ordered(kwargs)
-        known = ranges is None or inputs.over(ranges) in self._found_out
-        if ranges is None or known or not ranges.inputs.keys() <= argument_names(model, args, ordered).keys():
-            return False
-        self._found_out.add(inputs.over(ranges))
-        self._ranges[kind].append(ranges)
-        self._axes[kind].append(given_axes(model, args, ordered, ranges))
-        return True
+    def _further(self, kind: InputGeometry, inputs: InputGeometry) -> Ranges | None:
+        """Ranges that hold this call and those before, where there are such and they are new."""
+        if not self.finds_out or kind in self._settled:
+            return None
+        seen = self._seen.setdefault(kind, SeenSizes(inputs.shapes))
+        ranges = seen.with_call(inputs.shapes)
+        return None if ranges is None or inputs.over(ranges) in self._found_out else ranges
 
     def _rung_of(
         self, ranges: Ranges, asked: Rung, inputs: InputGeometry, holds: Mapping[Rung, Ranges | None]
@@ -304,11 +279,6 @@ class PlanSource:
             describe_inputs(args, kwargs),
             None if captured.ranges is None else described_ranges(captured.ranges),
         )
-
-
-def _ordered(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``input_geometry`` has them."""
-    return {name: kwargs[name] for name in sorted(kwargs)}
 
 
 def options_of(plan: Plan) -> dict[str, Any]:

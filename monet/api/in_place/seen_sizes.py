@@ -22,9 +22,10 @@ class SeenSizes:
 
     def __init__(self, shapes: Sequence[Any]) -> None:
         """``shapes``: of a call, as ``InputGeometry`` has them."""
+        sizes = _sizes(shapes)
         self._groups: dict[_Place, int] = {}
-        self._least, self._most = _sizes(shapes), _sizes(shapes)
-        self._group(_sizes(shapes))
+        self._least, self._most = dict(sizes), dict(sizes)
+        self._group(sizes)
         self._has_risen = False
         self.rounds, self.alone = True, False
 
