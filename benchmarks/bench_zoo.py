@@ -173,23 +173,17 @@ def _plan(model: nn.Module, kwargs: dict[str, Any]) -> tuple[Any, str]:
 def _step(model: nn.Module, kwargs: dict[str, Any]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """A step's outputs, and by name its gradients and the module's buffers after it."""
     torch.manual_seed(2)
-    outputs = [
-        leaf for leaf in pytree.tree_leaves(dict(enumerate(_parts(model(**kwargs))))) if isinstance(leaf, Tensor)
-    ]
+    returned = model(**kwargs)
+    returned = returned.to_tuple() if hasattr(returned, "to_tuple") else returned
+    outputs = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
     # Products with numbers of the outputs' own layout: gradients of another one may be added up in another order.
     torch.manual_seed(3)
     losses = [(output * torch.randn_like(output)).real.sum().float() for output in outputs if output.requires_grad]
     if losses:
         sum(losses).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    after = {
-        name.removeprefix("module."): value for name, value in {**gradients, **dict(model.named_buffers())}.items()
-    }
+    after = {**gradients, **dict(model.named_buffers())}
     return [output.detach() for output in outputs], after if gradients else {}
-
-
-def _parts(outputs: Any) -> Any:
-    return outputs.to_tuple() if hasattr(outputs, "to_tuple") else [outputs]
 
 
 def _most_off(eager: tuple[list[Tensor], dict[str, Tensor]], other: tuple[list[Tensor], dict[str, Tensor]]) -> float:

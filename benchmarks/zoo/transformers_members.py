@@ -55,7 +55,8 @@ def build(name: str) -> tuple[nn.Module, list[dict[str, Any]]]:
                 size = sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
             if size > MOST_PARAMETERS:
                 raise ValueError(f"{size:,} parameters")
-            return AutoModel.from_config(config), list(_calls(config, AutoModel.from_config(config)))
+            model = AutoModel.from_config(config)
+            return model, list(_calls(config, model))
         except Exception as error:  # another way of making it small may do
             failed = failed or error
     assert failed is not None
@@ -93,9 +94,8 @@ def _set(config: Any, sizes: dict[str, int]) -> None:
             setattr(config, name, value[-sizes["num_hidden_layers"] :])
         elif isinstance(value, list) and name == "depths" and sizes:
             setattr(config, name, [1] * len(value))
-    for name in ("num_hidden_layers",):
-        if before is not None and hasattr(config, name) and sizes:
-            setattr(config, name, min(before, sizes[name]))
+    if before is not None and sizes:
+        config.num_hidden_layers = min(before, sizes["num_hidden_layers"])
 
 
 def _calls(config: Any, model: nn.Module) -> Iterator[dict[str, Any]]:
