@@ -51,6 +51,12 @@ def is_exact(module: MonetModule) -> bool:
     return all(implementation_of(step, offers).exact for step in module.plan.steps)
 
 
+def assert_same_gradients(mine: nn.Module, eager: nn.Module) -> None:
+    """All parameters have gradients, which are equal bit by bit."""
+    for one, other in zip(mine.parameters(), eager.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None and torch.equal(one.grad, other.grad)
+
+
 def run_step(
     module: nn.Module,
     optimiser: torch.optim.Optimizer,

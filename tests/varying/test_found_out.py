@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from eager_reference import assert_same_gradients
 from small_models import Decoder, tokens
 from torch import nn
 
@@ -30,8 +31,7 @@ def compare(model: nn.Module, eager: nn.Module, *given: torch.Tensor) -> None:
         output.sum().backward()
         results.append(output.detach())
     assert torch.equal(*results)
-    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+    assert_same_gradients(model, eager)
 
 
 @contextmanager

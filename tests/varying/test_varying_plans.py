@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_reference import compare_steps, is_exact
+from eager_reference import assert_same_gradients, compare_steps, is_exact
 from slow_cases import slow_but
 from small_models import Decoder, Residual, Transformer, tokens
 from torch import nn
@@ -144,8 +144,7 @@ def test_a_pending_step_keeps_its_shape_when_another_call_is_checked() -> None:
     module.check((tokens((6, 20)), tokens((6, 20))), {})
     loss.backward()
     eager(*given).backward()
-    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+    assert_same_gradients(model, eager)
 
 
 def test_a_plan_is_saved_and_says_its_range(tmp_path: Path) -> None:
@@ -242,8 +241,7 @@ def test_apply_runs_every_shape_by_one_plan() -> None:
         loss.backward()
         expected.backward()
         assert torch.equal(loss, expected)
-        for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-            assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+        assert_same_gradients(model, eager)
     applied = monet.applied(model)
     assert applied is not None and (applied.planned_calls, applied.eager_calls, len(applied.plans)) == (9, 0, 2)
     model(tokens((7, 3)), tokens((7, 3))).backward()  # larger than the range
