@@ -15,6 +15,7 @@ from slow_cases import slow_but
 from small_models import Residual
 
 from monet.errors import InfeasibleBudget
+from monet.ops.estimating.rates import parse_rates
 from monet.pipeline import attempts, fitting, planning
 from monet.pipeline.attempts import Attempts
 from monet.pipeline.fit import Fit, FitState
@@ -23,7 +24,7 @@ from monet.pipeline.meter import silent
 from monet.pipeline.placement import Placement
 from monet.pipeline.placement import placement as placement_of
 from monet.pipeline.planning import plan_prepared, plan_smallest
-from monet.pipeline.preparation import prepare
+from monet.pipeline.preparation import Preparing, prepare
 from monet.pipeline.schedule import calls
 from monet.pipeline.unrolling import unroll
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
@@ -33,10 +34,12 @@ from monet.planner.search import Solving
 from monet.planner.search.smallest import smallest_plan
 from monet.planner.solution import Proof, Runs, Solution
 
+RATES = parse_rates("300GFLOPS,20GB/s")  # the same plans on every machine
+
 
 def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the arena of a solve that ended by itself is too large, there is another."""
-    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}, Preparing(costs=RATES))
     ended, solves = ["interrupted"], []
 
     def plan_variant(_: str, problem: Any, budget_bytes: int, *__: Any, **options: Any) -> Any:
@@ -61,7 +64,7 @@ def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(mo
 def test_an_interrupted_plan_is_placed_quickly(fits_at: int, remembered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it does not fit, smaller plans are made of it, and it is placed again for longer, but not for as long as
     the time limit allows; where there is another plan, none of it."""
-    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}, Preparing(costs=RATES))
     limits_s: list[float] = []
     tried: list[Runs] = []
 
@@ -99,7 +102,7 @@ def test_an_interrupted_plan_is_placed_quickly(fits_at: int, remembered: bool, m
 @pytest.mark.parametrize("variant", ["block", "monet"])
 def test_no_arena_fits_and_no_plan_for_less(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal names the arena of the variant's own smallest plan."""
-    lowered = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}).lowered
+    lowered = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}, Preparing(costs=RATES)).lowered
     found = fastest_plan(lowered.problem)
     assert found is not None
     targets: list[int] = []
@@ -128,7 +131,7 @@ def test_no_arena_fits_and_no_plan_for_less(variant: str, monkeypatch: pytest.Mo
 
 def test_ctrl_c_in_the_second_order_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the least memory, too, where the plan is the first order's."""
-    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}, Preparing(costs=RATES))
     least = smallest_plan(prepared.problem)
     orders: list[Any] = []
 
@@ -145,7 +148,7 @@ def test_ctrl_c_in_the_second_order_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("when", ["solving", "placing"])
 @pytest.mark.parametrize("remembered", [False, True])
 def test_ctrl_c_keeps_a_plan_that_fits(when: str, remembered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}).lowered
+    lowered = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}, Preparing(costs=RATES)).lowered
     found = fastest_plan(lowered.problem)
     assert found is not None
     placed = found, placement_of(found.runs, lowered, found.peak_bytes, 1.0)
@@ -166,7 +169,7 @@ def test_ctrl_c_keeps_a_plan_that_fits(when: str, remembered: bool, monkeypatch:
 
 def test_ctrl_c_after_the_least_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the plan is the one of before."""
-    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}, Preparing(costs=RATES))
     found = fastest_plan(prepared.problem)
     assert found is not None
     slower = replace(found, objective_s=found.objective_s * 100, status="interrupted")
@@ -236,7 +239,7 @@ def test_everything_kept_always_fits(case: str) -> None:
 
 def test_a_later_solve_keeps_what_an_earlier_one_has_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound for more memory holds for less, one for less says nothing of more, and each keeps to its plans."""
-    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {})
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}, Preparing(costs=RATES))
     found = fastest_plan(prepared.problem)
     assert found is not None
     cost_s = found.objective_s
