@@ -37,8 +37,8 @@ LESS_SHARES = (1.0, 1.0, 2.0)
 """Of an arena's excess: how much less the program gets after the first arena that does not fit, the second and the
 third, while none fits. A solve takes a second and a placement several, so the first one that fits is worth more than
 the bytes that it leaves: later targets are between it and the one that did not fit."""
-LESS_FILLED = 2
-"""Times that a plan whose arena does not fit is placed again with as much less in memory."""
+LESS_FILLED = (1.0, 1.0, 2.0, 4.0)
+"""Of an arena's excess: how much less a plan that does not fit has in memory when it is placed again."""
 INTERRUPTED_S, INTERRUPTED_AGAIN_S = 1.0, 10.0
 """How long the plan of an interrupted solve is ordered and placed; where its arena does not fit, how long each smaller
 plan is looked for and placed; and how long the plan is placed again where none is found."""
@@ -137,27 +137,34 @@ class Attempts:
 
     def _less_filled(self, target_bytes: int, solution: Solution, excess_bytes: int) -> Placed | None:
         """The last plan with less of what was kept, if it is faster than the best and fits: a plan that fills every
-        moment leaves no room for the gaps of a layout, and a placement takes less than another solve."""
+        moment leaves no room for the gaps of a layout, and a placement takes less than another solve. What it was
+        before it was filled is tried where it is the fastest, and last of all."""
         state = self._state
         if self._fitted or state.interrupted or state.fit.variant not in ABLATION:
             return None
         problem = restrict(self._lowered.problem, state.fit.variant)
-        limit_bytes = target_bytes
-        for _ in range(LESS_FILLED):
-            limit_bytes -= excess_bytes
-            starts = self._repaired(limit_bytes, SHARES.least * state.fit.solving.time_limit_s)
-            starts += [] if self._unfilled is None else [self._unfilled]
-            filled = [
-                with_runs(solution, keep_what_fits(problem, starts[k], limit_bytes), problem)
-                for k, _ in _replays(problem, starts, limit_bytes)
-            ]
-            made = min(filled, key=lambda each: each.objective_s, default=None)
+        limit_bytes, unfilled = target_bytes, self._unfilled
+        as_it_was = None if unfilled is None else with_runs(solution, unfilled, problem)
+        for share in (*LESS_FILLED, None):
+            candidates = [] if as_it_was is None else [as_it_was]
+            if share is not None:
+                limit_bytes -= math.ceil(share * excess_bytes)
+                starts = self._repaired(limit_bytes, SHARES.least * state.fit.solving.time_limit_s)
+                starts += [] if unfilled is None else [unfilled]
+                candidates += [
+                    with_runs(solution, keep_what_fits(problem, starts[k], limit_bytes), problem)
+                    for k, _ in _replays(problem, starts, limit_bytes)
+                ]
+            made = min(candidates, key=lambda each: each.objective_s, default=None)
             if made is None or (state.best is not None and made.objective_s >= state.best[0].objective_s):
                 return None
+            as_it_was = None if made is as_it_was else as_it_was
             placed = self._placed(made, SHARES.place * self.left_s())
             excess_bytes = state.fit.excess_bytes(placed)
             if excess_bytes <= 0:
                 return placed
+            if state.best is not None and not state.has_time():
+                return None
         return None
 
     def _prove_best(self, solution: Solution) -> None:

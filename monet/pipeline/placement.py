@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monet.pipeline.lowering import Lowered
-from monet.pipeline.run_graph import reorder
-from monet.pipeline.schedule import Call, Copy, calls, with_copies
+from monet.pipeline.run_graph import as_scheduled, reorder
+from monet.pipeline.schedule import calls, with_copies
 from monet.pipeline.unrolling import Unrolled, place, unroll
 from monet.planner.layout import Layout, layout
-from monet.planner.layout.arena import Lifetime
+from monet.planner.layout.lifetimes import Lifetime, pieces_of
 from monet.planner.order import Ordered
 from monet.planner.replay import replay
 from monet.planner.solution import Runs
 from monet.plans.format import ALIGNMENT, COPY_ALIGNMENT, CUDA_ALIGNMENT, Buffer
 
-# Seconds for the order, where none of the fast ones is proven best.
 ORDER_S = 10.0
-# What a layout takes at most that ends after a number of tries.
+"""Seconds for the order, where none of the fast ones is proven best."""
+FIRST_SHARE = 0.7
+"""Of the time: for a layout of the order that the program counted in."""
 LAYOUT_S = 15.0
+"""What a layout takes at most that ends after a number of tries."""
 
 
 @dataclass(frozen=True)
@@ -41,34 +42,60 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     """The runs in an order of small peak, placed. The search for a smaller arena ends when it fits in what the fixed
     bytes leave of the budget.
 
+    Where the load along the order that the program counted in is within the budget, that order is laid out first, in
+    most of the time: seconds for a better order are lost where what is missing is a layout without gaps.
+
     ``time_limit_s``: wall seconds, but for one order and one layout by a heuristic, which there are in any case. Equal
     input gives an equal placement where that is not what ends a search.
     """
     deadline_s = time.monotonic() + time_limit_s
-    schedule: Sequence[Call | Copy]
-    copied = bool(runs.moved or lowered.problem.carried)
-    if copied:
-        schedule, ordered = with_copies(runs, lowered), _as_planned(runs, lowered)
-    else:
-        schedule, ordered = reorder(calls(runs, lowered), lowered, time_limit_s=min(ORDER_S, time_limit_s / 2))
-    unrolled = unroll(schedule, lowered)
-    lifetimes = [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
     capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
-    left_s = max(0.0, deadline_s - time.monotonic())
-    # A search that is given a limit uses all of it; without one it ends after a number of tries.
-    limit_s = None if left_s > LAYOUT_S else left_s
-    alignment = _alignment(lowered, copied=copied)
-    placed = layout(lifetimes, alignment=alignment, capacity_bytes=capacity_bytes, time_limit_s=limit_s)
-    if ordered.interrupted or placed.interrupted:  # both keep what they have, but whoever interrupts wants no plan now
+    if runs.moved or lowered.problem.carried:
+        arena = _Arena(COPY_ALIGNMENT, capacity_bytes)
+        unrolled = unroll(with_copies(runs, lowered), lowered)
+        return Placement(unrolled, _as_planned(runs, lowered), arena.layout(unrolled, time_limit_s))
+    cuda = lowered.catalogue.graph.device.type == "cuda"
+    arena = _Arena(CUDA_ALIGNMENT if cuda else ALIGNMENT, capacity_bytes)
+    schedule = calls(runs, lowered)
+    counted = unroll(schedule, lowered)
+    first = arena.layout(counted, FIRST_SHARE * time_limit_s) if arena.load_bytes(counted) <= capacity_bytes else None
+    left_s = deadline_s - time.monotonic()
+    reordered, ordered = reorder(schedule, lowered, time_limit_s=min(ORDER_S, left_s / 2))
+    if ordered.interrupted:  # it keeps what it has, but whoever interrupts wants no plan now
         raise KeyboardInterrupt
-    return Placement(unrolled, ordered, placed)
+    if first is not None and reordered == tuple(schedule):
+        return Placement(counted, ordered, first)
+    unrolled = unroll(reordered, lowered)
+    placed = arena.layout(unrolled, deadline_s - time.monotonic())
+    if first is None or placed.arena_bytes < first.arena_bytes:
+        return Placement(unrolled, ordered, placed)
+    return Placement(counted, as_scheduled(schedule, lowered, ordered.bound_bytes), first)
 
 
-def _alignment(lowered: Lowered, *, copied: bool) -> int:
-    """What each offset is a multiple of, in bytes."""
-    if copied:
-        return COPY_ALIGNMENT
-    return CUDA_ALIGNMENT if lowered.catalogue.graph.device.type == "cuda" else ALIGNMENT
+@dataclass(frozen=True, slots=True)
+class _Arena:
+    """``alignment``: what each offset is a multiple of. ``capacity_bytes``: what it should fit in."""
+
+    alignment: int
+    capacity_bytes: int
+
+    def load_bytes(self, unrolled: Unrolled) -> int:
+        """No layout is smaller."""
+        return pieces_of(_lifetimes(unrolled), self.alignment).bound() * self.alignment
+
+    def layout(self, unrolled: Unrolled, left_s: float) -> Layout:
+        """Raises ``KeyboardInterrupt``."""
+        # A search that is given a limit uses all of it; without one it ends after a number of tries.
+        limit_s = None if left_s > LAYOUT_S else max(0.0, left_s)
+        lifetimes, capacity_bytes = _lifetimes(unrolled), self.capacity_bytes
+        placed = layout(lifetimes, alignment=self.alignment, capacity_bytes=capacity_bytes, time_limit_s=limit_s)
+        if placed.interrupted:  # it keeps what it has, but whoever interrupts wants no plan now
+            raise KeyboardInterrupt
+        return placed
+
+
+def _lifetimes(unrolled: Unrolled) -> list[Lifetime]:
+    return [Lifetime(b.id, b.bytes, b.begin, b.end) for b in unrolled.buffers]
 
 
 def _as_planned(runs: Runs, lowered: Lowered) -> Ordered:

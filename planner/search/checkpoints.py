@@ -38,8 +38,9 @@ AT_ONCE = 3
 """Stages that become checkpoints after one plan."""
 POINT_S, POINT_GAP = 2.0, 5e-4
 """Limits of the solve for what the relaxation leaves open."""
-STALE_ROUNDS = 8
-"""Plans in a row that are no better than the best, at most, once there is one."""
+STALE_ROUNDS, POOR_ROUNDS = 5, 16
+"""Plans in a row that are no better than the best, at most, once there is one; and where that is further than
+``POOR_GAP`` from the bound."""
 POOR_GAP = 0.1
 """A plan that is further than this from the bound is worth more time here, whatever comes after."""
 QUICK_ROUNDS = 5
@@ -106,9 +107,12 @@ class CheckpointSearch:
         self._offer(*first, first_until_s)
         if self._is_enough():
             return
-        stale = 0
-        while stale < STALE_ROUNDS:
-            if poor_until_s is not None and self.incumbent.is_within(POOR_GAP, self.bound):
+        stale, before = 0, None
+        while True:
+            poor = not self.incumbent.is_within(POOR_GAP, self.bound)
+            if stale >= (POOR_ROUNDS if poor else STALE_ROUNDS):
+                return
+            if not poor:
                 poor_until_s = None
             ends_s = until_s if poor_until_s is None else poor_until_s
             if self._left_s(ends_s) <= 0:
@@ -117,7 +121,7 @@ class CheckpointSearch:
             made = self._plan(program, ends_s)
             if made is None:
                 return
-            _, cost = made
+            runs, cost = made
             self._offer(*made, ends_s)
             if self._is_enough():
                 return
@@ -130,7 +134,8 @@ class CheckpointSearch:
                 if not self._set_aside_less():
                     return
                 continue
-            checkpoints = self._with_worst(program.checkpoints, cost)
+            checkpoints = self._with_worst(program.checkpoints, cost, again=runs == before)
+            before = runs
             if checkpoints != program.checkpoints:
                 self._checkpoints = checkpoints
                 program = checkpoint_program(self.index, self.budget_bytes, checkpoints)
@@ -276,9 +281,12 @@ class CheckpointSearch:
     def _left_s(self, until_s: float) -> float:
         return self.deadline.left_s(until_s)
 
-    def _with_worst(self, checkpoints: Checkpoints, cost: Replay) -> Checkpoints:
-        """The checkpoints, and besides those where a plan exceeds the budget most and that are not near one of them."""
+    def _with_worst(self, checkpoints: Checkpoints, cost: Replay, *, again: bool) -> Checkpoints:
+        """The checkpoints, and besides those where a plan exceeds the budget most and that are not near one of them;
+        where that is the plan of the time before, ``again``, however near they are, and however many there are."""
         problem = self.index.problem
+        if again:
+            return _with_broken(checkpoints, _over(cost, self.budget_bytes), (AT_ONCE, AT_ONCE))
         room = min(AT_ONCE, MOST_STAGES - len(checkpoints.stages)), max(0, MOST_FORWARD - len(checkpoints.forward))
         apart = APART * len(problem.backward), APART * len(problem.forward)
         return _with_broken(checkpoints, _over(cost, self.budget_bytes), room, apart)

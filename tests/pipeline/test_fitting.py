@@ -307,3 +307,28 @@ def test_a_plan_that_fills_less_is_placed_before_another_is_looked_for(monkeypat
     assert placed.layout.arena_bytes + lowered.problem.fixed_bytes <= found.peak_bytes
     assert thrifty[0] <= solution.peak_bytes < found.peak_bytes
     assert found.objective_s < solution.objective_s < thrifty[1].objective_s
+
+
+def test_where_no_filled_plan_fits_the_one_that_it_was_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = case_prepared("transformer", exact=False).lowered
+    found, thrifty = fastest_plan(lowered.problem), smallest_budget(lowered.problem)
+    assert found is not None and thrifty is not None
+    placed: list[Runs] = []
+
+    def plan_variant(*_: Any, **__: Any) -> Solution:
+        return replace(found, unfilled=thrifty[1].runs)
+
+    def placement(runs: Runs, *_: Any) -> Placement:
+        placed.append(runs)
+        made = placement_of(runs, lowered, found.peak_bytes, 1.0)
+        excess_bytes = 0 if runs == thrifty[1].runs else 1 << 10
+        return replace(made, layout=replace(made.layout, arena_bytes=room_bytes + excess_bytes))
+
+    room_bytes = found.peak_bytes - lowered.problem.fixed_bytes
+    in_both(monkeypatch, "plan_variant", plan_variant)
+    in_both(monkeypatch, "placement", placement)
+    monkeypatch.setattr(fitting, "orders_of", lambda fit: [fit.lowered])
+    fit = Fit(lowered, found.peak_bytes, "monet", Solving(time_limit_s=20.0), remembers=False)
+    Attempts(state := FitState(fit, silent), lowered, 10.0).run()
+    assert state.best is not None and state.best[0].runs == thrifty[1].runs
+    assert placed[0] == found.runs and placed.index(thrifty[1].runs) == 1 + len(attempts.LESS_FILLED)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from monet.base.graph import operator_inputs
 from monet.errors import InfeasibleBudget, SolverError
 from monet.ops.update_order import late_updates
 from monet.pipeline import fitting
+from monet.pipeline import placement as placement_module
 from monet.pipeline.fit import Fit
 from monet.pipeline.fitting import fit_budget, orders_of
 from monet.pipeline.lowering import Lowered
@@ -27,6 +30,8 @@ from monet.pipeline.preparation import Preparing, prepare, prepare_whole
 from monet.pipeline.schedule import calls
 from monet.pipeline.unrolling import unroll
 from monet.planner.construction.first_plans import fastest_plan
+from monet.planner.layout import Layout, Lifetime
+from monet.planner.layout import layout as layout_of
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.replay import replay
 from monet.planner.search import Solving
@@ -99,6 +104,41 @@ def test_a_plan_along_its_own_order_needs_what_is_counted(case: str) -> None:
         assert cost.objective_s == pytest.approx(solution.objective_s)
         assert cost.peak_bytes <= max(solution.peak_bytes, lowered.problem.fixed_bytes + placed.ordered.peak_bytes)
         assert in_order(ordered, order_of(solution.runs)).problem == searched.problem
+
+
+@pytest.mark.parametrize("other_is_larger", [True, False])
+def test_what_fits_along_the_order_of_the_program_is_laid_out_first(
+    other_is_larger: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And kept, where the arena of a better order is no smaller."""
+    lowered = lowered_branches()
+    solution = fastest_plan(lowered.problem)
+    assert solution is not None
+    counted = unroll(calls(solution.runs, lowered), lowered)
+    layouts: list[tuple[float, int]] = []
+
+    def layout(lifetimes: Sequence[Lifetime], **options: Any) -> Layout:
+        made = layout_of(lifetimes, **options)
+        layouts.append((options["time_limit_s"], made.arena_bytes))
+        larger = other_is_larger and len(layouts) > 1
+        return replace(made, arena_bytes=layouts[0][1] + 64) if larger else made
+
+    monkeypatch.setattr(placement_module, "layout", layout)
+    placed = placement(solution.runs, lowered, solution.peak_bytes, 8.0)
+    assert len(layouts) == 2 and layouts[0][0] == pytest.approx(8.0 * placement_module.FIRST_SHARE)
+    assert layouts[1][1] < layouts[0][1]
+    assert (placed.unrolled.steps == counted.steps) == other_is_larger
+    assert placed.layout.arena_bytes == layouts[0 if other_is_larger else 1][1]
+    assert placed.ordered.bound_bytes <= placed.ordered.peak_bytes <= placed.layout.arena_bytes
+    assert (placed.ordered.method == "captured") == other_is_larger
+
+    layouts.clear()
+    load_bytes = (
+        lowered.problem.fixed_bytes
+        + layout_of([Lifetime(b.id, b.bytes, b.begin, b.end) for b in counted.buffers]).bound_bytes
+    )
+    placement(solution.runs, lowered, load_bytes - 64, 8.0)
+    assert len(layouts) == 1  # no layout of that order fits, and none is looked for
 
 
 def test_a_view_comes_before_its_first_reader() -> None:

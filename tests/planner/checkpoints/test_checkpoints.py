@@ -231,3 +231,18 @@ def test_plans_that_do_not_fit_are_not_offered() -> None:
     fitting = [cost.objective_s for _, cost in found.seen if cost.peak_bytes <= found.budget_bytes]
     assert min(fitting) == found.incumbent.value
     assert found.incumbent.value >= found.bound * (1 - 1e-9)
+
+
+def test_a_plan_that_comes_again_gets_checkpoints_however_near() -> None:
+    """What is set aside at a checkpoint changes nothing where the plan exceeds the budget beside it."""
+    problem = chain(400)
+    plan = fastest_plan(problem)
+    assert plan is not None
+    best = Incumbent.fastest_within(problem, plan.peak_bytes)
+    search = CheckpointSearch(index_of(problem), plan.peak_bytes, solver("HIGHS"), best, Deadline(60.0), 0.01)
+    cost = replay(problem, plan.runs)
+    moment = next(moment for moment in cost.moments if moment.stage == 200)
+    over = replace(cost, moments=(replace(moment, bytes=plan.peak_bytes + 1),))
+    beside = Checkpoints((197, 198, 199, 201, 202, 203))
+    assert search._with_worst(beside, over, again=False) == beside
+    assert search._with_worst(beside, over, again=True) == Checkpoints((197, 198, 199, 200, 201, 202, 203))
