@@ -38,7 +38,10 @@ LESS_SHARES = (1.0, 1.0, 2.0)
 third, while none fits. A solve takes a second and a placement several, so the first one that fits is worth more than
 the bytes that it leaves: later targets are between it and the one that did not fit."""
 LESS_FILLED = (1.0, 1.0, 2.0, 4.0)
-"""Of an arena's excess: how much less a plan that does not fit has in memory when it is placed again."""
+"""Of the least excess of an arena so far: how much less a plan that does not fit has in memory when it is placed
+again."""
+LEAST_LESS_SHARE = 0.0025
+"""Of the budget: the least of that. A plan that fits but for some bytes is one of few, and has few layouts."""
 INTERRUPTED_S, INTERRUPTED_AGAIN_S = 1.0, 10.0
 """How long the plan of an interrupted solve is ordered and placed; where its arena does not fit, how long each smaller
 plan is looked for and placed; and how long the plan is placed again where none is found."""
@@ -145,10 +148,11 @@ class Attempts:
         problem = restrict(self._lowered.problem, state.fit.variant)
         limit_bytes, unfilled = target_bytes, self._unfilled
         as_it_was = None if unfilled is None else with_runs(solution, unfilled, problem)
-        for share in (*LESS_FILLED, None):
+        for n, share in enumerate((*LESS_FILLED, None)):
             candidates = [] if as_it_was is None else [as_it_was]
             if share is not None:
-                limit_bytes -= math.ceil(share * excess_bytes)
+                least_bytes = max(excess_bytes, LEAST_LESS_SHARE * state.fit.budget_bytes)
+                limit_bytes -= math.ceil(share * least_bytes)
                 starts = self._repaired(limit_bytes, SHARES.least * state.fit.solving.time_limit_s)
                 starts += [] if unfilled is None else [unfilled]
                 candidates += [
@@ -159,10 +163,10 @@ class Attempts:
             if made is None or (state.best is not None and made.objective_s >= state.best[0].objective_s):
                 return None
             as_it_was = None if made is as_it_was else as_it_was
-            placed = self._placed(made, SHARES.place * self.left_s())
-            excess_bytes = state.fit.excess_bytes(placed)
-            if excess_bytes <= 0:
+            placed = self._placed(made, self.left_s() / (len(LESS_FILLED) + 1 - n))
+            if state.fit.excess_bytes(placed) <= 0:
                 return placed
+            excess_bytes = min(excess_bytes, state.fit.excess_bytes(placed))
             if state.best is not None and not state.has_time():
                 return None
         return None

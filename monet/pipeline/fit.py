@@ -54,7 +54,7 @@ class Shares:
 SHARES = Shares(
     order=0.25, smallest=0.25, least=0.05, left=0.1,
     each=0.6,
-    solve=0.5, again=0.5, later=0.7, place=0.5,
+    solve=0.5, again=0.5, later=0.7, place=0.4,
 )  # fmt: skip
 """Tuned on ``bench_orders.py``, where RegNet wants more of ``each`` and GoogLeNet less."""
 

@@ -3,7 +3,7 @@
 They answer one question, "is there a layout of this height?", by a layout, by a proof that there is none, or by neither
 when their nodes are used up. The valley search (``valley_search.py``) finds more; the canonical search
 (``canonical_search.py``) finds others, and knows gaps and given offsets. Parts of a problem that are apart in time
-(``parts.py``) are searched one by one: what finds one of them seldom finds another.
+(``Pieces.parts``) are searched one by one: what finds one of them seldom finds another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from monet.planner.layout import canonical_search, valley_search
 from monet.planner.layout.canonical_search import CanonicalSearch
 from monet.planner.layout.load import Integers
-from monet.planner.layout.parts import parts, taken
 from monet.planner.layout.pieces import Pieces
 from monet.planner.layout.search_thread import FOUND, LIMIT, NONE
 from monet.planner.layout.valley_search import ValleySearch
@@ -56,7 +55,7 @@ class ExactSearch:
 
     def __post_init__(self) -> None:
         self.offsets = self.offsets.copy()
-        self._parts = [_Part(buffers, self) for buffers in parts(self.pieces)]
+        self._parts = [_Part(buffers, self) for buffers in self.pieces.parts()]
 
     @property
     def height(self) -> int:
@@ -102,7 +101,7 @@ class _Part:
     def tries(self, height: int, nodes: int) -> Iterator[tuple[int, Integers | None, int]]:
         """(Answer, offsets, nodes) of each try."""
         if self._canonical is None:
-            pieces, whole = taken(self._whole.pieces, self.buffers), self._whole
+            pieces, whole = self._whole.pieces.taken(self.buffers), self._whole
             self._canonical = CanonicalSearch(pieces, whole.seconds_left, whole.tick)
             self._valleys = ValleySearch(pieces, whole.seconds_left, whole.tick) if pieces.whole else None
         if self._valleys is not None:

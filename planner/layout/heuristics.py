@@ -7,13 +7,17 @@ lifetimes and given offsets. Neither looks ahead; ``methods.py`` tries several o
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from monet.planner.layout.load import Integers
 from monet.planner.layout.pieces import Pieces
+from monet.planner.layout.search_thread import LONGEST_S, UNITS, load
 from monet.planner.layout.skyline import Skyline
 
 
@@ -30,16 +34,41 @@ def place_in_gaps(
     Buffers of given offsets come first. ``smallest_gap`` takes the gap that fits tightest, of equals the lowest (best
     fit), otherwise the lowest gap that is large enough (first fit); where no gap is, the place above all of them.
     Returns None as soon as a buffer ends above ``limit``, or ``time.monotonic()`` passes the deadline. O(n²)
-    comparisons, all in numpy.
+    comparisons, in C++ (``gaps.cpp``) or, on a machine that cannot build it, in numpy.
     """
+    fixed = pieces.fixed_at >= 0
+    turns = np.asarray(order, np.int64)
+    turns = np.concatenate((np.flatnonzero(fixed), turns[~fixed[turns]]))
+    call = _gaps()
+    if call is None:
+        return _placed(turns, pieces, smallest_gap, limit, deadline)
+    arrays = [np.ascontiguousarray(array, np.int64) for array in (turns, pieces.first, pieces.begin, pieces.end)]
+    arrays += [np.ascontiguousarray(array, np.int64) for array in (pieces.size, pieces.fixed_at)]
+    offsets, left_s = np.zeros(len(pieces.size), np.int64), min(deadline - time.monotonic(), LONGEST_S)
+    done = call(
+        len(turns), *(array.ctypes.data_as(UNITS) for array in arrays), smallest_gap,
+        np.iinfo(np.int64).max if limit is None else limit, left_s, offsets.ctypes.data_as(UNITS),
+    )  # fmt: skip
+    return offsets if done else None
+
+
+@cache
+def _gaps() -> Any | None:
+    """The C function, or None on a machine that cannot build it."""
+    arguments = (
+        ctypes.c_int, *(UNITS,) * 6, ctypes.c_int, ctypes.c_int64, ctypes.c_double, UNITS,
+    )  # fmt: skip
+    return load("gaps.cpp", "monet_layout_gaps", arguments)
+
+
+def _placed(turns: Integers, pieces: Pieces, smallest_gap: bool, limit: int | None, deadline: float) -> Integers | None:
+    """The same in numpy. ``turns``: those of given offsets first."""
     first, begin, end, size = pieces.first, pieces.begin, pieces.end, pieces.size
     offsets = np.zeros(len(size), np.int64)
     # The placed pieces in the order of their offsets; rows: begin, end, offset, top.
     placed = np.empty((4, len(begin)), np.int64)
     done = 0
-    fixed = np.flatnonzero(pieces.fixed_at >= 0)
-    free = [buffer for buffer in order if pieces.fixed_at[buffer] < 0] if len(fixed) else order
-    for buffer in (*fixed, *free):
+    for buffer in turns:
         need, own = size[buffer], slice(first[buffer], first[buffer + 1])
         if pieces.fixed_at[buffer] >= 0:
             offset = int(pieces.fixed_at[buffer])

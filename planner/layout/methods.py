@@ -15,7 +15,6 @@ from monet.errors import ConfigError, SolverError
 from monet.planner.layout import exact_search
 from monet.planner.layout.heuristics import place_in_gaps, skyline
 from monet.planner.layout.load import Integers
-from monet.planner.layout.parts import taken
 from monet.planner.layout.pieces import Pieces
 from monet.planner.layout.program import locate
 from monet.planner.layout.reinsertion import reinsert
@@ -85,7 +84,7 @@ class _Turn:
 
 
 # What a search of hundreds of buffers takes at least, with placing the others.
-_LEAST_S = 0.1
+_LEAST_S = 0.06
 # Short first: what finds a layout mostly finds it at once. What none finds should be close at least.
 _TURNS = (_Turn(1), _Turn(3), _Turn(2, fits=False))
 
@@ -115,7 +114,7 @@ def auto(task: Task) -> Iterator[Attempt]:
         return
     assert best is not None
     if len(task.pieces.size) <= _EXACT_BUFFERS and exact_search.available():
-        for attempt in _peaks_first(task.part(_PEAKS), (orders["size"], orders["area"]), least):
+        for attempt in _peaks_first(task.part(_PEAKS), tuple(orders.values()), least):
             assert attempt.offsets is not None
             best, least = attempt.offsets, _height(task, attempt)
             yield attempt
@@ -301,7 +300,7 @@ class _Peak:
     """Some buffers, and the exact search for layouts of them. ``extra``: by how much all buffers needed more."""
 
     def __init__(self, buffers: Integers, task: Task) -> None:
-        pieces = taken(task.pieces, buffers)
+        pieces = task.pieces.taken(buffers)
         self._buffers, self._bound = buffers, pieces.bound()
         self._search = exact_search.ExactSearch(pieces, stacked(pieces), 0.0)
         self._begun, self._extra = False, 0

@@ -80,3 +80,25 @@ class Pieces:
         ticks = np.unique(np.concatenate((self.begin, self.end)))
         ranges = np.stack((np.searchsorted(ticks, self.begin), np.searchsorted(ticks, self.end)), axis=1)
         return self.first.astype(np.intc), np.ascontiguousarray(ranges, np.intc), max(0, len(ticks) - 1)
+
+    def parts(self) -> list[Integers]:
+        """The buffers of each part: no buffer of one is alive between the first and the last tick of another. Those of
+        one in their own order; the part of most buffers first."""
+        begin, end = self.begin[self.first[:-1]], self.end[self.first[1:] - 1]
+        by_begin = np.argsort(begin, kind="stable")
+        latest = np.maximum.accumulate(end[by_begin])
+        starts = np.flatnonzero(begin[by_begin][1:] >= latest[:-1]) + 1
+        return sorted((np.sort(part) for part in np.split(by_begin, starts)), key=len, reverse=True)
+
+    def taken(self, buffers: Integers) -> Pieces:
+        """Only these buffers, in increasing order."""
+        count = np.diff(self.first)[buffers]
+        wanted = np.isin(self.owner, buffers)
+        return replace(
+            self,
+            first=np.concatenate(([0], np.cumsum(count))),
+            begin=self.begin[wanted],
+            end=self.end[wanted],
+            size=self.size[buffers],
+            fixed_at=self.fixed_at[buffers],
+        )

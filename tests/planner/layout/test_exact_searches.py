@@ -14,7 +14,6 @@ from monet.planner.layout.canonical_search import CanonicalSearch
 from monet.planner.layout.exact_search import ExactSearch
 from monet.planner.layout.lifetimes import pieces_of
 from monet.planner.layout.methods import stacked
-from monet.planner.layout.parts import parts, taken
 from monet.planner.layout.search_thread import FOUND, LIMIT, NONE
 from monet.planner.layout.valley_search import STYLES, ValleySearch, luby
 
@@ -65,7 +64,7 @@ def test_parts_are_apart_in_time() -> None:
     for _ in range(50):
         lifetimes = [Lifetime(x.id, x.bytes, x.begin + 5 * rng.randint(0, 8), 0) for x in random_lifetimes(rng, 12)]
         lifetimes = [Lifetime(x.id, x.bytes, x.begin, x.begin + rng.randint(1, 6)) for x in lifetimes]
-        found = parts(pieces_of(lifetimes, 1))
+        found = pieces_of(lifetimes, 1).parts()
         assert sorted(np.concatenate(found).tolist()) == list(range(12))
         spans = []
         for part in found:
@@ -80,9 +79,9 @@ def test_parts_are_apart_in_time() -> None:
 def test_a_part_keeps_gaps_and_given_offsets() -> None:
     lifetimes = [Lifetime(0, 8, 10, 19, gaps=((12, 14),)), Lifetime(1, 4, 0, 3), Lifetime(2, 2, 12, 14, offset=6)]
     pieces = pieces_of(lifetimes, 1)
-    late, early = parts(pieces)
+    late, early = pieces.parts()
     assert (late.tolist(), early.tolist()) == ([0, 2], [1])
-    part = taken(pieces, late)
+    part = pieces.taken(late)
     assert part.begin.tolist() == [10, 14, 12] and part.end.tolist() == [12, 19, 14]
     assert part.size.tolist() == [8, 2] and part.fixed_at.tolist() == [-1, 6] and part.first.tolist() == [0, 2, 3]
 
@@ -96,7 +95,7 @@ def test_each_part_is_searched_until_all_are_low() -> None:
     lifetimes.append(Lifetime(len(lifetimes), 5, 20_000, 20_001))
     pieces = pieces_of(lifetimes, 1)
     search = ExactSearch(pieces, stacked(pieces), nodes_left=1e9)
-    assert len(parts(pieces)) >= 3
+    assert len(pieces.parts()) >= 3
     assert search.ask(1023, 10) == NONE
     while search.ask(1024, 10_000) == LIMIT:
         pass

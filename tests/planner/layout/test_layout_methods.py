@@ -7,6 +7,7 @@ import random
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from layout_problems import alive, check, cut_rectangle, endless_lifetimes, optimum, random_lifetimes
 
 from monet.errors import ConfigError, SolverError
-from monet.planner.layout import Layout, exact_search, layout
+from monet.planner.layout import Layout, exact_search, heuristics, layout
 from monet.planner.layout import methods as layout_methods
 from monet.planner.layout.arena import METHODS, Lifetime
+from monet.planner.layout.lifetimes import pieces_of
 from monet.planner.order import Ordered
 
 plain = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12), st.integers(1, 8)), min_size=1, max_size=25).map(
@@ -253,3 +255,29 @@ def test_buffers_of_the_peaks_are_placed_before_others() -> None:
     check(lifetimes, found, 1)
     assert found.method == "peaks first"
     assert found.arena_bytes <= capacity < 1.1 * capacity < heuristics.arena_bytes
+
+
+@pytest.mark.skipif(heuristics._gaps() is None, reason="without a C++ compiler there is one way alone")
+@pytest.mark.parametrize("seed", range(20))
+def test_gaps_are_found_alike_with_and_without_a_compiler(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaps in lifetimes and given offsets included."""
+    rng = random.Random(seed)
+    pieces = pieces_of(random_lifetimes(rng, 200), 1)
+    order = list(range(200))
+    rng.shuffle(order)
+
+    def placed(smallest_gap: bool, limit: int | None = None) -> list[int] | None:
+        offsets = heuristics.place_in_gaps(order, pieces, smallest_gap=smallest_gap, limit=limit)
+        return None if offsets is None else offsets.tolist()
+
+    def heights() -> list[list[int] | None]:
+        first, best = placed(False), placed(True)
+        assert first is not None and best is not None
+        top = int((np.array(first) + pieces.size).max())
+        return [first, best, placed(False, top), placed(False, top - 1)]
+
+    compiled = heights()
+    assert compiled[2] == compiled[0] and compiled[3] is None
+    assert heuristics.place_in_gaps(order, pieces, smallest_gap=False, deadline=0.0) is None
+    monkeypatch.setattr(heuristics, "_gaps", lambda: None)
+    assert heights() == compiled
