@@ -44,6 +44,7 @@ from monet.step.training_step.whole_step import LossFunction, capture_whole_step
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _SOLVING = Solving()
+_NO_COPIES = "copies are timed for one shape: leave out offload, or plan each shape"
 
 
 def require_known(function: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -174,7 +175,7 @@ class _How:
     ) -> Prepared:
         _require_module(model)
         if ranges is not None and self.offload is not None:
-            raise ConfigError("copies are timed for one shape: leave out offload, or plan each shape")
+            raise ConfigError(_NO_COPIES)
         return self.prepared(partial(prepare, model, args, kwargs, ranges=ranges), _kind_of_device(model))
 
     def prepared(self, prepare: Callable[..., Prepared], device: str | None = None) -> Prepared:
@@ -275,6 +276,7 @@ def optimize(
     cache: bool = True,
     progress: bool = False,
     seed: int = 0,
+    dynamic: Mapping[str, Any] | None = None,
 ) -> Trainer:
     """Plan forward, loss, backward and weight update as one step; ``trainer(inputs, targets)`` then runs it.
 
@@ -287,6 +289,7 @@ def optimize(
     ``offload``: a second memory for activations and the optimiser's state, as ``"disk:/scratch"``.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
     bit. ``fused``: as for ``monet.plan``; with ``return_outputs=False`` a language model's logits are never whole.
+    ``dynamic``: as for ``monet.plan``, by argument of the model, and ``"targets"`` for the targets.
     Other options as for ``monet.plan``. Under ``torch.autocast``, forward and loss are in that precision, backward and
     update as eager runs them outside of it; the trainer is then called under the same ``torch.autocast``.
 
@@ -296,9 +299,13 @@ def optimize(
     if (budget is None) == (plan is None):
         raise TypeError("optimize takes a budget or a plan, and exactly one of them")
     _require_module(model)
+    if plan is not None:
+        plan = Plan.of(plan)
+    elif dynamic is not None and offload is not None:
+        raise ConfigError(_NO_COPIES)
     step = capture_whole_step(
         model, sample_inputs, sample_targets, loss_fn=loss_fn, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
-        return_outputs=return_outputs,
+        return_outputs=return_outputs, dynamic=dynamic if plan is None else ranges_of_plan(plan),
     )  # fmt: skip
     if plan is None:
         assert budget is not None
@@ -309,7 +316,6 @@ def optimize(
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
-    plan = Plan.of(plan)
     planned, now = plan.model.get("autocast"), autocast.state(device_type(model, sample_inputs))
     if planned != now:
         raise PlanMismatch(

@@ -27,15 +27,19 @@ def ranges_of(
     """The ranges that a person gives: by argument, its axes that vary, as ``torch.export`` takes them
     (``{"input_ids": {0: Dim("batch", max=8), 1: Dim("length", max=512)}}``), or the same with a list of an entry an
     axis. Raises ``ConfigError``."""
+    leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+    return ranges_of_leaves(argument_names(model, args, kwargs), leaves, dynamic)
+
+
+def ranges_of_leaves(names: Mapping[int, str], leaves: Sequence[Any], dynamic: Mapping[str, Any]) -> Ranges:
+    """The same of the leaves of a flattened call; ``names``: of those that have one, by position."""
     if not isinstance(dynamic, Mapping) or not dynamic:
         raise ConfigError('dynamic must be as {"input_ids": {0: torch.export.Dim("batch", max=8)}}, by argument')
-    names = argument_names(model, args, kwargs)
     unknown = sorted(map(str, set(dynamic) - set(names.values())))
     if unknown:
         raise ConfigError(f"dynamic names {unknown[0]!r}, and the call has {', '.join(map(str, names.values()))}")
     dimensions: dict[str, Dimension] = {}
     inputs: dict[int, tuple[str | None, ...]] = {}
-    leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
     for position, name in names.items():
         if dynamic.get(name) is None:
             continue

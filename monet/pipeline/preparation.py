@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from monet.base.graph import Graph
-from monet.base.sizes import Ranges
+from monet.base.sizes import Ranges, graph_at
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.input_geometry import describe_inputs, described_ranges
 from monet.errors import CaptureError, ConfigError
@@ -166,7 +166,8 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     devices.require_plannable(step.graph.device)
     offers = _offers(step, offering)
     if step.captured.ranges is not None:
-        step = replace(step, graph=offers.graph, as_eager=offers.graph)
+        as_eager = offers.graph if step.as_eager is step.graph else graph_at(step.as_eager, int)
+        step = replace(step, graph=offers.graph, as_eager=as_eager)
     costs, eager = _costs(offers, preparing, progress), None
     if offers.graph is not step.graph:  # with regions: eager has none
         eager = catalogue(step.as_eager, replace(offering, fused=False))

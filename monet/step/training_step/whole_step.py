@@ -9,14 +9,18 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.base.sizes import Ranges
 from monet.capture import Captured, capture
 from monet.capture.input_geometry import call_of
+from monet.capture.varying_inputs import argument_names, largest, ranges_of_leaves
 from monet.errors import ConfigError
 from monet.ops.catalogue import catalogue
 from monet.ops.weight_update import LiveUpdate, algorithm
 from monet.step.training_step.updates import parameter_slots, with_unit_tangent, with_updates
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
+TARGETS = "targets"
+"""What ``dynamic`` calls them, unless that is an argument of the model."""
 
 
 class LossModule(torch.nn.Module):
@@ -70,8 +74,11 @@ def capture_whole_step(
     optimizer: torch.optim.Optimizer,
     clip_grad_norm: float | None = None,
     return_outputs: bool = True,
+    dynamic: Mapping[str, Any] | Ranges | None = None,
 ) -> WholeStep:
     """The step of ``model`` on inputs and targets of this geometry; nothing is changed or run.
+
+    ``dynamic``: which sizes vary, as a person gives them, where ``"targets"`` are the targets, or as a plan has them.
 
     Raises ``ConfigError`` where the loss is no scalar tensor, an input requires a gradient or the optimiser cannot be
     planned, and ``CaptureError``.
@@ -89,7 +96,19 @@ def capture_whole_step(
                 f"an input of shape {tuple(tensor.shape)} requires a gradient, and a whole step makes those of "
                 "parameters only, which it uses itself: detach it, or plan the module alone (monet.plan, MonetModule)"
             )
-    captured = with_unit_tangent(capture(module, args, gradients_leave=False, detached=True))
+    ranges = dynamic if dynamic is None or isinstance(dynamic, Ranges) else _ranges(model, args, dynamic)
+    if ranges is not None:
+        args, _ = largest(args, {}, ranges)
+    captured = with_unit_tangent(capture(module, args, gradients_leave=False, detached=True, ranges=ranges))
     slots = parameter_slots(captured, module, optimizer)
     graph = with_updates(captured.graph, slots, catalogue(captured.graph), clip_grad_norm=clip_grad_norm)
     return WholeStep(module, replace(captured, graph=graph), args, {slot.target: slot.live for slot in slots})
+
+
+def _ranges(model: torch.nn.Module, args: tuple[Any, Any], dynamic: Mapping[str, Any]) -> Ranges:
+    """Of the flattened inputs and targets: those that are one leaf have a name."""
+    inputs, targets = args
+    names = argument_names(model, *call_of(inputs))
+    if pytree.tree_structure(targets).is_leaf() and TARGETS not in names.values():
+        names[len(pytree.tree_leaves(inputs))] = TARGETS
+    return ranges_of_leaves(names, pytree.tree_leaves(args), dynamic)
