@@ -302,17 +302,15 @@ class _Peak:
     def __init__(self, buffers: Integers, task: Task) -> None:
         pieces = task.pieces.taken(buffers)
         self._buffers, self._bound = buffers, pieces.bound()
-        self._search = exact_search.ExactSearch(pieces, stacked(pieces), 0.0)
-        self._begun, self._extra = False, 0
+        placed = place_in_gaps(_orders(pieces)["size"], pieces, smallest_gap=False)
+        assert placed is not None
+        self._search = exact_search.ExactSearch(pieces, placed, 0.0)
+        self._extra = 0
 
     def layouts(self, turn: Task, orders: Sequence[Integers], least: int) -> Iterator[Integers]:
         """Offsets of all buffers, lower than ``least`` and then than those before. The search is for layouts of the
         turn's capacity, and of less by ``extra``. The next call goes on where this one ended."""
         search = self._search
-        if not self._begun:
-            (placed,) = first_fit_by_size(replace(turn, pieces=search.pieces))
-            assert placed.offsets is not None
-            search.offsets, self._begun = placed.offsets, True
         search.nodes_left = turn.visits / len(search.offsets) if turn.deadline == float("inf") else float("inf")
         search.deadline, search.tick = turn.deadline, lambda: turn.tick(0, turn.bound)
         while (aim := turn.capacity - self._extra) >= self._bound and not search.done():
