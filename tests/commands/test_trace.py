@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 
 import monet
+from monet.base.files.cache import cache_folder
 from monet.cli.main import program
 from monet.executor.step_times import StepTimes
 from monet.models.examples import tiny_resnet
@@ -19,9 +20,13 @@ from monet.plans.plan import Plan
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    """What was measured beside other tests is measured again later, and is another figure then."""
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What was measured beside other tests is measured again later, and is another figure then: nothing is here, and
+    nothing comes from a test before."""
+    folder = tmp_path_factory.mktemp("trace-cache")
+    (folder / "native").symlink_to(cache_folder() / "native")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONET_CACHE", str(folder))
         patch.setattr(OtherPrograms, "took_cores", lambda _: False)
         yield
 
