@@ -146,19 +146,14 @@ class Attempts:
         if self._fitted or state.interrupted or state.fit.variant not in ABLATION:
             return None
         problem = restrict(self._lowered.problem, state.fit.variant)
-        limit_bytes, unfilled = target_bytes, self._unfilled
-        as_it_was = None if unfilled is None else with_runs(solution, unfilled, problem)
+        limit_bytes = target_bytes
+        as_it_was = None if self._unfilled is None else with_runs(solution, self._unfilled, problem)
         for n, share in enumerate((*LESS_FILLED, None)):
             candidates = [] if as_it_was is None else [as_it_was]
             if share is not None:
                 least_bytes = max(excess_bytes, LEAST_LESS_SHARE * state.fit.budget_bytes)
                 limit_bytes -= math.ceil(share * least_bytes)
-                starts = self._repaired(limit_bytes, SHARES.least * state.fit.solving.time_limit_s)
-                starts += [] if unfilled is None else [unfilled]
-                candidates += [
-                    with_runs(solution, keep_what_fits(problem, starts[k], limit_bytes), problem)
-                    for k, _ in _replays(problem, starts, limit_bytes)
-                ]
+                candidates += self._filled_to(limit_bytes, solution, problem)
             made = min(candidates, key=lambda each: each.objective_s, default=None)
             if made is None or (state.best is not None and made.objective_s >= state.best[0].objective_s):
                 return None
@@ -170,6 +165,15 @@ class Attempts:
             if state.best is not None and not state.has_time():
                 return None
         return None
+
+    def _filled_to(self, limit_bytes: int, solution: Solution, problem: Problem) -> list[Solution]:
+        """The last plan repaired, and what it was before it was filled, each filled with what fits."""
+        starts = self._repaired(limit_bytes, SHARES.least * self._state.fit.solving.time_limit_s)
+        starts += [] if self._unfilled is None else [self._unfilled]
+        return [
+            with_runs(solution, keep_what_fits(problem, starts[k], limit_bytes), problem)
+            for k, _ in _replays(problem, starts, limit_bytes)
+        ]
 
     def _prove_best(self, solution: Solution) -> None:
         """The best plan has what a later solve along its order has proven, where that is more."""

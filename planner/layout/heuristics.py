@@ -42,8 +42,8 @@ def place_in_gaps(
     call = _gaps()
     if call is None:
         return _placed(turns, pieces, smallest_gap, limit, deadline)
-    arrays = [np.ascontiguousarray(array, np.int64) for array in (turns, pieces.first, pieces.begin, pieces.end)]
-    arrays += [np.ascontiguousarray(array, np.int64) for array in (pieces.size, pieces.fixed_at)]
+    given = turns, pieces.first, pieces.begin, pieces.end, pieces.size, pieces.fixed_at
+    arrays = [np.ascontiguousarray(array, np.int64) for array in given]
     offsets, left_s = np.zeros(len(pieces.size), np.int64), min(deadline - time.monotonic(), LONGEST_S)
     done = call(
         len(turns), *(array.ctypes.data_as(UNITS) for array in arrays), smallest_gap,

@@ -23,7 +23,8 @@ from monet.planner.solvers.finder import solver as find_solver
 # Local improvement: so many tries, or so many placements of single buffers (about 3 s), whichever ends first.
 _TRIES = 1000
 _PLACEMENTS = 250_000
-# First and best fit compare all buffers with all others (of so many in about 10 s): of more, only skylines are made.
+# First and best fit compare all buffers with all others (of so many in 2 to 3 s, in C++): of more, there are only
+# skylines.
 _FITTED_BUFFERS = 30_000
 # Exact search: of up to so many buffers; and without a time limit, so many looks at a buffer (about 3 s).
 _EXACT_BUFFERS = 5000
