@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from monet import MonetModule
     from monet.pipeline.planning import PlanResult
 
+
+# Two workers share the cores: a kernel's threads that wait for each other in a loop would take them from the other's.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # On a busy machine anything may be slow.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +49,13 @@ def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         del os.environ["MONET_CACHE"]
     else:
         os.environ["MONET_CACHE"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_collections() -> None:
+    """What all test files import, millions of objects, is not looked at again by each ``gc.collect()``."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

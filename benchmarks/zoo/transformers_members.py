@@ -26,7 +26,9 @@ SMALL: dict[str, int] = {
     **dict.fromkeys(("head_dim", "d_kv", "d_head", "attention_head_dim"), 16),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+    "n_input_layers": 1,
     "n_recurrent_layers": 1,
+    "n_output_layers": 0,
     "vocab_size": WORDS,
 }  # fmt: skip
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")

@@ -144,17 +144,23 @@ def fails_by_itself(
     meanwhile is put back."""
     if type(error).__module__ != "builtins" or any(word in str(error) for word in _OF_FAKES):
         return False
-    mode = detect_fake_mode((*args, *kwargs.values())) or FakeTensorMode(allow_non_fake_inputs=True)
-
-    fake = partial(as_fake, mode=mode)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
-        with put_back(model, []), mode:
-            given = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
-            torch.func.functional_call(model, {name: fake(tensor) for name, tensor in tensors.items()}, *given)
+        run_on_fakes(model, args, kwargs)
     except Exception as own:  # whatever the model raises
         return type(own) is type(error) and str(own).splitlines()[:1] == str(error).splitlines()[:1]
     return False
+
+
+def run_on_fakes(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Calls ``model`` on tensors without memory. What it assigns meanwhile is put back."""
+    mode = detect_fake_mode((*args, *kwargs.values())) or FakeTensorMode(allow_non_fake_inputs=True)
+    fake = partial(as_fake, mode=mode)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with put_back(model, []), mode:
+        given = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
+        # Tied tensors stay real: torch would leave those of a module that is there twice fake.
+        fakes = {name: fake(tensor) for name, tensor in tensors.items()}
+        torch.func.functional_call(model, fakes, *given, tie_weights=False)
 
 
 def as_fake(value: Any, mode: FakeTensorMode) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from eager_reference import assert_same_gradients
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from usage_cases import HALF, USAGES, Several, tiny_gpt2
 
 import monet
@@ -344,6 +345,29 @@ def test_no_cache_of_keys_is_made_while_a_plan_runs() -> None:
     assert model.config.use_cache is True  # type: ignore[union-attr]
     with pytest.raises(CaptureError, match=r"returns a .*DynamicCache.* set model.config.use_cache = False"):
         monet.plan(model, (tokens,), {"use_cache": True}, budget="1GB")
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_cache_that_the_same_forward_pass_reads_is_refused(repeated: bool) -> None:
+    model, tokens = tiny_gpt2(), torch.zeros(1, 4, dtype=torch.int64)
+    model.config.use_cache = True  # type: ignore[union-attr]
+    if repeated:
+        blocks = model.transformer.h  # type: ignore[union-attr]
+        blocks.append(blocks[0])  # type: ignore[union-attr, operator, index]
+        with pytest.raises(CaptureError, match=r"layer 0 runs more than once .* without its cache"):
+            monet.plan(model, (tokens,), budget="1GB")
+        model.config.use_cache = False  # type: ignore[union-attr]
+    planned = monet.MonetModule(model.eval(), monet.plan(model, (tokens,), budget="1GB", exact=True))
+    assert torch.equal(planned(tokens)["logits"], copy.deepcopy(model)(tokens)["logits"])
+
+
+def test_a_model_that_fails_by_itself_is_as_it_was() -> None:
+    layer = nn.Linear(3, 3)
+    model = nn.Sequential(layer, layer, nn.Linear(4, 4))
+    with pytest.raises(CaptureError, match="reduction dim"):
+        monet.plan(model, (torch.zeros(2, 3),), budget="1GB")
+    assert not any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+    assert torch.equal(layer(torch.zeros(2, 3)), layer.bias.expand(2, 3))
 
 
 # Configurations.

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from monet.capture.guards.caches_of_keys import without_cache_of_keys
 from monet.capture.guards.code_reads import INSTALLED, CodeReads, is_installed
 from monet.capture.guards.contents import content, is_equal, restore, same_content
 from monet.errors import CaptureError
@@ -85,9 +84,8 @@ def said_of(hooks: list[PartHook]) -> str:
 
 @contextmanager
 def as_planned(model: torch.nn.Module) -> Iterator[None]:
-    """A context in which the hooks that only look are not there, the others leave nothing behind in Python, and no
-    cache of keys and values is made. Raises ``CaptureError`` for hooks that no plan has: backward hooks, and hooks of
-    every module, that may change values."""
+    """A context in which the hooks that only look are not there, and the others leave nothing behind in Python. Raises
+    ``CaptureError`` for hooks that no plan has: backward hooks, and hooks of every module, that may change values."""
     for found in part_hooks(model):
         if not found.looks and (found.kind in BACKWARD.values() or found.label == "every module"):
             raise CaptureError(
@@ -112,8 +110,7 @@ def as_planned(model: torch.nn.Module) -> Iterator[None]:
             if everywhere[f"_global{name}"]:
                 before.append((everywhere, f"_global{name}", everywhere[f"_global{name}"]))
                 everywhere[f"_global{name}"] = OrderedDict()
-        with without_cache_of_keys(model):
-            yield
+        yield
     finally:
         for members, name, hooks in reversed(before):
             members[name] = hooks
