@@ -12,7 +12,7 @@ AT_A_TIME = -n $(WORKERS) --dist worksteal
 NEWEST = torch==2.15.0 torchvision==0.29.2
 OLDEST = torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help demo test lint types layers docs tests slow gpu gpu-first-run newest oldest cuda-builds bench coverage format clean .venv
+.PHONY: help demo test lint types layers docs tests slow gpu gpu-first-run newest oldest cuda-builds package bench coverage format clean .venv
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make newest    the tests with the newest PyTorch that monet allows, in .venv-newest (6 GB)"
 	@echo "make oldest    the same with the oldest, in .venv-oldest"
 	@echo "make cuda-builds  the CUDA allocator built against the CUDA builds of these and of the pinned PyTorch, and loaded; needs no GPU"
+	@echo "make package   wheel and sdist built, installed into fresh environments, and used there"
 	@echo "make bench     benchmarks; results as JSON under benchmarks/results"
 	@echo "make coverage  which lines the tests run"
 	@echo "make format    what lint would ask for, done"
@@ -95,6 +96,10 @@ newest oldest: %: .venv-%/.installed
 # Every symbol is looked up when a library is loaded: one that this PyTorch lacks is named.
 cuda-builds: .venv-oldest/.installed .venv-cuda/.installed .venv-newest/.installed
 	for venv in oldest cuda newest; do LD_BIND_NOW=1 .venv-$$venv/bin/python tests/support/cuda_build.py || exit 1; done
+
+# Of what is committed. Needs the package index.
+package: $(INSTALLED)
+	$(BIN)/python tests/support/package_check.py $(TORCHES)
 
 bench: $(INSTALLED)
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark" || exit 1; done
