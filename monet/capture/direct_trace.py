@@ -32,6 +32,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import uninteresting_files
 from torch.overrides import TorchFunctionMode
 
+from monet.base.live_objects import live_objects
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
@@ -226,7 +227,7 @@ def _same_members(model: torch.nn.Module) -> Iterator[None]:
 def _forget_cached() -> None:
     """Clear the caches of functions (``functools.lru_cache``) that hold tensors of a trace: the next trace can use none
     of them."""
-    for cache in gc.get_objects():
+    for cache in live_objects():
         if type(cache) is _lru_cache_wrapper:
             held = gc.get_referents(cache)  # results, or a dictionary of them
             for _ in range(2):

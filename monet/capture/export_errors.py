@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from monet.capture.guards.module_changes import put_back
 
@@ -36,9 +37,12 @@ _SOURCE = re.compile(r'\s*(File "(?P<file>.+)", line (?P<line>\d+), in .+)')
 @contextlib.contextmanager
 def without_reports() -> Iterator[None]:
     """A context that keeps off stderr what torch writes beside an error: a warning, and the graph that it got to."""
-    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level, written, report = logger.level, io.StringIO(), ""
-    logger.setLevel(logging.ERROR)
+    loggers = [
+        logging.getLogger(f"torch.{name}") for name in ("fx.experimental.symbolic_shapes", "_subclasses.fake_tensor")
+    ]
+    levels, written, report = [logger.level for logger in loggers], io.StringIO(), ""
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with contextlib.redirect_stderr(written):
             yield
@@ -46,7 +50,8 @@ def without_reports() -> Iterator[None]:
         report = f"{error.partial_fx_graph}\n" if hasattr(error, "partial_fx_graph") else ""
         raise
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         sys.stderr.write(written.getvalue().replace(report, ""))  # the model's own output stays
 
 
@@ -151,8 +156,10 @@ def fails_by_itself(
     return False
 
 
-def run_on_fakes(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Calls ``model`` on tensors without memory. What it assigns meanwhile is put back."""
+def run_on_fakes(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], watched: TorchDispatchMode | None = None
+) -> None:
+    """Calls ``model`` on tensors without memory, within ``watched``. What it assigns meanwhile is put back."""
     mode = detect_fake_mode((*args, *kwargs.values())) or FakeTensorMode(allow_non_fake_inputs=True)
     fake = partial(as_fake, mode=mode)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -160,7 +167,8 @@ def run_on_fakes(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
         given = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
         # Tied tensors stay real: torch would leave those of a module that is there twice fake.
         fakes = {name: fake(tensor) for name, tensor in tensors.items()}
-        torch.func.functional_call(model, fakes, *given, tie_weights=False)
+        with without_reports(), watched or contextlib.nullcontext():
+            torch.func.functional_call(model, fakes, *given, tie_weights=False)
 
 
 def as_fake(value: Any, mode: FakeTensorMode) -> Any:

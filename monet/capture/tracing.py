@@ -32,7 +32,7 @@ from monet.capture.direct_trace import direct_trace
 from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
 from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
-from monet.capture.guards.caches_of_keys import caches_of_keys, require_unread_caches
+from monet.capture.guards.caches_of_keys import caches_of_keys, require_same_without_caches
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
@@ -89,7 +89,7 @@ def capture(
                 _by_forward_graph(model, inputs, detached=detached), model, inputs, gradients_leave=gradients_leave
             )
         if leaves_caches:
-            require_unread_caches(model, *inputs, captured.graph)
+            require_same_without_caches(model, *inputs)
     return captured
 
 

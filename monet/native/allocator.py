@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from monet.base.live_objects import live_objects
 from monet.errors import ExecutionError
 from monet.native.library import build, declare
 
@@ -82,7 +82,7 @@ _made_before: list[int] = []
 def _tensor_bytes() -> int:
     """What tensors that Python knows hold on the CPU."""
     storages: dict[int, int] = {}
-    for found in gc.get_objects():
+    for found in live_objects():
         # By type: asking any object for its class may run a library's code.
         if type(found) not in (torch.Tensor, torch.nn.Parameter):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from monet.base.graph import Operator, operator_inputs
+from monet.base.live_objects import live_objects
 from monet.capture import capture, tracing
 from monet.capture.captured import Captured
 from monet.capture.direct_trace import direct_trace
@@ -230,3 +232,10 @@ def test_what_is_cached_from_call_to_call() -> None:
     model = _Of(keeps)
     model.kept = types.SimpleNamespace(mask=None)
     assert isinstance(direct_trace(model, (torch.randn(2, 4),), {}), str) and model.kept.mask is None
+
+
+def test_what_is_cached_is_found_among_frozen_objects() -> None:
+    gc.freeze()
+    assert not any(found is _mask for found in gc.get_objects())
+    assert any(found is _mask for found in live_objects())
+    assert gc.get_freeze_count()

@@ -1,4 +1,4 @@
-"""Builds wheel and sdist, installs each into a fresh environment, and uses it there with no source tree in sight: plans,
+"""Builds wheel and sdist, installs each into a fresh environment, and uses it with no source tree in sight: plans,
 runs, shows, and uninstalls. Needs the package index.
 
 python tests/support/package_check.py [TORCH ...]     # such as torch==2.11.0; without: what constraints.txt names
@@ -83,7 +83,7 @@ def _use(artefact: Path, torch: str | None, work: Path) -> None:
     _call([sys.executable, "-m", "venv", "venv"], work, environment)
     _call([bins / "pip", "install", "-q", "-c", "constraints.txt", artefact], work, environment)
     _call([bins / "monet", "--version"], work, environment)
-    plan = [bins / "monet-plan", "--budget", "85%", "tiny.yaml", "-o", "tiny.plan.json"]
+    plan: list[str | Path] = [bins / "monet-plan", "--budget", "85%", "tiny.yaml", "-o", "tiny.plan.json"]
     _call(plan, work, environment, says="tiny.plan.json")
     _call([bins / "monet", "show", "tiny.plan.json"], work, environment)
     (work / "train.py").write_text(TRAIN)

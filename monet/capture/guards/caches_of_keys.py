@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from monet.base.graph import PARAMETER, Graph, operator_inputs
 from monet.capture.export_errors import run_on_fakes
+from monet.capture.guards.module_changes import put_back
 from monet.errors import CaptureError
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -30,47 +35,81 @@ def caches_of_keys(model: torch.nn.Module, *, made: bool) -> Iterator[bool]:
             config.use_cache = not made
 
 
-def require_unread_caches(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph) -> None:
-    """Raises ``CaptureError`` where the model, whose step without a cache is ``graph``, reads keys in a forward pass
-    that it has put into its cache in the same one: a layer that runs twice and has one place there. Without a cache it
-    is another function then. The model is run again, without memory, only where some layer runs twice."""
-    if "transformers.cache_utils" not in sys.modules or not _runs_a_layer_twice(model, graph):
+def require_same_without_caches(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises ``CaptureError`` where the model is another one without the cache that it is configured to make: it reads
+    what it has cached in the same forward pass, or masks nothing where it makes one.
+
+    The operators of both are compared without memory; only where they differ, or depend on values, the two forward
+    passes are run, without gradients, and their outputs compared. Of fake tensors no more can be known."""
+    if not _calls_others(model, args, kwargs):
         return
-    cache = sys.modules["transformers.cache_utils"].Cache
-    update, read = cache.update, set[int]()
-
-    def noting(self: Any, keys: Any, values: Any, layer_idx: int, *more: Any, **named: Any) -> Any:
-        returned = update(self, keys, values, layer_idx, *more, **named)
-        if returned[0].shape != keys.shape:
-            read.add(layer_idx)
-        return returned
-
-    cache.update = noting
-    try:
-        with caches_of_keys(model, made=True):
-            run_on_fakes(model, args, kwargs)
-    finally:
-        cache.update = update
-    if read:
+    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, kwargs)))
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        logger.info("it is not known whether the model is the same without its cache of keys and values")
+        return
+    made, without = (_outputs(model, args, kwargs, made=made) for made in (True, False))
+    if len(made) != len(without) or any(_is_off(*pair) for pair in zip(made, without, strict=True)):
         raise CaptureError(
-            f"layer {min(read)} runs more than once in a forward pass and reads the keys that it has cached in it, so "
-            "that the model is another one without its cache, which no plan can hold: check the numbers of layers in "
-            "its configuration, or set model.config.use_cache = False, which eager PyTorch then heeds, too"
+            "no plan can hold the model's cache of keys and values, and without it the model's outputs are others. "
+            "Check its configuration (a layer that runs twice needs two places in the cache), or set "
+            "model.config.use_cache = False, which eager PyTorch then heeds, too"
         )
 
 
-def _runs_a_layer_twice(model: torch.nn.Module, graph: Graph) -> bool:
-    """Whether some weight of a module with a place in the cache is read by two operators of the forward pass."""
-    layers = tuple(f"{name}." for name, module in model.named_modules() if hasattr(module, "layer_idx"))
-    weights = {
-        graph.storage(source.value)
-        for source in graph.sources
-        if source.kind == PARAMETER and f"{source.target}.".startswith(layers)
-    }
-    readers = Counter(
-        storage
-        for operator in graph.forward
-        if not operator.view
-        for storage in {graph.storage(name) for name in operator_inputs(operator)} & weights
-    )
-    return any(number > 1 for number in readers.values())
+def _calls_others(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the model calls, without a cache, an operator on shapes that it does not call it on with one; True where
+    values decide that."""
+    try:
+        without, made = (_calls(model, args, kwargs, made=made) for made in (False, True))
+    except Exception as error:  # whatever the model raises of fake tensors
+        logger.debug("the operators with and without a cache are not known: %s", error)
+        return True
+    return bool(without - made)
+
+
+def _calls(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, made: bool
+) -> Counter[tuple[str, str]]:
+    """The operators of a forward pass with and without a cache, and the shapes that each is called on."""
+    found = _Calls()
+    with caches_of_keys(model, made=made):
+        run_on_fakes(model, args, kwargs, found)
+    return found.counts
+
+
+class _Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        self.counts[str(func), str(shapes)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _outputs(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, made: bool) -> list[Any]:
+    """The tensors that a forward pass returns, but for the cache. The model is as before it."""
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    try:
+        with (
+            caches_of_keys(model, made=made), put_back(model, []), torch.random.fork_rng(devices), torch.no_grad()
+        ):  # fmt: skip
+            returned = model(*args, **kwargs)
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers.items():
+                buffer.copy_(before)
+    return [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_off(made: torch.Tensor, without: torch.Tensor) -> bool:
+    """By more than kernels of another path are: half of the digits of the larger tensor's numbers."""
+    if made.shape != without.shape:
+        return True
+    if not made.dtype.is_floating_point:
+        return not torch.equal(made, without)
+    largest = float(made.abs().nan_to_num(0.0, 0.0, 0.0).max()) if made.numel() else 0.0
+    off = (made - without).abs().nan_to_num(0.0, 0.0, 0.0)
+    return made.numel() > 0 and float(off.max()) > torch.finfo(made.dtype).eps ** 0.5 * largest
