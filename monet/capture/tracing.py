@@ -89,7 +89,7 @@ def capture(
                 _by_forward_graph(model, inputs, detached=detached), model, inputs, gradients_leave=gradients_leave
             )
         if leaves_caches:
-            require_same_without_caches(model, *inputs)
+            require_same_without_caches(model, *given)
     return captured
 
 

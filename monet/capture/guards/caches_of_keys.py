@@ -40,14 +40,20 @@ def require_same_without_caches(model: torch.nn.Module, args: Sequence[Any], kwa
     what it has cached in the same forward pass, or masks nothing where it makes one.
 
     The operators of both are compared without memory; only where they differ, or depend on values, the two forward
-    passes are run, without gradients, and their outputs compared. Of fake tensors no more can be known."""
+    passes are run, without gradients, and their outputs compared. That is left out for fake tensors, where the inputs
+    are nothing that the model takes (a geometry alone), and on a GPU, which such inputs may end the use of."""
     if not _calls_others(model, args, kwargs):
         return
-    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, kwargs)))
-    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+    found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = (*model.parameters(), *model.buffers(), *found)
+    if any(isinstance(tensor, FakeTensor) or tensor.device.type != "cpu" for tensor in tensors):
         logger.info("it is not known whether the model is the same without its cache of keys and values")
         return
-    made, without = (_outputs(model, args, kwargs, made=made) for made in (True, False))
+    try:
+        made, without = (_outputs(model, args, kwargs, made=made) for made in (True, False))
+    except Exception as error:  # whatever the model raises
+        logger.info("it is not known whether the model is the same without its cache of keys and values: %s", error)
+        return
     if len(made) != len(without) or any(_is_off(*pair) for pair in zip(made, without, strict=True)):
         raise CaptureError(
             "no plan can hold the model's cache of keys and values, and without it the model's outputs are others. "
@@ -90,11 +96,10 @@ class _Calls(TorchDispatchMode):
 
 def _outputs(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, made: bool) -> list[Any]:
     """The tensors that a forward pass returns, but for the cache. The model is as before it."""
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
     try:
         with (
-            caches_of_keys(model, made=made), put_back(model, []), torch.random.fork_rng(devices), torch.no_grad()
+            caches_of_keys(model, made=made), put_back(model, []), torch.random.fork_rng(devices=[]), torch.no_grad()
         ):  # fmt: skip
             returned = model(*args, **kwargs)
     finally:
