@@ -79,7 +79,9 @@ def test_the_trainer_of_transformers(checkpointing: bool, tmp_path: Path, caplog
 
     eager, planned = with_torchvision_schemas(run)
     found = monet.applied(planned.model)
-    assert (found.planned_calls, found.eager_calls, len(found.plans)) == (6, 0, 2)
+    # A model with checkpoints in it is planned shape by shape: the smaller last batch runs without a plan.
+    counts = (5, 1, 1) if checkpointing else (6, 0, 2)
+    assert (found.planned_calls, found.eager_calls, len(found.plans)) == counts
     assert weights_differ(eager.model, planned.model) == 0.0
     losses = [[entry["eval_loss"] for entry in t.state.log_history if "eval_loss" in entry] for t in (eager, planned)]
     assert losses[0] == losses[1] and len(losses[0]) == 3
