@@ -32,7 +32,7 @@ from monet.capture.direct_trace import direct_trace
 from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
 from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
-from monet.capture.guards.caches_of_keys import caches_of_keys, require_same_without_caches
+from monet.capture.guards.caches_of_keys import require_same_without_caches, without_caches_of_keys
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
@@ -81,13 +81,14 @@ def capture(
     _check(model, given)
     inputs = _with_own_memory(model, given)
     # No code is written for graphs that are only read.
-    with _use_lazy_graph_module(True), as_planned(model), caches_of_keys(model, made=False) as leaves_caches:
-        if ranges is not None:
-            captured = _over_ranges(model, inputs, ranges, gradients_leave=gradients_leave, detached=detached)
-        else:
-            captured = _directly(model, inputs, gradients_leave=gradients_leave, detached=detached) or _read(
-                _by_forward_graph(model, inputs, detached=detached), model, inputs, gradients_leave=gradients_leave
-            )
+    with _use_lazy_graph_module(True), as_planned(model):
+        with without_caches_of_keys(model) as leaves_caches:
+            if ranges is not None:
+                captured = _over_ranges(model, inputs, ranges, gradients_leave=gradients_leave, detached=detached)
+            else:
+                captured = _directly(model, inputs, gradients_leave=gradients_leave, detached=detached) or _read(
+                    _by_forward_graph(model, inputs, detached=detached), model, inputs, gradients_leave=gradients_leave
+                )
         if leaves_caches:
             require_same_without_caches(model, *given)
     return captured

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,18 +21,18 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def caches_of_keys(model: torch.nn.Module, *, made: bool) -> Iterator[bool]:
-    """A context in which models of transformers make, or do not make, the cache of keys and values that they are
-    configured to make: an object that no plan can hold and that training does not need. Whether they are."""
+def without_caches_of_keys(model: torch.nn.Module) -> Iterator[bool]:
+    """A context in which models of transformers make no cache of keys and values: an object that no plan can hold and
+    that training does not need. Whether they would."""
     configs: list[Any] = [module.__dict__.get("config") for module in model.modules()]
-    changed = {id(config): config for config in configs if getattr(config, "use_cache", None) is (not made)}
+    changed = {id(config): config for config in configs if getattr(config, "use_cache", None) is True}
     for config in changed.values():
-        config.use_cache = made
+        config.use_cache = False
     try:
         yield bool(changed)
     finally:
         for config in changed.values():
-            config.use_cache = not made
+            config.use_cache = True
 
 
 def require_same_without_caches(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ def _calls(
 ) -> Counter[tuple[str, str]]:
     """The operators of a forward pass with and without a cache, and the shapes that each is called on."""
     found = _Calls()
-    with caches_of_keys(model, made=made):
+    with nullcontext() if made else without_caches_of_keys(model):
         run_on_fakes(model, args, kwargs, found)
     return found.counts
 
@@ -97,10 +97,9 @@ class _Calls(TorchDispatchMode):
 def _outputs(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, made: bool) -> list[Any]:
     """The tensors that a forward pass returns, but for the cache. The model is as before it."""
     buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    caches = nullcontext() if made else without_caches_of_keys(model)
     try:
-        with (
-            caches_of_keys(model, made=made), put_back(model, []), torch.random.fork_rng(devices=[]), torch.no_grad()
-        ):  # fmt: skip
+        with caches, put_back(model, []), torch.random.fork_rng(devices=[]), torch.no_grad():
             returned = model(*args, **kwargs)
     finally:
         with torch.no_grad():
