@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parents[2]
+from repository import ROOT
+
 LINKED = ("ops", "planner", "executor", "configs")
 """Folders of the repository that are packages of monet."""
 

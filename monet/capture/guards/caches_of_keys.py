@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -42,19 +43,10 @@ def require_same_without_caches(model: torch.nn.Module, args: Sequence[Any], kwa
     The operators of both are compared without memory; only where they differ, or depend on values, the two forward
     passes are run, without gradients, and their outputs compared. That is left out for fake tensors, where the inputs
     are nothing that the model takes (a geometry alone), and on a GPU, which such inputs may end the use of."""
-    if not _calls_others(model, args, kwargs):
-        return
-    found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    tensors = (*model.parameters(), *model.buffers(), *found)
-    if any(isinstance(tensor, FakeTensor) or tensor.device.type != "cpu" for tensor in tensors):
-        logger.info("it is not known whether the model is the same without its cache of keys and values")
-        return
-    try:
-        made, without = (_outputs(model, args, kwargs, made=made) for made in (True, False))
-    except Exception as error:  # whatever the model raises
-        logger.info("it is not known whether the model is the same without its cache of keys and values: %s", error)
-        return
-    if len(made) != len(without) or any(_is_off(*pair) for pair in zip(made, without, strict=True)):
+    written = io.StringIO()  # the trace has shown what the model writes
+    with redirect_stdout(written), redirect_stderr(written):
+        is_another = _calls_others(model, args, kwargs) and _returns_others(model, args, kwargs)
+    if is_another:
         raise CaptureError(
             "no plan can hold the model's cache of keys and values, and without it the model's outputs are others. "
             "Check its configuration (a layer that runs twice needs two places in the cache), or set "
@@ -94,6 +86,21 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _returns_others(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the outputs are others without a cache; False where that cannot be known."""
+    found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = (*model.parameters(), *model.buffers(), *found)
+    if any(isinstance(tensor, FakeTensor) or tensor.device.type != "cpu" for tensor in tensors):
+        logger.info("it is not known whether the model is the same without its cache of keys and values")
+        return False
+    try:
+        made, without = (_outputs(model, args, kwargs, made=made) for made in (True, False))
+    except Exception as error:  # whatever the model raises
+        logger.info("it is not known whether the model is the same without its cache of keys and values: %s", error)
+        return False
+    return len(made) != len(without) or any(_is_off(*pair) for pair in zip(made, without, strict=True))
+
+
 def _outputs(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, made: bool) -> list[Any]:
     """The tensors that a forward pass returns, but for the cache. The model is as before it."""
     buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
@@ -110,10 +117,10 @@ def _outputs(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
 
 def _is_off(made: torch.Tensor, without: torch.Tensor) -> bool:
     """By more than kernels of another path are: half of the digits of the larger tensor's numbers."""
-    if made.shape != without.shape:
+    if (made.shape, made.dtype) != (without.shape, without.dtype):
         return True
-    if not made.dtype.is_floating_point:
+    if not made.dtype.is_floating_point or not made.numel():
         return not torch.equal(made, without)
-    largest = float(made.abs().nan_to_num(0.0, 0.0, 0.0).max()) if made.numel() else 0.0
-    off = (made - without).abs().nan_to_num(0.0, 0.0, 0.0)
-    return made.numel() > 0 and float(off.max()) > torch.finfo(made.dtype).eps ** 0.5 * largest
+    largest = float(made.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    most = torch.finfo(made.dtype).eps ** 0.5 * largest
+    return not torch.allclose(made, without, rtol=0.0, atol=most, equal_nan=True)
