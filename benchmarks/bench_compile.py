@@ -34,12 +34,12 @@ CONTESTANTS: tuple[tuple[str, float | None], ...] = (
 
 def _rows(name: str, time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    of_plans = {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"{name} plans")}
+    of_plans = {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"{name}-plans")}
 
     def run(contestant: str, asked: float | int | None, **more: Any) -> dict[str, Any]:
         job = {"kind": "run", "model": name, "contestant": contestant, "asked": asked, **more}
-        kernels = {
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"{name} {contestant} {asked}"),
+        kernels = {  # no space in its name: Inductor's command of g++ does not quote it
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"{name}-{contestant}-{asked}".replace(" ", "-")),
             "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         }
         if "plan" in more:

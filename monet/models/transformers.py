@@ -13,7 +13,8 @@ from monet.models.torchvision_schemas import with_torchvision_schemas
 
 
 def random_weights(architecture: str, **config: Any) -> nn.Module:
-    """The class ``architecture`` of transformers with random weights; ``config`` are fields of its configuration.
+    """The class ``architecture`` of transformers with random weights; ``config`` are fields of its configuration, and
+    ``attn_implementation``, which chooses the kernels of attention.
 
     Without a cache of keys and values, which training does not need. Raises ``ValueError`` where there is no such class
     or field; transformers itself takes any field.
@@ -29,7 +30,7 @@ def _random_weights(architecture: str, config: dict[str, Any]) -> nn.Module:
         raise ValueError(f"transformers has no model class {architecture}{_guess(architecture, dir(transformers))}")
     # Some models read fields that belong to generation, as T5 its first token.
     fields = {**described().to_dict(), **transformers.GenerationConfig().to_dict()}
-    unknown = sorted(set(config) - set(fields) - set(described.attribute_map))
+    unknown = sorted(set(config) - set(fields) - set(described.attribute_map) - {"attn_implementation"})
     if unknown:
         raise ValueError(f"{described.__name__} has no field {unknown[0]}{_guess(unknown[0], fields)}")
     if "use_cache" in fields:

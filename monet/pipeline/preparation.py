@@ -177,7 +177,7 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
     beside = {**buckets, "reserve": preparing.reserve_bytes}
     offering = replace(offering, fused=any(is_compiled(run) for run in implementations(offers)))
-    model, environment = _described(step, preparing, offering), _environment(costs, step.graph)
+    model, environment = _described(step, preparing, offering), _environment(costs, step.graph, preparing)
     made = prepared_step(offers, costs, model, environment, beside=beside, eager=eager)
     return replace(made, remembers=preparing.cache)
 
@@ -255,11 +255,14 @@ def _described(step: _Step, preparing: Preparing, offering: Offering) -> dict[st
     }
 
 
-def _environment(costs: Profile, graph: Graph) -> dict[str, Any]:
+def _environment(costs: Profile, graph: Graph, preparing: Preparing) -> dict[str, Any]:
+    kept = gpu_libraries.kept_bytes(graph.device) if graph.device.type == "cuda" else 0
+    if isinstance(preparing.costs, Rates):
+        kept = preparing.costs.kept_bytes
     return {
         "torch": torch.__version__,
         "profile": costs.environment,
         "threads": torch.get_num_threads(),
         "device": str(graph.device),
-        **({"library_bytes": gpu_libraries.kept_bytes(graph.device)} if graph.device.type == "cuda" else {}),
+        **({"library_bytes": kept} if kept or graph.device.type == "cuda" else {}),
     }

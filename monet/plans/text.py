@@ -33,9 +33,9 @@ def described(plan: PlanData) -> Iterator[str]:
     step_s, eager_s, bound_s = (solver_number(plan, name) for name in ("objective_s", "baseline_s", "bound_s"))
     if step_s is not None:
         beside = f", {compared(step_s / eager_s - 1)}" if eager_s else ""
-        yield _line("predicted", f"{_seconds(step_s)} a step{beside}")
+        yield _line("predicted", f"{format_seconds(step_s)} a step{beside}")
     if bound_s:
-        yield _line("bound", f"{_seconds(bound_s)}, which holds for {held_for(plan.solver.get('bound_scope'))}")
+        yield _line("bound", f"{format_seconds(bound_s)}, which holds for {held_for(plan.solver.get('bound_scope'))}")
     again = sum(step.kind == "recompute" for step in plan.steps)
     yield _line("run again", _counted(again, "run") if again else "nothing")
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
@@ -71,7 +71,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """With three decimals, in seconds or milliseconds."""
     return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 

@@ -37,6 +37,12 @@ class Curve:
         fastest = (min(group, key=lambda point: point[1]) for group in groups.values())
         return cls(tuple(sorted(fastest)), constant_below)
 
+    @classmethod
+    def roofline(cls, flops_per_s: float, bytes_per_s: float) -> Curve:
+        """Seconds an operation over operations a byte, where nothing but these two limits a kernel (Williams et al.,
+        Roofline, CACM 2009)."""
+        return cls(((flops_per_s / bytes_per_s, 1 / flops_per_s),), constant_below=True)
+
     def at(self, place: float) -> float:
         """The rate at ``place``, which is positive."""
         if place <= self.points[0][0]:
@@ -54,7 +60,10 @@ class Curve:
 class Rates:
     """``compute`` and ``memory``: by kind of kernel, ``any_compute`` and ``any_memory`` for a kind that has none.
 
-    ``origin``: where they come from, for people and for the key of what is planned with them.
+    ``origin``: where they come from, for people and for the key of what is planned with them. ``any_convolution``: of
+    convolutions that have none of their kind, None: as ``any_compute``. ``kernel_s``: what every kernel takes at
+    least. ``gpu``: its kernels ask for what a GPU's do. ``threads``: of a CPU, whose kernels ask for memory for each;
+    None: as many as torch has here. ``kept_bytes``: what libraries keep beside the arena.
     """
 
     origin: str
@@ -62,13 +71,17 @@ class Rates:
     any_memory: Curve
     compute: Mapping[str, Curve] = field(default_factory=dict)
     memory: Mapping[str, Curve] = field(default_factory=dict)
+    any_convolution: Curve | None = None
+    kernel_s: float = 0.0
+    gpu: bool = False
+    threads: int | None = None
+    kept_bytes: int = 0
 
     @classmethod
     def given(cls, flops_per_s: float, bytes_per_s: float) -> Rates:
         """Two rates for everything: operations cost what the slower of the two says."""
-        compute = Curve(((flops_per_s / bytes_per_s, 1 / flops_per_s),), constant_below=True)
         origin = f"{flops_per_s:.3g} FLOP/s and {bytes_per_s:.3g} bytes/s, as given"
-        return cls(origin, compute, Curve(((1.0, 1 / bytes_per_s),)))
+        return cls(origin, Curve.roofline(flops_per_s, bytes_per_s), Curve(((1.0, 1 / bytes_per_s),)))
 
     @classmethod
     def measured(cls, found: Iterable[tuple[Work, float]]) -> Rates:
@@ -95,10 +108,13 @@ class Rates:
     def seconds(self, work: Work) -> float:
         """About how long the work takes."""
         if not work.bytes:
-            return LEAST_S
+            return max(LEAST_S, self.kernel_s)
         if work.flops is None:
-            return max(LEAST_S, work.bytes * self.memory.get(work.kind, self.any_memory).at(work.bytes))
-        return max(LEAST_S, work.flops * self.compute.get(work.kind, self.any_compute).at(work.intensity))
+            taken = work.bytes * self.memory.get(work.kind, self.any_memory).at(work.bytes)
+        else:
+            other = (self.any_convolution if work.convolution else None) or self.any_compute
+            taken = work.flops * self.compute.get(work.kind, other).at(work.intensity)
+        return max(LEAST_S, taken, self.kernel_s)
 
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

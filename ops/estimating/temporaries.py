@@ -30,7 +30,19 @@ def requests(run: Implementation, values: Values) -> tuple[Request, ...]:
     found = convolution(run, values)
     if found is not None:
         return convolution_requests(found, run, values)
-    extra = [size for size in _temporaries(run, values) if size]
+    return _beside_results(run, values, _temporaries(run, values))
+
+
+def gpu_requests(run: Implementation, values: Values) -> tuple[Request, ...]:
+    """What a GPU's kernel in the place of ``run`` asks for, as far as that is known: its results, and of attention's
+    backward pass in halves the gradient of the queries in float32, which is added up in there. cuDNN's workspaces are
+    not known without the GPU."""
+    rule = _GPU_RULES.get(run.call)
+    return _beside_results(run, values, [] if rule is None else rule(run, values))
+
+
+def _beside_results(run: Implementation, values: Values, temporaries: list[int]) -> tuple[Request, ...]:
+    extra = [size for size in temporaries if size]
     made = [
         (position, values[name].storage_bytes)
         for position, name in enumerate(run.outputs)
@@ -143,6 +155,20 @@ _RULES: dict[Callable[..., Any], Callable[[Implementation, Values], list[int]]] 
     dropout.masked_: _of_gradient,
     draw: _drawn,
     draw_again: _drawn,
+    aten.roll.default: _rolled,
+    loss_head.loss_head: _logits,
+    aten._safe_softmax.default: _masked_rows,
+}
+
+
+def _gradient_of_queries(run: Implementation, values: Values) -> list[int]:
+    """As FlashAttention-2 has it, and a number for each of its rows."""
+    query = _tensors(run, values)[1]
+    return [4 * query.numel, 4 * query.numel // query.shape[-1]] if query.dtype.itemsize < 4 else []
+
+
+_GPU_RULES: dict[Callable[..., Any], Callable[[Implementation, Values], list[int]]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _gradient_of_queries,
     aten.roll.default: _rolled,
     loss_head.loss_head: _logits,
     aten._safe_softmax.default: _masked_rows,

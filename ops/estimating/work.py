@@ -39,11 +39,13 @@ _PICKING = {
 @dataclass(frozen=True, slots=True)
 class Work:
     """``kind``: kernels of one kind are as fast as each other on equal shapes. ``flops``: None where moving its bytes
-    is what takes time. ``bytes``: read and written, each element once."""
+    is what takes time. ``bytes``: read and written, each element once. ``convolution``: it is one, by whatever kernel.
+    """
 
     kind: str
     flops: float | None
     bytes: int
+    convolution: bool = False
 
     @property
     def intensity(self) -> float:
@@ -56,7 +58,7 @@ def work(run: Implementation, values: Mapping[str, Value]) -> Work:
     moved = _moved_bytes(run, values)
     found = convolution(run, values)
     if found is not None:
-        return Work(f"{run.call_name}, {found.form}", found.flops, moved)
+        return Work(f"{run.call_name}, {found.form}", found.flops, moved, convolution=True)
     inner = _inner(run)
     kind = run.call_name if inner is run.call else f"{run.call_name} {call_name(inner)}"
     if inner in _ATTENTION:
@@ -108,8 +110,9 @@ def _product_flops(run: Implementation, values: Mapping[str, Value]) -> float:
 
 
 def _attention_flops(run: Implementation, values: Mapping[str, Value]) -> float:
-    """Of one product of queries (…, L, E) and keys (…, S, E)."""
+    """Of one product of queries (…, L, E) and keys (…, S, E); where a row sees what is before it alone, half of it."""
     given = [values[name] for name in references(run.args) if len(values[name].shape) == 4]
     backward = _inner(run) is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     query, key = given[1:3] if backward else given[:2]
-    return 2.0 * math.prod(query.shape) * key.shape[-2]
+    causal = any(argument is True for argument in run.args)
+    return (1.0 if causal else 2.0) * math.prod(query.shape) * key.shape[-2]

@@ -221,6 +221,7 @@ def test_the_answer_as_text_and_data() -> None:
         "Model fits into 6.000 MB with a plan, whose step is 25.0% longer than eager's.",
         "",
         "eager's peak         10.000 MB",
+        "eager's step         about 1.000 s",
         "smallest budget      5.000 MB  no plan needs less than 4.000 MB",
         "",
         "budget               step, beside eager's",

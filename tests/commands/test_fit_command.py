@@ -78,6 +78,9 @@ def test_a_model_that_looks_at_its_values_is_made_of_real_tensors(tmp_path: Path
         (("--memory", "50%"), "give bytes"),
         (("--memory", "16GB", "--rates", "1GFLOPS,1GB/s"), "--rates goes with --estimate"),
         (("--memory", "16GB", "--estimate", "--rates", "fast"), "is no rate"),
+        (("--on", "h1000"), "no machine is known as 'h1000'; known are p100"),
+        (("--on", "8-core"), "how much memory is there"),
+        ((), "how much memory is there"),
         ((), "--memory"),
     ],
 )

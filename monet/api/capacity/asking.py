@@ -10,13 +10,14 @@ import torch
 from monet.api.capacity.answer import Answer
 from monet.api.capacity.search import FitSearch
 from monet.api.capacity.steps import model_steps
-from monet.base.amounts import parse_memory
+from monet.base.amounts import ByteCount, parse_memory
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of
 from monet.errors import ConfigError
 from monet.executor.module import require_unplanned
-from monet.ops.estimating.rates import parse_rates
+from monet.ops.estimating.machines import Machine, machine_named
+from monet.ops.estimating.rates import Rates, parse_rates
 from monet.ops.offers.offering import Offering
 from monet.pipeline.calibration import calibrated_rates
 from monet.pipeline.meter import on_stderr, silent
@@ -32,9 +33,10 @@ def fit(
     args: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    memory: str | int,
+    memory: str | int | None = None,
     estimate: bool = False,
     rates: str | None = None,
+    on: str | None = None,
     batch: bool = True,
     exact: bool = False,
     accumulate: bool = False,
@@ -54,6 +56,8 @@ def fit(
     ``estimate``: no operator of the model is run. Its costs are estimated from their shapes and from rates of this
     machine, which small models have once been measured for, or from ``rates``, as ``"300GFLOPS,20GB/s"``. The model may
     then be on the meta device, or of fake tensors, and larger than this machine. Plans of estimates cannot be run.
+    ``on``: the same for a machine that is not here, by the figures of its maker: ``"h100"``, ``"rtx 4090"``, or a
+    number of cores, as ``"32-core"``. ``memory`` may then be left out for a GPU: all that it has.
     ``time_limit_s``: of each solve, of which there are about ten. Other options as for ``monet.plan``.
 
     Ctrl-C gives what is known by then, with ``status`` ``"interrupted"``. Raises ``monet.MonetError``s as
@@ -61,16 +65,39 @@ def fit(
     """
     require_unplanned(model)
     args, kwargs = call_of(args, kwargs)
-    room = parse_memory(memory)
-    if rates is not None and not estimate:
-        raise ConfigError("rates are for estimates: say estimate=True, too")
-    given = None if rates is None else parse_rates(rates)
+    dtype = _dtype(model, (args, kwargs))
+    machine, given = estimating(on, rates, dtype, estimate=estimate)
+    room = memory_asked(None if memory is None else parse_memory(memory), machine)
     if estimate and given is None:
-        given = calibrated_rates(_dtype(model, (args, kwargs)), cache=cache, progress=progress)
+        given = calibrated_rates(dtype, cache=cache, progress=progress)
     preparing = Preparing(reserve_bytes, accumulate, cache, gradients=gradients, costs=given)
     steps = model_steps(model, args, kwargs, preparing, Offering(exact), progress=progress)
     solving = Solving(time_limit_s, gap, window, solver)
     return FitSearch(steps, room, solving, on_stderr if progress else silent).run(batch=batch)
+
+
+def estimating(
+    on: str | None, rates: str | None, dtype: torch.dtype, *, estimate: bool
+) -> tuple[Machine | None, Rates | None]:
+    """The machine that ``on`` names, and the rates that it or ``rates`` gives; None for what was not said. Raises
+    ``ConfigError`` where they contradict each other, or ``rates`` are said to be no estimate."""
+    if on is not None and rates is not None:
+        raise ConfigError(f"rates are given and those of {on!r} are asked for: leave one of the two out")
+    if rates is not None and not estimate:
+        raise ConfigError("rates are for estimates: say estimate=True, too")
+    machine = None if on is None else machine_named(on)
+    if machine is not None:
+        return machine, machine.rates(dtype)
+    return None, None if rates is None else parse_rates(rates)
+
+
+def memory_asked(memory: ByteCount | None, machine: Machine | None) -> ByteCount:
+    """``memory``, or all of the machine's. Raises ``ConfigError`` where neither is known."""
+    if memory is not None:
+        return memory
+    if machine is None or machine.memory_gb is None:
+        raise ConfigError("how much memory is there? Give it, as 16GB; or name a GPU whose memory is known, as h100")
+    return ByteCount(machine.memory_gb * 10**9, "GB")
 
 
 def _dtype(model: torch.nn.Module, inputs: Any) -> torch.dtype:

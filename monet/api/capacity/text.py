@@ -6,14 +6,18 @@ from functools import partial
 
 from monet.api.capacity.answer import AS_IT_IS, INTERRUPTED, PLANNED, UNKNOWN, Answer
 from monet.base.amounts import format_bytes
-from monet.plans.text import compared, compared_length
+from monet.plans.text import compared, compared_length, format_seconds
 
 
 def render_answer(answer: Answer, unit: str) -> str:
     """A sentence, and the figures behind it; amounts of memory in ``unit``."""
     show = partial(format_bytes, unit=unit)
     about = "about " if answer.estimated else ""
-    lines = [_sentence(answer, unit), "", f"eager's peak         {about}{show(answer.eager_peak_bytes)}"]
+    lines = [
+        _sentence(answer, unit), "",
+        f"eager's peak         {about}{show(answer.eager_peak_bytes)}",
+        f"eager's step         about {format_seconds(answer.eager_s)}",
+    ]  # fmt: skip
     if answer.smallest is not None:
         bound = f"no plan needs less than {show(answer.smallest.bound_bytes)}"
         lines.append(f"smallest budget      {about}{show(answer.smallest.budget_bytes)}  {bound}")

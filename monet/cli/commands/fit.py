@@ -16,8 +16,6 @@ from monet.cli.commands.sectioned_help import Rows, SectionedCommand
 
 if TYPE_CHECKING:
     from monet.api.capacity.answer import Answer
-    from monet.models.config import Config
-    from monet.ops.estimating.rates import Rates
 
 TIME_LIMIT_S = 20.0
 
@@ -33,9 +31,9 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     BUDGET,
     "--memory",
     metavar="BYTES",
-    required=True,
     callback=amount(parse_memory),
-    help="The memory that the step should fit into: 16GB (10^9 bytes each), 15GiB (2^30) or 16000000000.",
+    help="The memory that the step should fit into: 16GB (10^9 bytes each), 15GiB (2^30) or 16000000000. May be left "
+    "out with --on a GPU: all that it has.",
 )
 @options.reserve
 @option(BUDGET, "--no-batch", is_flag=True, help="Do not look for the largest batch that fits.")
@@ -51,6 +49,13 @@ def _lists() -> Iterable[tuple[str, Rows]]:
     "--rates",
     metavar="RATES",
     help="With --estimate: operations and bytes a second, as 300GFLOPS,20GB/s, instead of this machine's.",
+)
+@option(
+    CHOICES,
+    "--on",
+    metavar="MACHINE",
+    help="Estimate for a machine that is not here, by its maker's figures: h100, 'rtx 4090', or a number of cores, as "
+    "32-core.",
 )
 @options.exact
 @options.fused
@@ -68,11 +73,12 @@ def _lists() -> Iterable[tuple[str, Rows]]:
 def fit(
     config: str,
     batch: int | None,
-    memory: ByteCount,
+    memory: ByteCount | None,
     reserve: int,
     no_batch: bool,
     estimate: bool,
     rates: str | None,
+    on: str | None,
     exact: bool,
     fused: bool,
     threads: int | None,
@@ -98,44 +104,39 @@ def fit(
     check_target(json_path, "--json")
     if rates is not None and not estimate:
         raise click.UsageError("--rates goes with --estimate")
+    if memory is None and on is None:
+        raise click.UsageError("how much memory is there? Give --memory, as 16GB, or name a GPU with --on, as h100")
 
     import torch
 
     from monet.api.capacity.answer import INTERRUPTED as STOPPED
     from monet.api.capacity.answer import TOO_LARGE
+    from monet.api.capacity.asking import estimating, memory_asked
     from monet.api.capacity.search import FitSearch
     from monet.api.capacity.steps import config_steps
     from monet.api.capacity.text import render_answer
     from monet.base.files.atomic import write_json
     from monet.ops.offers.offering import Offering
+    from monet.pipeline.calibration import calibrated_rates
     from monet.pipeline.meter import on_stderr, silent
     from monet.pipeline.preparation import Preparing
     from monet.planner.search import Solving
 
     if threads is not None:
         torch.set_num_threads(threads)
-    given = _rates(loaded, rates, not no_cache, not quiet) if estimate else None
+    dtype = getattr(torch, loaded.autocast or loaded.dtype or "float32")
+    machine, given = estimating(on, rates, dtype, estimate=estimate)
+    room = memory_asked(memory, machine)
+    if estimate and given is None:
+        given = calibrated_rates(dtype, cache=not no_cache, progress=not quiet)
     preparing = Preparing(reserve, cache=not no_cache, costs=given)
     steps = config_steps(loaded, preparing, Offering(exact, fused=fused), progress=not quiet)
     solving = Solving(time_limit, gap, window, solver.upper())
-    answer: Answer = FitSearch(steps, memory, solving, silent if quiet else on_stderr).run(batch=not no_batch)
-    click.echo(render_answer(answer, memory.unit))
+    answer: Answer = FitSearch(steps, room, solving, silent if quiet else on_stderr).run(batch=not no_batch)
+    click.echo(render_answer(answer, room.unit))
     if json_path is not None:
         write_json(json_path, answer.as_json())
     if answer.status == STOPPED:
         raise click.exceptions.Exit(INTERRUPTED)
     if answer.fits == TOO_LARGE:
         raise click.exceptions.Exit(FAILED)
-
-
-def _rates(config: Config, given: str | None, cache: bool, progress: bool) -> Rates:
-    import torch
-
-    from monet.ops.estimating.rates import parse_rates
-    from monet.pipeline.calibration import calibrated_rates
-
-    if given is not None:
-        return parse_rates(given)
-    return calibrated_rates(
-        getattr(torch, config.autocast or config.dtype or "float32"), cache=cache, progress=progress
-    )
