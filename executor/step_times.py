@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from monet.executor.runner import Runner
@@ -27,6 +27,11 @@ class StepTimes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._runner._enter, self._runner._leave = self._enter, self._leave
+
+    def steps(self) -> Iterator[tuple[int, float]]:
+        """Of all passes: a step of the plan, and what one run of it took."""
+        for timed in self.passes:
+            yield from timed
 
     def _timed_enter(self, handle: int, step: int) -> None:
         self._began.append((step, time.perf_counter()))

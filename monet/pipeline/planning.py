@@ -148,7 +148,7 @@ def plan_smallest(
     ``variant``: the whole program, with moves or without.
     """
     solving = replace(solving or Solving(), prove=False)
-    most_s = None if max_overhead is None else prepared.eager.objective_s * (1.0 + max_overhead)
+    most_s = None if max_overhead is None else prepared.eager_s * (1.0 + max_overhead)
     prepared = _for_variant(prepared, variant)
     least, placed = _smallest(prepared, most_s, solving, meter)
     if prepared.remembers:
@@ -241,7 +241,8 @@ def plan_result(prepared: Prepared, budget_bytes: int, solution: Solution, place
             "bound_s": solution.bound_s,
             "gap": solution.gap,
             "bound_scope": solution.bound_scope,
-            "baseline_s": prepared.eager.objective_s,
+            "baseline_s": prepared.eager_s,
+            **({"eager_memory_s": prepared.eager_memory_s} if prepared.eager_memory_s else {}),
             "baseline_peak_bytes": prepared.eager.peak_bytes,
             "eager_peak_bytes": prepared.eager_peak_bytes,
             "order": placed.ordered.method,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,11 +21,14 @@ from monet.ops.estimating.profiling import estimated_profile
 from monet.ops.estimating.rates import Rates
 from monet.ops.fusion.offers import is_compiled
 from monet.ops.measuring.cache import ProfileCache
+from monet.ops.measuring.first_touch import first_touch
 from monet.ops.measuring.profiling import Profile, implementations, profile
+from monet.ops.measuring.signature import environment as environment_of
 from monet.ops.offers.offering import Offering
 from monet.ops.resizable import resizable
 from monet.pipeline.current_scales import present_scales
-from monet.pipeline.eager_peak import eager_peak_bytes
+from monet.pipeline.eager.memory import asked_anew_bytes
+from monet.pipeline.eager.peak import eager_step
 from monet.pipeline.lowering import Lowered, lower
 from monet.planner.baselines.pytorch import keep_all
 from monet.planner.problem import Problem
@@ -74,7 +77,8 @@ class Preparing:
 @dataclass(frozen=True)
 class Prepared:
     """A captured and measured step, before any budget. ``eager``: how PyTorch itself would run it, counted as a plan
-    is; ``eager_peak_bytes``: what it would then hold at most, see ``monet.pipeline.eager_peak``.
+    is; ``eager_peak_bytes``: what it would then hold at most, see ``monet.pipeline.eager``; ``eager_memory_s``: seconds
+    that it waits for memory which it asks the system for anew, 0 where that is not known.
 
     ``model`` and ``environment``: what a plan must be used with. ``remembers``: plans of earlier searches are read, and
     found ones are kept.
@@ -86,6 +90,12 @@ class Prepared:
     model: Mapping[str, Any]
     environment: Mapping[str, Any]
     remembers: bool = True
+    eager_memory_s: float = 0.0
+
+    @property
+    def eager_s(self) -> float:
+        """Eager's step: its operators, and what it waits for memory."""
+        return self.eager.objective_s + self.eager_memory_s
 
     @property
     def full_bytes(self) -> int:
@@ -178,8 +188,21 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     beside = {**buckets, "reserve": preparing.reserve_bytes}
     offering = replace(offering, fused=any(is_compiled(run) for run in implementations(offers)))
     model, environment = _described(step, preparing, offering), _environment(costs, step.graph, preparing)
-    made = prepared_step(offers, costs, model, environment, beside=beside, eager=eager)
+    touch_s = partial(_touch_s, costs, preparing, step.graph.device)
+    made = prepared_step(offers, costs, model, environment, beside=beside, eager=eager, touch_s=touch_s)
     return replace(made, remembers=preparing.cache)
+
+
+def _touch_s(costs: Profile, preparing: Preparing, device: torch.device) -> float:
+    """Seconds a byte of new memory; 0 on a GPU, whose allocator keeps what it has, and for costs from elsewhere."""
+    if device.type != "cpu" or costs.environment != environment_of(device):
+        return 0.0
+    store = ProfileCache() if preparing.cache else None
+    try:
+        return first_touch(costs.environment, store)
+    finally:
+        if store is not None:
+            store.close()
 
 
 def _offers(step: _Step, offering: Offering) -> Catalogue:
@@ -200,10 +223,12 @@ def prepared_step(
     *,
     beside: Mapping[str, int],
     eager: Catalogue | None = None,
+    touch_s: Callable[[], float] = float,
 ) -> Prepared:
     """A step whose costs are known. ``model`` and ``environment`` as in ``Prepared``; ``beside``: bytes by kind that a
     budget must leave room for, and that no operator asks for (what a GPU's libraries keep is added, as the environment
-    has it); ``eager``: of what PyTorch itself would run, None for ``offers``."""
+    has it); ``eager``: of what PyTorch itself would run, None for ``offers``. ``touch_s``: gives the
+    seconds for a byte of memory that is asked from the system anew."""
     if "library_bytes" in environment:
         beside = {"libraries": environment["library_bytes"], **beside}
     lowered_as = partial(
@@ -211,7 +236,10 @@ def prepared_step(
     )
     plain = lowered_as(offers if eager is None else eager, eager=True)
     kept = keep_all(plain.problem, sys.maxsize)
-    return Prepared(lowered_as(offers), kept, eager_peak_bytes(kept, plain), model, environment)
+    step = eager_step(kept, plain)
+    anew_bytes = asked_anew_bytes(step.blocks)
+    waits_s = anew_bytes * touch_s() if anew_bytes else 0.0
+    return Prepared(lowered_as(offers), kept, step.peak_bytes, model, environment, eager_memory_s=waits_s)
 
 
 def _costs(offers: Catalogue, preparing: Preparing, progress: bool) -> Profile:

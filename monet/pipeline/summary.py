@@ -71,6 +71,7 @@ class Summary:
     arena_bound_bytes: int | None = None
     fixed: Mapping[str, int] | None = None
     eager_peak_bytes: int | None = None
+    eager_memory_s: float | None = None
     bound_bytes: int | None = None
     order: OrderSummary | None = None
     kept: int | None = None
@@ -103,6 +104,7 @@ def plan_summary(plan: Plan, solution: Solution, lowered: Lowered) -> Summary:
         baseline_s=baseline_s,
         baseline_peak_bytes=plan.solver["baseline_peak_bytes"],
         eager_peak_bytes=plan.solver["eager_peak_bytes"],
+        eager_memory_s=plan.solver.get("eager_memory_s"),
         objective_s=solution.objective_s,
         overhead=solution.objective_s / baseline_s - 1.0,
         bound_s=solution.bound_s or None,

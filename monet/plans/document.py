@@ -254,7 +254,7 @@ _ENVIRONMENT: dict[str, _Reader] = {
 }
 _SOLVER: dict[str, _Reader] = {
     **dict.fromkeys(("status", "bound_scope", "order", "layout"), _string),
-    **dict.fromkeys(("objective_s", "baseline_s"), _number),
+    **dict.fromkeys(("objective_s", "baseline_s", "eager_memory_s"), _number),
     **dict.fromkeys(("bound_s", "gap"), _nullable(_number)),
     **dict.fromkeys(("baseline_peak_bytes", "eager_peak_bytes", "order_peak_bytes"), _count),
     "order_bound_bytes": _nullable(_count),

@@ -100,7 +100,7 @@ def _begun(prepared: Prepared, memory_bytes: int) -> Answer:
         prepared.problem.name,
         memory_bytes,
         prepared.eager_peak_bytes,
-        prepared.eager.objective_s,
+        prepared.eager_s,
         estimated=profile.environment if profile.estimated else None,
     )
 

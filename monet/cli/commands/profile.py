@@ -56,6 +56,6 @@ def profile(
     click.echo(
         f"{prepared.problem.name}: {len(graph.forward) + len(graph.backward)} operators, measured on "
         f"{prepared.environment['profile']}; eager's peak {format_bytes(prepared.eager_peak_bytes)}, "
-        f"{prepared.eager.objective_s:.3f} s"
+        f"{prepared.eager_s:.3f} s"
     )
     click.echo(f"saved {target}")

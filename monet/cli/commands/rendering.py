@@ -32,7 +32,7 @@ def render_summary(summary: Summary, unit: str) -> str:
         *((f"    {part}", show(count), "") for part, count in summary.fixed.items()),
         ("everything kept", show(summary.baseline_peak_bytes), _saved(summary.peak_bytes, summary.baseline_peak_bytes)),
         ("eager's peak", show(summary.eager_peak_bytes), _saved(summary.peak_bytes, summary.eager_peak_bytes)),
-        ("eager's step", _seconds(summary.baseline_s), ""),
+        ("eager's step", _seconds(summary.baseline_s), _eager_note(summary)),
         ("planned step", _seconds(summary.objective_s), f"predicted, {compared(summary.overhead)}"),
         _bound_row(summary, unit),
         ("operators", f"{summary.kept} kept", _recomputed(summary, show)),
@@ -48,6 +48,12 @@ def render_summary(summary: Summary, unit: str) -> str:
             for family, counts in summary.choices.items()
         )
     return "\n".join([*lines, "", _OUTSIDE_THE_PROMISE])
+
+
+def _eager_note(summary: Summary) -> str:
+    """What the sum of operators does not have."""
+    waits_s = summary.eager_memory_s
+    return "predicted" + ("" if waits_s is None else f", {_seconds(waits_s)} of it for memory asked for anew")
 
 
 def _recomputed(summary: Summary, show: Callable[[int], str]) -> str:

@@ -176,7 +176,7 @@ def _guess(
     while high - low > 1:
         middle = (low + high) // 2 if high <= 2 * max(low, step) else max(low, step) * 2
         scaled = problem_at_batch(problem, per_batch, middle / batch)
-        most_s = None if max_overhead is None else prepared.eager.objective_s * (1 + max_overhead) * middle / batch
+        most_s = None if max_overhead is None else prepared.eager_s * (1 + max_overhead) * middle / batch
         try:
             solution = plan_problem(
                 scaled,

@@ -5,19 +5,28 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from monet.base.silence import silence
 from monet.models.config import Config
 
+if TYPE_CHECKING:
+    from monet.executor.module import MonetModule
+
 logger = logging.getLogger(__name__)
 
 WARM_UP_STEPS = 1
 """Not timed: first uses build kernels and make the arena resident."""
+TIMED_STEPS = 5
+"""Steps of which each operator is timed; its time is their median."""
 MEASURED_FIELDS = ("step_s", "allocator_peak_bytes", "resident_peak_bytes")
 """What is measured of a step; docs/summary-format.md has a line for each."""
 
@@ -36,13 +45,30 @@ def measure_config(
     results: dict[str, dict[str, float | int | None]] = {}
     runs = (*((("eager", None),) if eager else ()), ("planned", plan_path))
     for name, path in tqdm(runs, desc="measuring steps", disable=not progress):
-        try:
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                results[name] = pool.submit(_step, config, path, _threads(plan_path), not progress).result()
-        except BrokenProcessPool:
-            logger.warning("the %s step's process was killed, most likely for lack of memory", name)
-            results[name] = dict.fromkeys(MEASURED_FIELDS)
+        results[name] = measured_step(config, path, _threads(plan_path), quiet=not progress).values
     return results
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """``values``: of ``MEASURED_FIELDS``, None where the process was killed. ``seconds``: of a planned step, by
+    signature: of each of its steps that runs it, in place."""
+
+    values: dict[str, float | int | None]
+    seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+def measured_step(
+    config: Config, plan_path: Path | None, threads: int, *, in_place: bool = False, quiet: bool
+) -> MeasuredStep:
+    """Eager's step, or that of a plan, in a process of its own. ``in_place``: time each operator, too."""
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(_step, config, plan_path, threads, in_place, quiet).result()
+    except BrokenProcessPool:
+        name = "eager" if plan_path is None else "planned"
+        logger.warning("the %s step's process was killed, most likely for lack of memory", name)
+        return MeasuredStep(dict.fromkeys(MEASURED_FIELDS))
 
 
 def _threads(plan_path: Path) -> int:
@@ -51,16 +77,17 @@ def _threads(plan_path: Path) -> int:
     return int(Plan.load(plan_path).environment["threads"])
 
 
-def _step(config: Config, plan_path: Path | None, threads: int, quiet: bool) -> dict[str, float | int | None]:
+def _step(config: Config, plan_path: Path | None, threads: int, in_place: bool, quiet: bool) -> MeasuredStep:
     """Runs in the child process."""
     with silence(quiet):
-        return _measured(config, plan_path, threads)
+        return _measured(config, plan_path, threads, in_place)
 
 
-def _measured(config: Config, plan_path: Path | None, threads: int) -> dict[str, float | int | None]:
+def _measured(config: Config, plan_path: Path | None, threads: int, in_place: bool) -> MeasuredStep:
     import torch
     import torch.utils._pytree as pytree
 
+    from monet.executor.module import MonetModule
     from monet.models.model_loading import build_model, precision
     from monet.models.sample_inputs import make_inputs
     from monet.native import devices
@@ -73,10 +100,7 @@ def _measured(config: Config, plan_path: Path | None, threads: int) -> dict[str,
     args, kwargs = make_inputs(config, config.seed)
     module: torch.nn.Module = model
     if plan_path is not None:
-        from monet.executor.module import MonetModule
-
         module = MonetModule(model, Plan.load(plan_path))
-    seconds = 0.0
 
     def free_gradients() -> None:
         if not config.accumulate:
@@ -85,7 +109,9 @@ def _measured(config: Config, plan_path: Path | None, threads: int) -> dict[str,
             tensor.grad = None
 
     kept = config.gradients == "kept"
-    for _ in range(WARM_UP_STEPS + 1):
+
+    def step() -> tuple[float, int | None]:
+        """Seconds, and the peak."""
         if not kept:
             free_gradients()
         devices.synchronize(device)
@@ -99,10 +125,36 @@ def _measured(config: Config, plan_path: Path | None, threads: int) -> dict[str,
             free_gradients()
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
         devices.synchronize(device)
-        seconds = time.perf_counter() - start
-        peak = devices.peak_bytes(device)
-        del outputs
-    return dict(zip(MEASURED_FIELDS, (seconds, peak, _resident_peak_bytes()), strict=True))
+        return time.perf_counter() - start, devices.peak_bytes(device)
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    seconds, peak = step()
+    values = dict(zip(MEASURED_FIELDS, (seconds, peak, _resident_peak_bytes()), strict=True))
+    timed = _in_place(module, step) if in_place and isinstance(module, MonetModule) else {}
+    return MeasuredStep(values, timed)
+
+
+def _in_place(module: MonetModule, step: Callable[[], object]) -> Mapping[str, Sequence[float]]:
+    """By signature, seconds of each of the plan's steps that runs it; copies are left out."""
+    from monet.executor.codegen import implementation_of
+    from monet.executor.planned_step import planned_catalogue
+    from monet.executor.step_times import StepTimes
+    from monet.ops.measuring.signature import signature
+
+    seconds: dict[int, list[float]] = {}
+    for _ in range(TIMED_STEPS):
+        with StepTimes(module._step.runner) as times:
+            step()
+        for number, taken_s in times.steps():
+            seconds.setdefault(number, []).append(taken_s)
+    offers = planned_catalogue(module._step.graph, module.plan)
+    found: dict[str, list[float]] = {}
+    for number, planned in enumerate(module.plan.steps):
+        if planned.place is None:
+            key = signature(implementation_of(planned, offers), offers.values)
+            found.setdefault(key, []).append(median(seconds[number]))
+    return found
 
 
 def _resident_peak_bytes() -> int | None:

@@ -83,9 +83,8 @@ def trace_config(config: Config, plan: Plan, *, runs: int, progress: bool) -> St
             if run < WARM_UP_STEPS:
                 continue
             whole.append(took_s)
-            for timed in times.passes:
-                for step, taken_s in timed:
-                    seconds.setdefault(step, []).append(taken_s)
+            for step, taken_s in times.steps():
+                seconds.setdefault(step, []).append(taken_s)
     predicted = seconds_with_copies(plan, _predicted(plan, planned_catalogue(module._step.graph, plan)))
     where = _described(module._step.graph)
     steps = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +13,14 @@ from monet.base.amounts import refusals_in
 from monet.cli.commands.planning.plan_file import hand_over, plan_path
 from monet.cli.commands.planning.request import PlanRequest
 from monet.models.config import Config, load_config
+from monet.plans.text import format_seconds
 
 if TYPE_CHECKING:
     from monet.ops.offers.offering import Offering
     from monet.pipeline.meter import Meter
     from monet.pipeline.planning import PlanResult
     from monet.pipeline.preparation import Prepared, Preparing
+    from monet.pipeline.summary import Summary
 
 
 def plan_model(request: PlanRequest) -> None:
@@ -42,14 +45,31 @@ def plan_model(request: PlanRequest) -> None:
         planned, result = _plan(loaded, request)
     hand_over(result, output, request)
     if request.measure:
-        from monet.lab.experiments.measured_steps import measure_config
-
-        measured = measure_config(planned, output, progress=not request.quiet)
-        summary = replace(result.summary, measured=measured)
+        summary, measured = _measured(planned, result, output, request)
+        summary = replace(summary, measured=measured)
         click.echo()
         click.echo(render_measurement(summary, measured, request.unit))
         if request.json_path is not None:
             write_json(request.json_path, summary.as_json())
+
+
+def _measured(
+    config: Config, result: PlanResult, output: Path, request: PlanRequest
+) -> tuple[Summary, dict[str, dict[str, float | int | None]]]:
+    """Both steps, each in a process of its own. A plan by measured operators is made again with the times that they
+    have in its step, and replaces the first in its file."""
+    from monet.lab.experiments.measured_steps import measured_step
+
+    threads, again = int(result.plan.environment["threads"]), _can_be_planned_again(request)
+    eager = measured_step(config, None, threads, quiet=request.quiet)
+    planned = measured_step(config, output, threads, in_place=again, quiet=request.quiet)
+    if planned.seconds:
+        found = _as_in_step(config, result, planned.seconds, request)
+        found.plan.save(output)
+        if found.plan.steps != result.plan.steps:
+            planned = measured_step(config, output, threads, quiet=request.quiet)
+        result = found
+    return result.summary, {"eager": eager.values, "planned": planned.values}
 
 
 def _plan(config: Config, request: PlanRequest) -> tuple[Config, PlanResult]:
@@ -91,6 +111,32 @@ def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
     prepared = _prepared(config, request)
     solving = request.planning.solving(prove=request.prove)
     return plan_prepared(prepared, request.budget, solving, variant=variant, meter=_meter(request))
+
+
+def _can_be_planned_again(request: PlanRequest) -> bool:
+    """Copies have times of their own, the least memory does not depend on any, and a batch was chosen by them."""
+    return request.minimise is None and request.planning.offload is None and not request.max_batch
+
+
+def _as_in_step(
+    config: Config, result: PlanResult, seconds: Mapping[str, Sequence[float]], request: PlanRequest
+) -> PlanResult:
+    """Planned again with the times of the plan's own step; what that changes is printed."""
+    from monet.lab.experiments.measured_again import planned_again
+
+    assert request.budget is not None
+    with refusals_in(request.unit):
+        again = planned_again(
+            config, result, seconds, request.budget, request.planning.solving(prove=request.prove), _preparing(request),
+            _offering(request), variant=request.variant, meter=_meter(request),
+        )  # fmt: skip
+    changed = "another plan" if again.plan.steps != result.plan.steps else "the same plan"
+    alone_s, in_step_s = result.summary.objective_s, again.summary.objective_s
+    click.echo(
+        f"planned again with the times of its own step: {changed}, {format_seconds(in_step_s)} predicted "
+        f"(operators one by one: {format_seconds(alone_s)})"
+    )
+    return again
 
 
 def _preparing(request: PlanRequest) -> Preparing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,8 +21,23 @@ from monet.plans.format import aligned
 aten = torch.ops.aten
 
 
-def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
-    """The peak of eager's step, in bytes: a plan counts outputs and gradients from the beginning, since its arena is
+@dataclass(frozen=True, slots=True)
+class EagerStep:
+    """``blocks``: begin and end (ticks, the end excluded) and bytes of all that eager's step asks for, as far as its
+    operators tell. ``held_bytes``: what is there before and after it, parameters and inputs."""
+
+    blocks: Sequence[tuple[int, int, int]]
+    held_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """What it holds at once at most."""
+        _, load = load_over_time(*np.array(self.blocks, np.int64).T)
+        return self.held_bytes + int(load.max())
+
+
+def eager_step(eager: Solution, lowered: Lowered) -> EagerStep:
+    """What eager's step holds: a plan counts outputs and gradients from the beginning, since its arena is
     there until the end, and eager has each from when it is made.
 
     ``eager`` is a solution of ``lowered``, which keeps what autograd does. Freed is what no operator reads any more;
@@ -63,8 +79,7 @@ def eager_peak_bytes(eager: Solution, lowered: Lowered) -> int:
     backward = next((step.begin for step in unrolled.steps if step.kind != "forward"), 0)
     alive.append((backward, end, lowered.fixed["output_gradients"]))
     held = lowered.problem.fixed_bytes - sum(lowered.fixed[k] for k in ("outputs", "output_gradients"))
-    _, load = load_over_time(*np.array(alive, np.int64).T)
-    return held + int(load.max())
+    return EagerStep(alive, held)
 
 
 def _inputs_first(schedule: Sequence[Call], operators: Mapping[str, Operator]) -> list[Call]:

@@ -1,0 +1,288 @@
+"""Planned runs in processes that may not have more memory than was promised: how many end, how many miss the promise?
+
+python benchmarks/bench_certified.py [--only resnet] [--budgets 17] [--jobs 2]
+
+Each of twenty-five networks (``certified_models.py``) with SGD, Adam and AdamW, on one thread and on two, with and
+without a second memory on the disk, under budgets evenly from eager's peak down to the smallest that is known to work.
+A run is two whole steps of ``monet.optimize`` under ``RLIMIT_DATA``: all private writable memory of the process. The
+limit is what the process had before the first step without the step's own tensors (``share``: interpreter, torch,
+libraries, and what capturing and planning left), the promise, and ``CONSTANT_BYTES``, the same for all.
+A run is killed where the process ends by itself or an allocation fails; it misses where an operator asked for other
+memory than its plan's, or the measured peak is not the promised one. The plan is made, and its peak printed, before any
+step has run. ``control``: PyTorch's own step under the limit of the smallest budget, which should fail.
+
+Resumable: what is done is in ``build/certified.jsonl``; ``--again`` begins anew. Ctrl-C loses the job under way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+import record
+from certified_models import CASES
+from tqdm import tqdm
+
+CONSTANT_BYTES = 4 << 20
+STEPS = 2
+PLANNING_S = 1.0
+GAP = 0.05
+LIMIT_S = 900.0
+OPTIMIZERS = ("SGD", "Adam", "AdamW")
+BUILD = Path(__file__).parents[1] / "build"
+
+
+def _private_bytes() -> int:
+    """What ``RLIMIT_DATA`` counts; the heap's free pages are given back before."""
+    ctypes.CDLL(None).malloc_trim(0)
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
+
+
+def _limit(limit_bytes: int | None) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard if limit_bytes is None else limit_bytes, hard))
+
+
+class _Job:
+    """One network with one optimiser, threads and offloading, and its runs."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        import torch
+
+        from monet.native import allocator
+
+        if not allocator.available():
+            raise RuntimeError("peaks are measured by the allocator, which needs a C++ compiler")
+        torch.set_num_threads(job["threads"])
+        self.make, self.batch, self.loss = CASES[job["model"]]
+        self.optimizer, self.folder = getattr(torch.optim, job["optimizer"]), job["folder"]
+        self.offload = job["offload"]
+
+    def trained(self) -> tuple[Any, Any]:
+        import torch
+
+        torch.manual_seed(0)
+        model = self.make().train()
+        return model, self.optimizer(model.parameters(), 1e-3)
+
+    def plans(self, count: int) -> list[Any]:
+        """For ``count`` budgets, from eager's peak down; the smallest last."""
+        from monet.errors import InfeasibleBudget, SolverError
+        from monet.pipeline.offloading import offloaded
+        from monet.pipeline.planning import plan_prepared
+        from monet.pipeline.preparation import prepare_whole
+        from monet.planner.schedules import MONET
+        from monet.planner.search import Solving
+        from monet.step.second_memory.offload import parse_offload, variant_with
+        from monet.step.training_step.whole_step import capture_whole_step
+
+        model, optimizer = self.trained()
+        inputs, targets = self.batch(0)
+        step = capture_whole_step(model, inputs, targets, loss_fn=self.loss, optimizer=optimizer)
+        offload = parse_offload(f"disk:{self.folder},write=1GB/s,read=1GB/s") if self.offload else None
+        prepared, variant = offloaded(prepare_whole(step), offload), variant_with(offload, MONET)
+        solving = Solving(PLANNING_S, GAP, cores=1)
+
+        def planned(budget: int) -> Any:
+            try:
+                return plan_prepared(prepared, budget, solving, variant=variant).plan
+            except InfeasibleBudget as error:
+                return error.smallest_bytes
+            except SolverError:
+                return None
+
+        eager_bytes, smallest = prepared.eager_peak_bytes, planned(1)
+        if not isinstance(smallest, int) or count < 2 or smallest >= eager_bytes:
+            smallest = eager_bytes
+        budgets = [eager_bytes - (eager_bytes - smallest) * i // max(count - 1, 1) for i in range(count)]
+        return [planned(budget) for budget in budgets]
+
+    def run(self, plan: Any) -> dict[str, Any]:
+        """Two steps under the limit; the caller is told before, so that a process that ends is noticed."""
+        import gc
+
+        import torch
+
+        import monet
+        from monet.native import allocator
+
+        model, optimizer = self.trained()
+        inputs, targets = self.batch(0)
+        trainer = monet.optimize(model, inputs, targets, loss_fn=self.loss, optimizer=optimizer, plan=plan)
+        del inputs, targets
+        gc.collect()
+        held = {
+            t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+            for t in (*model.parameters(), *model.buffers(), *trainer._step.captured.constants.values())
+        }
+        held_bytes = sum(held.values())
+        other, share = allocator.live_bytes() - held_bytes, _private_bytes() - held_bytes
+        found: dict[str, Any] = {"promised_bytes": plan.peak_bytes, "share_bytes": share}
+        peaks = []
+        _limit(share + plan.peak_bytes + CONSTANT_BYTES)
+        try:
+            for seed in range(STEPS):
+                batch = self.batch(seed)
+                allocator.reset_peak()
+                results = trainer(*batch)
+                peaks.append(allocator.peak_bytes() - other)
+                del batch, results
+            found["grown_bytes"] = _private_bytes() - share
+            found["misses"] = trainer._step.runner.arena.statistics().misses
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+                raise
+            found["killed"] = f"{type(error).__name__}: {error}"[:200]
+        finally:
+            _limit(None)
+        torch.manual_seed(0)
+        return {**found, "off_bytes": max((abs(peak - plan.peak_bytes) for peak in peaks), default=None)}
+
+    def control(self, promised_bytes: int) -> bool:
+        """Whether PyTorch's own step fails under the same limit."""
+        import gc
+
+        model, optimizer = self.trained()
+        gc.collect()
+        held = sum(p.untyped_storage().nbytes() for p in (*model.parameters(), *model.buffers()))
+        _limit(_private_bytes() - held + promised_bytes + CONSTANT_BYTES)
+        try:
+            for seed in range(STEPS):
+                inputs, targets = self.batch(seed)
+                self.loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except (MemoryError, RuntimeError):
+            return True
+        finally:
+            _limit(None)
+        return False
+
+
+def _work(job: Mapping[str, Any], answer: Path) -> None:
+    """In a process of its own: a line before and after each run from ``job["first"]`` on."""
+    with answer.open("a") as out:
+
+        def say(line: Mapping[str, Any]) -> None:
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+
+        here = _Job(job)
+        plans = here.plans(job["budgets"])
+        made = [plan for plan in plans if plan is not None and not isinstance(plan, int)]
+        say({"planned": len(made), "unplanned": len(plans) - len(made)})
+        for number, plan in enumerate(made):
+            if number >= job["first"]:
+                say({"begins": number})
+                say({"run": number, **here.run(plan)})
+        if made and not job["offload"]:
+            say({"begins": "control"})
+            say({"control": here.control(made[-1].peak_bytes)})
+        say({"ends": True})
+
+
+def _job_rows(job: Mapping[str, Any]) -> dict[str, Any]:
+    """All runs of a job, in as many processes as it takes."""
+    runs: dict[int, dict[str, Any]] = {}
+    found: dict[str, Any] = {"job": {key: job[key] for key in ("model", "optimizer", "threads", "offload")}}
+    first = 0
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.jsonl"
+        while True:
+            asked = json.dumps({**job, "first": first, "folder": folder})
+            command = [sys.executable, __file__, "--job", asked, "--answer", str(answer)]
+            try:
+                ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            except subprocess.TimeoutExpired:
+                return {**found, "runs": list(runs.values()), "error": f"stopped after {LIMIT_S:g} s"}
+            lines = [json.loads(line) for line in answer.read_text().splitlines()] if answer.exists() else []
+            for line in lines:
+                found.update({key: line[key] for key in ("planned", "unplanned", "control") if key in line})
+                if "run" in line:
+                    runs[line["run"]] = line
+            begun = max((line["begins"] for line in lines if isinstance(line.get("begins"), int)), default=None)
+            if any("ends" in line for line in lines) or begun is None or {"begins": "control"} in lines:
+                if not any("ends" in line for line in lines):  # the control ended the process, or nothing began
+                    found["control"] = True
+                    if begun is None:
+                        found["error"] = ended.stderr[-600:]
+                return {**found, "runs": list(runs.values())}
+            if begun in runs:  # it ended between two runs
+                return {**found, "runs": list(runs.values()), "error": ended.stderr[-600:]}
+            killed = f"the process ended with {ended.returncode}: {ended.stderr[-200:]}"
+            runs[begun] = {"run": begun, "killed": killed}
+            first = begun + 1
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    runs = [run for row in rows for run in row["runs"]]
+    grown = [run["grown_bytes"] - run["promised_bytes"] for run in runs if "grown_bytes" in run]
+    shares = sorted(run["share_bytes"] for run in runs if "share_bytes" in run)
+    return {
+        "runs": len(runs),
+        "killed": sum("killed" in run for run in runs),
+        "misses": sum(run.get("misses", 0) for run in runs),
+        "off_bytes": max((run["off_bytes"] for run in runs if run.get("off_bytes") is not None), default=None),
+        "most_beyond_the_promise_bytes": max(grown, default=None),
+        "share_bytes": [shares[0], shares[len(shares) // 2], shares[-1]] if shares else [],
+        "unplanned": sum(row.get("unplanned", 0) for row in rows),
+        "controls": dict(Counter(str(row["control"]) for row in rows if "control" in row)),
+        "errors": [{**row["job"], "error": row["error"]} for row in rows if "error" in row],
+    }
+
+
+@click.command()
+@click.option("--only", default="", help="Only networks whose name has this in it; the record is not written then.")
+@click.option("--budgets", default=17, show_default=True, help="Budgets of each network, optimiser, thread number.")
+@click.option("--jobs", default=os.cpu_count(), show_default=True, help="Processes at a time.")
+@click.option("--again", is_flag=True, help="Forget what was done.")
+@click.option("--job", hidden=True)
+@click.option("--answer", hidden=True, type=click.Path(path_type=Path))
+def main(only: str, budgets: int, jobs: int, again: bool, job: str | None, answer: Path | None) -> None:
+    if job is not None and answer is not None:
+        _work(json.loads(job), answer)
+        return
+    kept = BUILD / "certified.jsonl"
+    kept.parent.mkdir(exist_ok=True)
+    if again:
+        kept.unlink(missing_ok=True)
+    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    names = [name for name in CASES if only in name]
+    asked = [
+        {"model": model, "optimizer": optimizer, "threads": threads, "offload": offload, "budgets": budgets}
+        for model, optimizer, threads, offload in product(names, OPTIMIZERS, (1, 2), (False, True))
+    ]
+    known = [row["job"] for row in done]
+    left = [job for job in asked if {key: job[key] for key in job if key != "budgets"} not in known]
+    bar = tqdm(total=len(asked), initial=len(asked) - len(left))
+    with ThreadPoolExecutor(jobs) as pool, kept.open("a") as out, bar:
+        for row in pool.map(_job_rows, left):
+            done.append(row)
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            bar.update()
+            bar.set_postfix({key: _summary(done)[key] for key in ("runs", "killed", "misses", "off_bytes")})
+    rows = [row for row in done if row["job"]["model"] in names]
+    by_model = {name: _summary([row for row in rows if row["job"]["model"] == name]) for name in names}
+    total = _summary(rows)
+    click.echo(json.dumps(total, indent=2))
+    if not only:
+        result = {"constant_bytes": CONSTANT_BYTES, "steps_a_run": STEPS, "all": total, "models": by_model}
+        click.echo(f"wrote {record.write('certified', result)}")
+
+
+if __name__ == "__main__":
+    main()

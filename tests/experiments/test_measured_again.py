@@ -1,0 +1,99 @@
+"""Plans that are made again with the times of their own step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from monet.base.amounts import parse_budget
+from monet.executor.codegen import implementation_of
+from monet.executor.planned_step import planned_catalogue
+from monet.lab.experiments.configured import prepare_config
+from monet.lab.experiments.measured_again import planned_again
+from monet.lab.experiments.measured_steps import MEASURED_FIELDS, measured_step
+from monet.models.config import Config, InputSpec
+from monet.ops.measuring.signature import signature
+from monet.ops.offers.offering import Offering
+from monet.pipeline.meter import silent
+from monet.pipeline.planning import PlanResult, plan_prepared
+from monet.pipeline.preparation import Preparing
+from monet.planner.schedules import MONET
+from monet.planner.search import Solving
+from monet.plans.plan import Plan
+from monet.plans.verifier import verify
+
+BUDGET = parse_budget("80%")
+SOLVING = Solving(time_limit_s=5, cores=1)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    images = InputSpec(shape=(16, 3, 16, 16))
+    return Config(model="monet.models.examples:tiny_resnet", kwargs={"width": 4}, inputs=(images,))
+
+
+@pytest.fixture(scope="module")
+def planned(config: Config) -> PlanResult:
+    return plan_prepared(prepare_config(config, Preparing()), BUDGET, SOLVING)
+
+
+def again(config: Config, planned: PlanResult, seconds: dict[str, list[float]]) -> PlanResult:
+    return planned_again(
+        config, planned, seconds, BUDGET, SOLVING, Preparing(), Offering(), variant=MONET, meter=silent
+    )
+
+
+def test_the_step_is_measured_as_a_whole_and_in_parts(config: Config, planned: PlanResult, tmp_path: Path) -> None:
+    path = tmp_path / "step.plan.json"
+    planned.plan.save(path)
+    threads = int(planned.plan.environment["threads"])
+    found = measured_step(config, path, threads, in_place=True, quiet=True)
+    assert found.values.keys() == set(MEASURED_FIELDS)
+    assert found.values["allocator_peak_bytes"] == planned.plan.peak_bytes
+    assert sum(map(len, found.seconds.values())) == len(planned.plan.steps)
+    assert all(taken_s > 0 for of in found.seconds.values() for taken_s in of)
+    result = again(config, planned, dict(found.seconds))  # type: ignore[arg-type]
+    verify(result.plan)
+    taken_s = sum(map(sum, found.seconds.values()))
+    assert result.summary.objective_s <= taken_s
+    assert result.plan.solver["objective_s"] == result.summary.objective_s
+    assert result.plan.peak_bytes <= planned.plan.budget_bytes
+
+
+def alone(config: Config, planned: PlanResult, slow: float) -> dict[str, list[float]]:
+    """Seconds of the plan's steps as measured one by one; of what it runs again so many times as long."""
+    lowered = prepare_config(config, Preparing()).lowered
+    offers = planned_catalogue(lowered.catalogue.graph, planned.plan)
+    found: dict[str, list[float]] = {}
+    for step in planned.plan.steps:
+        key = signature(implementation_of(step, offers), offers.values)
+        seconds = lowered.profile.measurements[key].time_s
+        found.setdefault(key, []).append(seconds * (slow if step.kind == "recompute" else 1.0))
+    return found
+
+
+def test_the_program_chooses_by_the_times_of_the_step(config: Config, planned: PlanResult) -> None:
+    """What the plan runs again is slow there, so that something else is run again."""
+    seconds = alone(config, planned, 1000.0)
+    assert any(step.kind == "recompute" for step in planned.plan.steps)
+    result = again(config, planned, seconds)
+    assert result.plan.steps != planned.plan.steps
+    assert result.summary.objective_s < 0.5 * sum(map(sum, seconds.values()))
+
+
+def test_a_plan_that_is_no_faster_leaves_the_first_with_its_own_times(
+    config: Config, planned: PlanResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slower = replace(planned, summary=replace(planned.summary, objective_s=1e9))
+    monkeypatch.setattr("monet.lab.experiments.measured_again.plan_prepared", lambda *_, **__: slower)
+    seconds = alone(config, planned, 2.0)
+    result = again(config, planned, seconds)
+    taken_s = sum(map(sum, seconds.values()))
+    assert result.plan.steps == planned.plan.steps and result.summary.objective_s == taken_s
+    assert result.summary.overhead == taken_s / result.summary.baseline_s - 1
+    assert result.plan.solver["objective_s"] == taken_s
+    assert result.plan.solver["gap"] == result.summary.gap == (taken_s - planned.solution.bound_s) / taken_s
+    result.plan.save(tmp_path / "again.plan.json")
+    assert Plan.load(tmp_path / "again.plan.json") == result.plan
