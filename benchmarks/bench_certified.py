@@ -37,8 +37,8 @@ from tqdm import tqdm
 
 CONSTANT_BYTES = 4 << 20
 STEPS = 2
-PLANNING_S = 1.0
-GAP = 0.05
+PLANNING_S = 0.5
+GAP = 0.2
 LIMIT_S = 900.0
 OPTIMIZERS = ("SGD", "Adam", "AdamW")
 BUILD = Path(__file__).parents[1] / "build"
@@ -63,20 +63,18 @@ class _Job:
         import torch
 
         from monet.native import allocator
+        from monet.step.training_step.whole_step import capture_whole_step
 
         if not allocator.available():
             raise RuntimeError("peaks are measured by the allocator, which needs a C++ compiler")
         torch.set_num_threads(job["threads"])
         self.make, self.batch, self.loss = CASES[job["model"]]
-        self.optimizer, self.folder = getattr(torch.optim, job["optimizer"]), job["folder"]
-        self.offload = job["offload"]
-
-    def trained(self) -> tuple[Any, Any]:
-        import torch
-
+        self.folder, self.offload = job["folder"], job["offload"]
         torch.manual_seed(0)
-        model = self.make().train()
-        return model, self.optimizer(model.parameters(), 1e-3)
+        self.model = self.make().train()
+        self.optimizer = getattr(torch.optim, job["optimizer"])(self.model.parameters(), 1e-3)
+        inputs, targets = self.batch(0)
+        self.step = capture_whole_step(self.model, inputs, targets, loss_fn=self.loss, optimizer=self.optimizer)
 
     def plans(self, count: int) -> list[Any]:
         """For ``count`` budgets, from eager's peak down; the smallest last."""
@@ -87,13 +85,9 @@ class _Job:
         from monet.planner.schedules import MONET
         from monet.planner.search import Solving
         from monet.step.second_memory.offload import parse_offload, variant_with
-        from monet.step.training_step.whole_step import capture_whole_step
 
-        model, optimizer = self.trained()
-        inputs, targets = self.batch(0)
-        step = capture_whole_step(model, inputs, targets, loss_fn=self.loss, optimizer=optimizer)
         offload = parse_offload(f"disk:{self.folder},write=1GB/s,read=1GB/s") if self.offload else None
-        prepared, variant = offloaded(prepare_whole(step), offload), variant_with(offload, MONET)
+        prepared, variant = offloaded(prepare_whole(self.step), offload), variant_with(offload, MONET)
         solving = Solving(PLANNING_S, GAP, cores=1)
 
         def planned(budget: int) -> Any:
@@ -110,25 +104,25 @@ class _Job:
         budgets = [eager_bytes - (eager_bytes - smallest) * i // max(count - 1, 1) for i in range(count)]
         return [planned(budget) for budget in budgets]
 
+    def held_bytes(self) -> int:
+        """Of the step's own tensors that are there before it: parameters, buffers and constants, each memory once."""
+        held = (*self.model.parameters(), *self.model.buffers(), *self.step.captured.constants.values())
+        return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}.values())
+
     def run(self, plan: Any) -> dict[str, Any]:
-        """Two steps under the limit; the caller is told before, so that a process that ends is noticed."""
+        """Two steps under the limit, by the trainer that ``monet.optimize`` gives for a plan; the step is captured once
+        for all plans."""
         import gc
 
-        import torch
-
-        import monet
+        from monet import Trainer
         from monet.native import allocator
+        from monet.step.training_step.whole_step import plain_inputs
 
-        model, optimizer = self.trained()
-        inputs, targets = self.batch(0)
-        trainer = monet.optimize(model, inputs, targets, loss_fn=self.loss, optimizer=optimizer, plan=plan)
-        del inputs, targets
+        step = self.step
+        self.optimizer.state.clear()  # the first step makes it
+        trainer = Trainer(step.module, plan, step.captured, step.updates, self.optimizer, plain_inputs)
         gc.collect()
-        held = {
-            t.untyped_storage()._cdata: t.untyped_storage().nbytes()
-            for t in (*model.parameters(), *model.buffers(), *trainer._step.captured.constants.values())
-        }
-        held_bytes = sum(held.values())
+        held_bytes = self.held_bytes()
         other, share = allocator.live_bytes() - held_bytes, _private_bytes() - held_bytes
         found: dict[str, Any] = {"promised_bytes": plan.peak_bytes, "share_bytes": share}
         peaks = []
@@ -148,23 +142,23 @@ class _Job:
             found["killed"] = f"{type(error).__name__}: {error}"[:200]
         finally:
             _limit(None)
-        torch.manual_seed(0)
         return {**found, "off_bytes": max((abs(peak - plan.peak_bytes) for peak in peaks), default=None)}
 
     def control(self, promised_bytes: int) -> bool:
         """Whether PyTorch's own step fails under the same limit."""
         import gc
 
-        model, optimizer = self.trained()
+        self.optimizer.state.clear()
         gc.collect()
-        held = sum(p.untyped_storage().nbytes() for p in (*model.parameters(), *model.buffers()))
-        _limit(_private_bytes() - held + promised_bytes + CONSTANT_BYTES)
+        _limit(_private_bytes() - self.held_bytes() + promised_bytes + CONSTANT_BYTES)
         try:
             for seed in range(STEPS):
                 inputs, targets = self.batch(seed)
-                self.loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                outputs = self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
+                self.loss(outputs, targets).backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                del outputs
         except (MemoryError, RuntimeError):
             return True
         finally:

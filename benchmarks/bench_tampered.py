@@ -194,10 +194,11 @@ class Varying(Case):
         return torch.randint(0, 64, (4, 16 - seed), generator=torch.Generator().manual_seed(seed))
 
     def planned(self) -> Any:
-        import monet
-        from monet import Dim
+        from torch.export import Dim
 
-        dynamic = {"tokens": {0: Dim("batch", max=4), 1: Dim("length", max=16)}}
+        import monet
+
+        dynamic = {"text": {0: Dim("batch", max=4), 1: Dim("length", max=16)}}
         return monet.plan(self.model(), self.inputs(), budget="90%", dynamic=dynamic, time_limit_s=3, cores=1)
 
     def _seen(self, model: Any, module: Any) -> list[Any]:
@@ -312,12 +313,9 @@ def _work(job: Mapping[str, Any], answer: Path) -> None:
     warnings.simplefilter("ignore")
     import logging
 
-    import torch
-
     from monet import Plan
 
     logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
     case = CASES[job["case"]](Path(job["folder"]))
     data = Path(job["plan"]).read_bytes()
     plan, document = Plan.of_content(data), json.loads(data)
@@ -377,6 +375,9 @@ def _plan(name: str, folder: Path) -> Path:
 @click.option("--answer", hidden=True, type=click.Path(path_type=Path))
 def main(count: int, only: str, jobs: int, first: int, job: str | None, answer: Path | None) -> None:
     if job is not None and answer is not None:
+        import torch
+
+        torch.set_num_threads(1)
         asked = json.loads(job)
         if "plan_of" in asked:
             CASES[asked["plan_of"]](Path(asked["folder"])).planned().save(answer)

@@ -64,18 +64,24 @@ def described_ranges(ranges: Ranges) -> dict[str, Any]:
 
 
 def ranges_of_plan(plan: Plan) -> Ranges | None:
-    """Which sizes vary; None for a plan of one shape."""
+    """Which sizes vary; None for a plan of one shape. Raises ``PlanMismatch`` where they are of other inputs."""
     described = plan.model.get("dynamic")
     if described is None:
         return None
-    dimensions = tuple(Dimension(name, least, most) for name, (least, most) in described["sizes"].items())
+    sizes = {name: (least, most) for name, (least, most) in described["sizes"].items()}
+    inputs = {str(n): spec["shape"] for n, spec in enumerate(plan.model["inputs"]) if "shape" in spec}
+    for position, axes in described["axes"].items():
+        if len(axes) != len(inputs.get(position, ())) or {*axes} - {None, *sizes}:
+            raise PlanMismatch(f"the plan's sizes that vary are not of its inputs: {position!r:.40} has {axes!r:.80}")
+    dimensions = tuple(Dimension(name, least, most) for name, (least, most) in sizes.items())
     return Ranges(dimensions, {int(position): tuple(axes) for position, axes in described["axes"].items()})
 
 
 def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs of the plan's geometry, positional and by keyword; their memory is never touched.
 
-    Raises ``PlanMismatch`` where the inputs are nested: a plan does not have their structure.
+    Raises ``PlanMismatch`` where the inputs are nested, since a plan does not have their structure, and where there can
+    be no such tensors.
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -85,12 +91,22 @@ def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
             raise PlanMismatch("the plan's model takes nested inputs; pass the sample inputs when making the module")
         leaf: Any = spec.get("value")
         if "shape" in spec:
-            leaf = torch.empty_strided(
-                spec["shape"], spec["stride"], dtype=getattr(torch, spec["dtype"]), device=spec["device"],
-                requires_grad=spec["requires_grad"],
-            )  # fmt: skip
+            leaf = _tensor(spec)
         if path[0] == 0:
             args.append(leaf)
         else:
             kwargs[path[1]] = leaf
     return tuple(args), kwargs
+
+
+def _tensor(spec: Mapping[str, Any]) -> torch.Tensor:
+    dtype = getattr(torch, spec["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise PlanMismatch(f"the plan has an input of dtype {spec['dtype']!r:.80}, which PyTorch does not know")
+    grad = spec["requires_grad"]
+    try:
+        return torch.empty_strided(
+            spec["shape"], spec["stride"], dtype=dtype, device=spec["device"], requires_grad=grad
+        )
+    except (RuntimeError, TypeError) as error:  # of sizes, devices and gradients that go together in no tensor
+        raise PlanMismatch(f"the plan has an input that cannot be made here: {error}") from error

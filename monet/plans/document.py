@@ -235,9 +235,36 @@ def _by_name(reader: _Reader) -> _Reader:
     return lambda value, where: {name: reader(each, f"{where}[{name!r}]") for name, each in _free(value, where).items()}
 
 
+def _leaf(value: Any, where: str) -> Any:
+    """An input: a tensor's geometry, or the value of something else."""
+    return _members(_TENSOR if "shape" in _free(value, where) else {"path": _path, "value": _any})(value, where)
+
+
+def _path(value: Any, where: str) -> Any:
+    """Of positions and names, the first of which tells arguments (0) and keyword arguments (1) apart."""
+    if not isinstance(value, list) or len(value) < 2 or value[0] not in (0, 1):
+        _fail(where, f"must be 0 or 1 and a position or a name, is {value!r:.80}")
+    for key in value[1:]:
+        if not isinstance(key, str):
+            _count(key, where)
+    if value[0] == 1 and not isinstance(value[1], str):
+        _fail(where, f"an argument by keyword has a name, not {value[1]!r:.80}")
+    return value
+
+
+def _any(value: Any, _: str) -> Any:
+    return value
+
+
+_TENSOR: dict[str, _Reader] = {
+    "path": _path,
+    **dict.fromkeys(("shape", "stride"), _array(_count)),
+    **dict.fromkeys(("dtype", "device"), _string),
+    "requires_grad": _flag,
+}
 _MODEL: dict[str, _Reader] = {
     **dict.fromkeys(("name", "fingerprint"), _string),
-    "inputs": _array(_free),
+    "inputs": _array(_leaf),
     "training": _array(_flag),
     **dict.fromkeys(("exact", "fused", "accumulate"), _flag),
     "seed": _whole,
