@@ -6,7 +6,8 @@ Each of twenty-five networks (``certified_models.py``) with SGD, Adam and AdamW,
 without a second memory on the disk, under budgets evenly from eager's peak down to the smallest that is known to work.
 A run is two whole steps of ``monet.optimize`` under ``RLIMIT_DATA``: all private writable memory of the process. The
 limit is what the process had before the first step without the step's own tensors (``share``: interpreter, torch,
-libraries, and what capturing and planning left), the promise, and ``CONSTANT_BYTES``, the same for all.
+libraries with their threads and compiled kernels, which one step of eager's has made, and what capturing and planning
+left), the promise, and ``CONSTANT_BYTES``, the same for all.
 A run is killed where the process ends by itself or an allocation fails; it misses where an operator asked for other
 memory than its plan's, or the measured peak is not the promised one. The plan is made, and its peak printed, before any
 step has run. ``control``: PyTorch's own step under the limit of the smallest budget, which should fail.
@@ -75,6 +76,18 @@ class _Job:
         self.optimizer = getattr(torch.optim, job["optimizer"])(self.model.parameters(), 1e-3)
         inputs, targets = self.batch(0)
         self.step = capture_whole_step(self.model, inputs, targets, loss_fn=self.loss, optimizer=self.optimizer)
+        self.eager()
+
+    def eager(self) -> None:
+        """PyTorch's own steps."""
+        self.optimizer.state.clear()
+        for seed in range(STEPS):
+            inputs, targets = self.batch(seed)
+            outputs = self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
+            self.loss(outputs, targets).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            del outputs
 
     def plans(self, count: int) -> list[Any]:
         """For ``count`` budgets, from eager's peak down; the smallest last."""
@@ -152,13 +165,7 @@ class _Job:
         gc.collect()
         _limit(_private_bytes() - self.held_bytes() + promised_bytes + CONSTANT_BYTES)
         try:
-            for seed in range(STEPS):
-                inputs, targets = self.batch(seed)
-                outputs = self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
-                self.loss(outputs, targets).backward()
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-                del outputs
+            self.eager()
         except (MemoryError, RuntimeError):
             return True
         finally:

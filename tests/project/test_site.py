@@ -105,6 +105,40 @@ def test_several_processes(tmp_path: Path) -> None:
         assert f"rank {rank}: [1, 1] planned blocks" in ended.stdout
 
 
+SCRIPTS = dict(
+    zip(("Lightning", "accelerate", "PEFT", "FSDP2", "Two networks"), blocks("python", "scripts.md"), strict=True)
+)
+# A torchvision built for another PyTorch cannot be imported before its schemas are there.
+RUN = """
+import runpy
+from monet.models.torchvision_schemas import with_torchvision_schemas
+with_torchvision_schemas(lambda: runpy.run_path("train.py", run_name="__main__"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        pytest.param("Lightning", ["8 by a plan, 0 without one"], marks=pytest.mark.slow),
+        pytest.param("accelerate", ["4 by a plan, 0 without one"], marks=pytest.mark.slow),
+        pytest.param("PEFT", ["4 by a plan, 0 without one"], marks=pytest.mark.slow),
+        pytest.param("FSDP2", ["rank 0: [3, 3, 3]", "rank 1: [3, 3, 3]"], marks=pytest.mark.slow),
+        ("Two networks", ["3 by a plan, 0 without one", "9 by a plan, 0 without one"]),
+    ],
+)
+def test_whole_scripts(name: str, said: list[str], tmp_path: Path) -> None:
+    """As somebody runs them who has pasted them into a file."""
+    (tmp_path / "train.py").write_text(re.sub(r'(budget="[^"]+")', r"\1, time_limit_s=1", SCRIPTS[name]))
+    (tmp_path / "run.py").write_text(RUN)
+    command = [sys.executable, "run.py"]
+    if name == "FSDP2":
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
+    assert all(text in ended.stdout for text in said), ended.stdout
+
+
 def test_the_training_step() -> None:
     """The planned steps, and on the same objects eager's lines, a step under autocast, and micro-batches."""
     assert torch.isfinite(run_all("training-step.md")["loss"])
