@@ -19,7 +19,7 @@ help:
 	@echo "make demo      plan ResNet-50 at batch 184 for 6 GB and measure it (15 minutes, 20 GB)"
 	@echo "make test      lint, types, import layers, docs and tests: what .ci/run runs"
 	@echo "make docs      the pages of docs/ as a site in build/docs"
-	@echo "make slow      tests that take minutes or gigabytes"
+	@echo "make slow      tests that take minutes or gigabytes, and the planner's with all random examples"
 	@echo "make gpu       tests that need a CUDA device; with the Python that is there: make gpu BIN=/usr/bin INSTALLED="
 	@echo "make gpu-first-run  the first run on a machine with a GPU: tests, promises and times, results in first-gpu-run"
 	@echo "make newest    the tests with the newest PyTorch that monet allows, in .venv-newest (6 GB)"
@@ -76,6 +76,7 @@ tests: $(INSTALLED)
 
 slow: $(INSTALLED)
 	$(PYTEST) -m 'slow and not gpu'
+	MONET_EXAMPLES=all $(PYTEST) $(AT_A_TIME) -m 'not slow and not gpu' tests/planner
 
 gpu: $(INSTALLED)
 	$(PYTEST) -m gpu

@@ -81,7 +81,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-SLOW = {"GRU, dropout both ways"}  # a quarter of a minute; other GRUs have dropout, or both ways
+SLOW = {"GRU, dropout both ways", "GRU, batch first, dropout", "LSTM, dropout"}  # others have dropout, or both ways
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in LAYERS])

@@ -32,7 +32,7 @@ QUICK_MODULES = ["float32", "bfloat16", "bfloat16 inverted", "autocast", "autoca
 QUICK_MODULES += ["frozen autocast", "several outputs"]
 
 
-QUICK_TRAINERS = ["bfloat16", "autocast", "autocast shared", "frozen", "several outputs", "autocast inside"]
+QUICK_TRAINERS = ["bfloat16", "frozen", "several outputs", "autocast inside"]
 
 
 def _names(quick: list[str]) -> list[Any]:

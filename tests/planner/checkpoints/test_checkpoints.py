@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plan_front import front, tight_problems
 from planner_problems import best_by_exhaustion, chain, problems, repeated, repeated_problems
+from random_examples import examples
 
 from monet.errors import InfeasibleBudget, InvalidPlan
 from monet.planner.checkpoints.columns import CheckpointProgram, Checkpoints
@@ -29,7 +30,7 @@ from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Answer, Limits, Model
 
 quick = settings(
-    max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(100), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 positions = st.sets(st.integers(0, 5), max_size=3)
 
@@ -178,7 +179,7 @@ def test_deep_networks_are_planned_and_proven(blocks: int, gap: float) -> None:
         assert found.is_close(), (share, found.incumbent.value, found.bound)
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=examples(40))
 @given(problem=repeated_problems(), share=st.floats(0.4, 1.0))
 def test_repeated_networks_are_bounded_by_the_full_program(problem: Problem, share: float) -> None:
     fastest = fastest_plan(problem)
@@ -196,7 +197,7 @@ def test_repeated_networks_are_bounded_by_the_full_program(problem: Problem, sha
     assert replay(problem, full.runs).peak_bytes <= budget
 
 
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=examples(30))
 @given(problem=repeated_problems(), shares=st.lists(st.floats(0.5, 1.1), min_size=2, max_size=4))
 def test_more_memory_is_never_slower(problem: Problem, shares: list[float]) -> None:
     fastest = fastest_plan(problem)

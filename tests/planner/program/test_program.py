@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plan_front import optimum
 from planner_problems import best_by_exhaustion, chain, problems
+from random_examples import examples
 
 from monet.errors import InfeasibleBudget, SolverError
 from monet.planner.construction.first_plans import construct, smallest_budget
@@ -24,7 +25,7 @@ from monet.planner.search import Solving, plan_problem
 from monet.planner.solvers.model import Model
 
 quick = settings(
-    max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(100), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_front import front, optimum, tight_problems, two_orders
 from planner_problems import best_by_exhaustion, chain, problems
+from random_examples import examples
 
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import (
@@ -49,7 +50,7 @@ def everywhere(problem: Problem) -> list[bool]:
     return [True] * len(problem.backward)
 
 
-@settings(options, max_examples=150)
+@settings(options, max_examples=examples(150))
 @given(problem=st.one_of(problems(), problems(pinned=True), tight_problems(), tight_problems(pinned=True)))
 def test_no_plan_is_cheaper_than_the_relaxation(problem: Problem) -> None:
     for point in front(problem, everywhere(problem)) or []:
@@ -57,7 +58,7 @@ def test_no_plan_is_cheaper_than_the_relaxation(problem: Problem) -> None:
             assert relaxed(problem, point.peak_bytes, window) <= point.objective_s * (1 + 1e-7)
 
 
-@settings(options, max_examples=80)
+@settings(options, max_examples=examples(80))
 @given(problem=problems(operators=6, pinned=True), extra=st.integers(-2, 12))
 def test_the_relaxation_is_never_above_the_full_program(problem: Problem, extra: int) -> None:
     known = smallest_budget(problem)
@@ -84,14 +85,14 @@ def test_the_relaxation_bounds_something() -> None:
     assert relaxed(problem, problem.fixed_bytes + 1, 4) == math.inf
 
 
-@settings(options, max_examples=100)
+@settings(options, max_examples=examples(100))
 @given(problem=st.one_of(problems(), tight_problems()))
 def test_the_full_program_is_exhaustion_over_all_stages(problem: Problem) -> None:
     for point in front(problem, everywhere(problem)) or []:
         assert full(problem, point.peak_bytes) == pytest.approx(point.objective_s, rel=1e-7)
 
 
-@settings(options, max_examples=60)
+@settings(options, max_examples=examples(60))
 @given(problem=st.one_of(problems(operators=5), tight_problems()), window=st.integers(1, 3), extra=st.integers(0, 12))
 def test_a_plan_is_a_point_of_the_relaxation_at_its_own_cost(problem: Problem, window: int, extra: int) -> None:
     known = smallest_budget(problem)
@@ -236,7 +237,7 @@ def test_after_peaks_and_also_at_add_their_stages_only(window: int, also_at: boo
         assert more.start[name] == min(plain.start[name], *extra, plain.start[name])
 
 
-@settings(options, max_examples=100)
+@settings(options, max_examples=examples(100))
 @given(problem=st.one_of(problems(), tight_problems()))
 def test_plans_that_recompute_anywhere_are_points_of_a_program_that_offers_it(problem: Problem) -> None:
     for point in front(problem, everywhere(problem)) or []:

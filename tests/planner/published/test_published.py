@@ -29,7 +29,10 @@ def test_published_plans_replay_to_their_cost_within_their_budget(path: Path) ->
 
 
 @published
-@pytest.mark.parametrize(("model", "gib"), [("vgg16", 7.0), ("unet", 6.0), ("resnet50", 7.0)])
+@pytest.mark.parametrize(
+    ("model", "gib"),
+    [*(pytest.param(*case, marks=pytest.mark.slow) for case in (("vgg16", 7.0), ("unet", 6.0))), ("resnet50", 7.0)],
+)
 def test_plans_fit(model: str, gib: float) -> None:
     problem = load_published(P100 / f"{model}.json")
     plan = plan_problem(problem, int(gib * GIB), Solving(time_limit_s=6.0))

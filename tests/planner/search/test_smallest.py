@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_front import front, tight_problems, two_orders
 from planner_problems import chain, problems
+from random_examples import examples
 
 from monet.errors import InfeasibleBudget
 from monet.planner.construction.first_plans import smallest_budget
@@ -33,7 +34,7 @@ def check(problem: Problem, found: SmallestBudget, most_s: float = math.inf) -> 
     assert plan.bound_s == 0.0
 
 
-@settings(options, max_examples=60)
+@settings(options, max_examples=examples(60))
 @given(problem=st.one_of(problems(), tight_problems()), share=st.floats(0.0, 1.0))
 def test_the_least_peak_is_the_exhaustive_one(problem: Problem, share: float) -> None:
     points = front(problem, [True] * len(problem.backward))
@@ -54,7 +55,7 @@ def test_the_least_peak_is_the_exhaustive_one(problem: Problem, share: float) ->
         smallest_plan(problem, fastest * 0.99, Solving(gap=0.0))
 
 
-@settings(options, max_examples=30)
+@settings(options, max_examples=examples(30))
 @given(problem=problems(operators=5, pinned=True))
 def test_a_bound_is_never_above_the_peak(problem: Problem) -> None:
     known = smallest_budget(problem)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from moving_plans import chain, every_plan, least, moved, second, without_waiting
 from planner_problems import problems
+from random_examples import examples
 from scipy.sparse import csr_array
 
 from monet.errors import ConfigError, InfeasibleBudget, InvalidPlan
@@ -79,7 +80,13 @@ checkpoints = st.sets(st.integers(0, 5), max_size=4)
 
 
 class TestAgainstEveryPlan:
-    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples(60),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(problems(operators=2, pinned=True), st.integers(60, 2000), st.integers(2, 30), checkpoints, checkpoints)
     def test_no_plan_beats_the_bound(
         self, problem: Problem, rate: int, extra: int, stages: set[int], forward: set[int]
@@ -128,7 +135,7 @@ class TestAgainstEveryPlan:
         assert bound <= truth * (1 + 1e-7)
         assert bound >= truth * 0.7
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(problems(operators=2), st.integers(20, 2000), st.data())
     def test_bound_and_plan(self, problem: Problem, rate: int, data: st.DataObject) -> None:
         """No plan of the class beats the bound, and the plan found is none of less than the least."""
@@ -150,7 +157,7 @@ class TestAgainstEveryPlan:
             assert found.bound_s <= truth * (1 + 1e-6)
             assert found.bound_s <= found.objective_s * (1 + 1e-9)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=examples(15), deadline=None)
     @given(problems(operators=3), st.data())
     def test_never_slower_than_without(self, problem: Problem, data: st.DataObject) -> None:
         peak = plan_variant("pytorch", problem, 10**9).peak_bytes
@@ -166,7 +173,7 @@ class TestAgainstEveryPlan:
 
 
 class TestSmallestBudget:
-    @settings(max_examples=5, deadline=None)
+    @settings(max_examples=examples(5), deadline=None)
     @given(problems(operators=2), st.integers(20, 2000), st.sampled_from([None, 1.0, 1.3]))
     def test_bound_and_plan(self, problem: Problem, rate: int, slower: float | None) -> None:
         """No plan of the class that is as fast has a smaller peak than the bound, and the plan found is one of them."""
@@ -242,7 +249,7 @@ def test_ctrl_c_without_moves_ends_the_search_with_moves(monkeypatch: pytest.Mon
 
 
 class TestEndsOfTheBandwidth:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=examples(15), deadline=None)
     @given(problems(operators=3), st.data())
     def test_no_bandwidth_moves_nothing(self, problem: Problem, data: st.DataObject) -> None:
         peak = plan_variant("pytorch", problem, 10**9).peak_bytes
@@ -340,7 +347,7 @@ class TestReplay:
 
 
 class TestCopies:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=examples(30), deadline=None)
     @given(problems(operators=4), st.integers(10, 5000), st.data())
     def test_timing_fits_and_helps(self, problem: Problem, rate: int, data: st.DataObject) -> None:
         """Copies timed for a budget stay in it, and cost no more than those that are waited for where they are
@@ -368,7 +375,7 @@ class TestCopies:
 
 
 class TestGiven:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=examples(30), deadline=None)
     @given(problems(operators=4), st.integers(10, 5000), st.data())
     def test_plan_is_a_point(self, problem: Problem, rate: int, data: st.DataObject) -> None:
         """A plan with moves is a feasible point of the exact program in which they are given."""
