@@ -12,7 +12,8 @@ A run is killed where the process ends by itself or an allocation fails; it miss
 memory than its plan's, or the measured peak is not the promised one. The plan is made, and its peak printed, before any
 step has run. ``control``: PyTorch's own step under the limit of the smallest budget, which should fail.
 
-Resumable: what is done is in ``build/certified.jsonl``; ``--again`` begins anew. Ctrl-C loses the job under way.
+Resumable: what is done is in ``build/certified.jsonl``; ``--again`` begins anew. Ctrl-C loses the jobs under way;
+``--done`` writes the record of what is done by then.
 """
 
 from __future__ import annotations
@@ -250,13 +251,14 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 @click.option("--budgets", default=17, show_default=True, help="Budgets of each network, optimiser, thread number.")
 @click.option("--jobs", default=os.cpu_count(), show_default=True, help="Processes at a time.")
 @click.option("--again", is_flag=True, help="Forget what was done.")
+@click.option("--done", "finish", is_flag=True, help="Run nothing, and write the record of what was done.")
 @click.option("--job", hidden=True)
 @click.option("--answer", hidden=True, type=click.Path(path_type=Path))
-def main(only: str, budgets: int, jobs: int, again: bool, job: str | None, answer: Path | None) -> None:
+def main(only: str, budgets: int, jobs: int, again: bool, finish: bool, job: str | None, answer: Path | None) -> None:
     if job is not None and answer is not None:
         _work(json.loads(job), answer)
         return
-    kept = BUILD / "certified.jsonl"
+    kept = BUILD / ("certified.jsonl" if not only else "certified_part.jsonl")
     kept.parent.mkdir(exist_ok=True)
     if again:
         kept.unlink(missing_ok=True)
@@ -267,7 +269,7 @@ def main(only: str, budgets: int, jobs: int, again: bool, job: str | None, answe
         for model, optimizer, threads, offload in product(names, OPTIMIZERS, (1, 2), (False, True))
     ]
     known = [row["job"] for row in done]
-    left = [job for job in asked if {key: job[key] for key in job if key != "budgets"} not in known]
+    left = [] if finish else [job for job in asked if {key: job[key] for key in job if key != "budgets"} not in known]
     bar = tqdm(total=len(asked), initial=len(asked) - len(left))
     with ThreadPoolExecutor(jobs) as pool, kept.open("a") as out, bar:
         for row in pool.map(_job_rows, left):
@@ -281,7 +283,13 @@ def main(only: str, budgets: int, jobs: int, again: bool, job: str | None, answe
     total = _summary(rows)
     click.echo(json.dumps(total, indent=2))
     if not only:
-        result = {"constant_bytes": CONSTANT_BYTES, "steps_a_run": STEPS, "all": total, "models": by_model}
+        result = {
+            "constant_bytes": CONSTANT_BYTES,
+            "steps_a_run": STEPS,
+            "jobs": [len(rows), len(asked)],
+            "all": total,
+            "models": by_model,
+        }
         click.echo(f"wrote {record.write('certified', result)}")
 
 
