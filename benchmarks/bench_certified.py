@@ -96,7 +96,7 @@ class _Job:
         from monet.pipeline.offloading import offloaded
         from monet.pipeline.planning import plan_prepared
         from monet.pipeline.preparation import prepare_whole
-        from monet.planner.schedules import MONET
+        from monet.planner.ablation import MONET
         from monet.planner.search import Solving
         from monet.step.second_memory.offload import parse_offload, variant_with
 

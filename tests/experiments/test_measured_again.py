@@ -19,7 +19,7 @@ from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import silent
 from monet.pipeline.planning import PlanResult, plan_prepared
 from monet.pipeline.preparation import Preparing
-from monet.planner.schedules import MONET
+from monet.planner.ablation import MONET
 from monet.planner.search import Solving
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
