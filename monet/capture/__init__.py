@@ -12,7 +12,6 @@ step's inputs into a plan, and makes them again. ``plain_tensors.py`` refuses te
 """
 
 from monet.capture.captured import Captured
-from monet.capture.kept_captures import capture_once
-from monet.capture.tracing import capture
+from monet.capture.kept_captures import capture, capture_once
 
 __all__ = ["Captured", "capture", "capture_once"]

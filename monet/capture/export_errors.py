@@ -23,12 +23,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monet.capture.guards.module_changes import put_back
 
-_BY_VALUES = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _OURS = str(Path(__file__).resolve().parents[1])
 _NOT_THE_USERS = ("site-packages/torch/", f"{_OURS}/")
 _SOURCE = re.compile(r'\s*(File "(?P<file>.+)", line (?P<line>\d+), in .+)')
@@ -53,6 +51,13 @@ def without_reports() -> Iterator[None]:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
         sys.stderr.write(written.getvalue().replace(report, ""))  # the model's own output stays
+
+
+def _is_guard(error: BaseException) -> bool:
+    """Whether a branch depends on a value that tracing does not have."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # imports sympy, half a second
+
+    return isinstance(error, GuardOnDataDependentSymNode)
 
 
 _OF_FAKES = ("Fake", "fake", "data pointer", "data_ptr", "meta tensor")
@@ -97,12 +102,13 @@ def reason(what: str, error: BaseException) -> str:
     matches = [_SOURCE.match(line) for line in others]
     places = [match for match in matches if match is not None]
     said = f"{type(error).__name__}: {lines[0] if lines else type(error).__name__}"
-    if isinstance(error, _BY_VALUES):
-        by = "" if isinstance(error, GuardOnDataDependentSymNode) else f" ({error.func})"
+    guarded = _is_guard(error)
+    if guarded or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        by = "" if guarded else f" ({getattr(error, 'func', '')})"
         said = f"a Python value or shape depends on the values of tensors{by}; use torch.where, or decide it elsewhere"
     # The text of a guard's error may leave the innermost lines of the model out.
     found = [match[1] for match in places]
-    if not found or isinstance(error, GuardOnDataDependentSymNode):
+    if not found or guarded:
         found = _places(error) or found[::-1]
     code = with_code(found[-1]) if found else ""
     shown = "\n".join((str(error), code, *_calls(error)))

@@ -17,13 +17,22 @@ from monet.capture.captured_text import NotStorable, captured_of, captured_text
 from monet.capture.guards.model_reads import held_tensors
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
-from monet.capture.tracing import capture
 from monet.errors import CacheRefused
 
 logger = logging.getLogger(__name__)
 
 _MOST_IN_MEMORY = 16
 _in_memory: dict[str, str] = {}
+
+
+def capture(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **how: Any
+) -> Captured:
+    """``monet.capture.tracing.capture``, which is imported when something is traced: what it needs of torch takes as
+    long to import as torch does, and a step that was captured before does not need it."""
+    from monet.capture import tracing
+
+    return tracing.capture(model, args, kwargs, **how)
 
 
 def capture_once(

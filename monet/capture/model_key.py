@@ -8,6 +8,7 @@ modules and their configurations hold.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -351,6 +352,10 @@ def _not_installed(path: str) -> Path | None:
 
 @functools.cache
 def _version(package: str) -> str | None:
+    """Of the distribution with the package's name, or of those that have it: to find these, the files of all of them
+    are read."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("monet-planner" if package == "monet" else package)
     names = _distributions().get(package, ())
     return ",".join(sorted(f"{name} {importlib.metadata.version(name)}" for name in set(names))) or None
 

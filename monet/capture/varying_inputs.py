@@ -12,7 +12,6 @@ import torch
 import torch.fx.experimental._config as shape_config
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, has_free_unbacked_symbols
 
 from monet.base.sizes import Dimension, Ranges, sized
 from monet.errors import CaptureError, ConfigError
@@ -144,6 +143,8 @@ class Symbols:
     flattened call."""
 
     def __init__(self, inputs: Inputs, ranges: Ranges) -> None:
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
         # Sizes of 0 and 1 are no others to torch then: where one decides, that becomes a guard.
         self._environment = ShapeEnv(specialize_zero_one=False, duck_shape=False)
         self._mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
@@ -175,7 +176,8 @@ class Symbols:
         return changed
 
     def _symbol(self, dimension: Dimension) -> torch.SymInt:
-        from torch._dynamo.source import ConstantSource  # what it imports takes a second
+        from torch._dynamo.source import ConstantSource  # what these import takes more than a second
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         source = ConstantSource(dimension.name)
         symbol = self._environment.create_symbol(dimension.most, source, DimDynamic.DYNAMIC)
@@ -194,7 +196,7 @@ class Symbols:
         of tensors decide it."""
         if isinstance(size, int):
             return int(size)
-        if has_free_unbacked_symbols(size):
+        if _by_values(size):
             raise CaptureError("a size of the model depends on data; monet plans shapes that do not")
         return sized(int(size.node.hint), self._named(size.node.expr))
 
@@ -206,4 +208,10 @@ class Symbols:
 
 def is_symbol(size: Any) -> bool:
     """Whether it is a size that varies, and that no values decide."""
-    return isinstance(size, torch.SymInt) and not has_free_unbacked_symbols(size)
+    return isinstance(size, torch.SymInt) and not _by_values(size)
+
+
+def _by_values(size: Any) -> bool:
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+    return has_free_unbacked_symbols(size)

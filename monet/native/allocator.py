@@ -47,6 +47,11 @@ def arena_signatures() -> dict[str, tuple[object, list[object]]]:
     }
 
 
+def built() -> ctypes.PyDLL | None:
+    """The library, not installed yet."""
+    return build(Path(__file__).parent / "allocator.cpp", with_torch=True, openmp=False)
+
+
 @cache
 def library() -> ctypes.PyDLL | None:
     """The installed allocator, or None (said once) where it cannot be built.
@@ -54,7 +59,7 @@ def library() -> ctypes.PyDLL | None:
     Installing replaces torch's CPU allocator for the whole process; what is not planned goes to
     the one that was there before, with 64 bytes more a block.
     """
-    lib = build(Path(__file__).parent / "allocator.cpp", with_torch=True, openmp=False)
+    lib = built()
     if lib is None:
         return None
     int64, pointer = ctypes.c_int64, ctypes.c_void_p
@@ -95,7 +100,8 @@ def _tensor_bytes() -> int:
 
 
 @cache
-def _crew_library() -> ctypes.PyDLL | None:
+def crew_library() -> ctypes.PyDLL | None:
+    """What makes the threads of parallel loops known."""
     lib = build(Path(__file__).parent / "crew.cpp", with_torch=False, openmp=True)
     if lib is not None:
         lib.monet_for_each_worker.restype = None
@@ -107,7 +113,7 @@ def gather_crew() -> None:
     """Make known the threads of this thread's parallel loops: a kernel's requests on them are then recorded, or served
     from the arena, with its requests on this thread. Call it before each recording and each pass: threads end when
     their number is lowered."""
-    lib, crew = installed(), _crew_library()
+    lib, crew = installed(), crew_library()
     if crew is not None and torch.get_num_threads() > 1:
         join = ctypes.cast(lib.monet_join_crew, ctypes.c_void_p)
         crew.monet_for_each_worker(torch.get_num_threads(), join, lib.monet_crew())

@@ -13,6 +13,7 @@ import torch
 from monet.base.graph import Graph
 from monet.base.sizes import Ranges, graph_at
 from monet.capture import Captured, autocast, capture_once
+from monet.capture.captured import device_type
 from monet.capture.input_geometry import describe_inputs, described_ranges
 from monet.errors import CaptureError, ConfigError
 from monet.native import devices, gpu_libraries
@@ -20,6 +21,7 @@ from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.estimating.profiling import estimated_profile
 from monet.ops.estimating.rates import Rates
 from monet.ops.fusion.offers import is_compiled
+from monet.ops.kernels.ahead import build_ahead, wait_for_builds
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.first_touch import first_touch
 from monet.ops.measuring.profiling import Profile, implementations, profile
@@ -31,6 +33,7 @@ from monet.pipeline.eager.memory import asked_anew_bytes
 from monet.pipeline.eager.peak import eager_step
 from monet.pipeline.lowering import Lowered, lower
 from monet.planner.baselines.pytorch import keep_all
+from monet.planner.layout.heuristics import build_gaps
 from monet.planner.problem import Problem
 from monet.planner.solution import Solution
 from monet.plans.format import FREED, KEPT
@@ -129,6 +132,8 @@ def prepare(
         ProfileError: an operator fails when it is measured.
     """
     preparing = preparing or Preparing()
+    if preparing.costs is None and device_type(model, (args, kwargs)) == "cpu":
+        build_ahead(build_gaps)
     captured = capture_once(
         model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache, ranges=ranges
     )
@@ -255,6 +260,7 @@ def _costs(offers: Catalogue, preparing: Preparing, progress: bool) -> Profile:
 def measured_costs(offers: Catalogue, *, cache: bool, progress: bool) -> Profile:
     """What each implementation takes here; ``cache``: read and write measurements of earlier runs. Raises
     ``ProfileError``."""
+    wait_for_builds()
     store = ProfileCache() if cache else None
     try:
         with autocast.ignored():  # the graph has its casts in it

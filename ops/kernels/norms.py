@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from monet.native.library import build, declare, required
 from monet.ops.kernel_names import kernel
@@ -49,12 +48,16 @@ def _call(name: str, data: torch.dtype, parameters: torch.dtype, *arguments: Ten
     getattr(required(library(data)), f"monet_{name}")(*plain, FORMATS[parameters])
 
 
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Of what is not contiguous, by dimensions."""
+
+
 def channel_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor, groups: int | None, variant: int
 ) -> Tensor:
     """Batch norm (``groups`` None) or group norm of x (N, C, ...) from saved statistics, in one of the roundings that
     ``norm_variants`` tries."""
-    require_contiguous(x, "an input", suggest_memory_format(x))
+    require_contiguous(x, "an input", _FORMATS.get(0 if x.is_contiguous() else x.dim(), torch.contiguous_format))
     y = torch.empty_like(x)
     _call(
         "channel_norm_apply", x.dtype, mean.dtype, x, weight, bias, mean, rstd, y, x.shape[0], x.shape[1],

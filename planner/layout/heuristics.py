@@ -39,7 +39,7 @@ def place_in_gaps(
     fixed = pieces.fixed_at >= 0
     turns = np.asarray(order, np.int64)
     turns = np.concatenate((np.flatnonzero(fixed), turns[~fixed[turns]]))
-    call = _gaps()
+    call = build_gaps()
     if call is None:
         return _placed(turns, pieces, smallest_gap, limit, deadline)
     given = turns, pieces.first, pieces.begin, pieces.end, pieces.size, pieces.fixed_at
@@ -53,8 +53,8 @@ def place_in_gaps(
 
 
 @cache
-def _gaps() -> Any | None:
-    """The C function, or None on a machine that cannot build it."""
+def build_gaps() -> Any | None:
+    """The C function of ``gaps.cpp``, or None on a machine that cannot build it."""
     arguments = (
         ctypes.c_int, *(UNITS,) * 6, ctypes.c_int, ctypes.c_int64, ctypes.c_double, UNITS,
     )  # fmt: skip

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -49,6 +52,30 @@ def measure_config(
     return results
 
 
+_IMPORTED = (
+    "monet.executor.module", "monet.executor.step_times", "monet.models.model_loading", "monet.models.sample_inputs",
+    "monet.native.devices",
+)  # fmt: skip
+
+
+@cache
+def _processes(on_cpu: bool) -> BaseContext:
+    """Where steps are measured: forks of a process that has done nothing but import what a step needs, which takes
+    longer than a small step. A GPU's driver does not survive a fork, so its steps have processes that begin anew."""
+    if not on_cpu:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED))
+    return context
+
+
+def expect_measuring(config: Config) -> None:
+    """Have what a step's process imports imported by now, beside what the caller does until it measures one."""
+    if config.device == "cpu":
+        _processes(True)
+        forkserver.ensure_running()
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
     """``values``: of ``MEASURED_FIELDS``, None where the process was killed. ``seconds``: of a planned step, by
@@ -63,7 +90,7 @@ def measured_step(
 ) -> MeasuredStep:
     """Eager's step, or that of a plan, in a process of its own. ``in_place``: time each operator, too."""
     try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, mp_context=_processes(config.device == "cpu")) as pool:
             return pool.submit(_step, config, plan_path, threads, in_place, quiet).result()
     except BrokenProcessPool:
         name = "eager" if plan_path is None else "planned"

@@ -257,7 +257,7 @@ def test_buffers_of_the_peaks_are_placed_before_others() -> None:
     assert found.arena_bytes <= capacity < 1.1 * capacity < heuristics.arena_bytes
 
 
-@pytest.mark.skipif(heuristics._gaps() is None, reason="without a C++ compiler there is one way alone")
+@pytest.mark.skipif(heuristics.build_gaps() is None, reason="without a C++ compiler there is one way alone")
 @pytest.mark.parametrize("seed", range(20))
 def test_gaps_are_found_alike_with_and_without_a_compiler(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaps in lifetimes and given offsets included."""
@@ -279,5 +279,5 @@ def test_gaps_are_found_alike_with_and_without_a_compiler(seed: int, monkeypatch
     compiled = heights()
     assert compiled[2] == compiled[0] and compiled[3] is None
     assert heuristics.place_in_gaps(order, pieces, smallest_gap=False, deadline=0.0) is None
-    monkeypatch.setattr(heuristics, "_gaps", lambda: None)
+    monkeypatch.setattr(heuristics, "build_gaps", lambda: None)
     assert heights() == compiled

@@ -31,6 +31,10 @@ def plan_model(request: PlanRequest) -> None:
     if request.batch is not None:
         loaded = loaded.with_batch(request.batch)
     output = plan_path(request, Path(request.config).stem)
+    if request.measure:
+        from monet.lab.experiments.measured_steps import expect_measuring
+
+        expect_measuring(loaded)
 
     import torch
 
