@@ -23,15 +23,16 @@ def build_ahead(*more: Callable[[], object]) -> None:
     """Start building, once a process; ``more``: build others. Whoever needs a library before it is there waits for it,
     and says what is wrong if it cannot be built."""
     left: SimpleQueue[Callable[[], object]] = SimpleQueue()
-    every = (
+    builds: list[Callable[[], object]] = [  # what takes longest first
         lambda: norms.library(torch.float32),
         allocator.built,
         bits.library,
         scales.library,
         allocator.crew_library,
-    )
-    for build in (*every, *more):  # what takes longest first
-        left.put(build)
+        *more,
+    ]
+    for each in builds:
+        left.put(each)
 
     def work() -> None:
         while True:

@@ -43,13 +43,13 @@ def test_plan_measure_and_json(folder: Path) -> None:
         "baseline_peak_bytes",
         "objective_s",
         "overhead",
-        "bound_s",
-        "gap",
         "build_s",
         "solve_s",
     ):
         assert summary[key] is not None, key
-    assert summary["bound_s"] <= summary["objective_s"]
+    assert "planned again with the times of its own step" in done.stdout
+    assert plan.solver["objective_s"] == summary["objective_s"]
+    assert summary["bound_s"] is None or summary["bound_s"] <= summary["objective_s"]
     # The promise, measured in another process: exact, in bytes.
     assert summary["measured"]["planned"]["allocator_peak_bytes"] == plan.peak_bytes
     eager_bytes = summary["measured"]["eager"]["allocator_peak_bytes"]

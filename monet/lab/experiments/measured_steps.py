@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_STEPS = 1
 """Not timed: first uses build kernels and make the arena resident."""
-TIMED_STEPS = 5
-"""Steps of which each operator is timed; its time is their median."""
+LEAST_STEPS, MOST_STEPS, STEPS_S = 3, 30, 1.0
+"""A step's time, and each operator's in it, is the median of as many steps as take about a second: a step of some
+milliseconds differs from the next by a third, and one of minutes is not run more often than need be (once)."""
 MEASURED_FIELDS = ("step_s", "allocator_peak_bytes", "resident_peak_bytes")
 """What is measured of a step; docs/summary-format.md has a line for each."""
 
@@ -37,7 +38,7 @@ MEASURED_FIELDS = ("step_s", "allocator_peak_bytes", "resident_peak_bytes")
 def measure_config(
     config: Config, plan_path: Path, *, eager: bool = True, progress: bool = True
 ) -> dict[str, dict[str, float | int | None]]:
-    """``eager`` and ``planned``, each with ``step_s`` (the step after a warm-up one),
+    """``eager`` and ``planned``, each with ``step_s`` (the median of steps after a warm-up one),
     ``allocator_peak_bytes`` (all that torch held at once, parameters and inputs included) and
     ``resident_peak_bytes`` (of the whole process, interpreter and libraries included).
 
@@ -156,8 +157,14 @@ def _measured(config: Config, plan_path: Path | None, threads: int, in_place: bo
 
     for _ in range(WARM_UP_STEPS):
         step()
-    seconds, peak = step()
-    values = dict(zip(MEASURED_FIELDS, (seconds, peak, _resident_peak_bytes()), strict=True))
+    times: list[float] = []
+    peaks: list[int | None] = []
+    while not times or (sum(times) < STEPS_S and len(times) < MOST_STEPS):
+        seconds, peak = step()
+        times.append(seconds)
+        peaks.append(peak)
+    most = None if None in peaks else max(peak for peak in peaks if peak is not None)
+    values = dict(zip(MEASURED_FIELDS, (median(times), most, _resident_peak_bytes()), strict=True))
     timed = _in_place(module, step) if in_place and isinstance(module, MonetModule) else {}
     return MeasuredStep(values, timed)
 
@@ -170,7 +177,10 @@ def _in_place(module: MonetModule, step: Callable[[], object]) -> Mapping[str, S
     from monet.ops.measuring.signature import signature
 
     seconds: dict[int, list[float]] = {}
-    for _ in range(TIMED_STEPS):
+    began = time.perf_counter()
+    for run in range(MOST_STEPS):
+        if run >= LEAST_STEPS and time.perf_counter() - began > STEPS_S:
+            break
         with StepTimes(module._step.runner) as times:
             step()
         for number, taken_s in times.steps():
