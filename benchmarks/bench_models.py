@@ -4,9 +4,9 @@ python benchmarks/bench_models.py [--model gpt2] [--time-limit 15]
 
 Each row is written as soon as it is measured, and a model that has one of these shares is not run again without
 ``--again``. Batches are small enough for a step of a few seconds on two cores. Steps run in processes of their own:
-bytes are exact, seconds are of one step after a warm-up one; gradients are compared with eager's for every parameter.
-How far roundings alone move them is measured on eager itself: by weights that are off by one rounding, and by PyTorch's
-other kernels.
+bytes are exact, seconds the median of steps after a warm-up one; gradients are compared with eager's for every
+parameter. How far roundings alone move them is measured on eager itself: by weights that are off by one rounding, and
+by PyTorch's other kernels.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from monet.base.amounts import parse_budget
+from monet.errors import SolverError
 from monet.executor.codegen import implementation_of
 from monet.executor.planned_step import planned_catalogue
 from monet.lab.experiments.configured import prepare_config
@@ -97,3 +98,15 @@ def test_a_plan_that_is_no_faster_leaves_the_first_with_its_own_times(
     assert result.plan.solver["gap"] == result.summary.gap == (taken_s - planned.solution.bound_s) / taken_s
     result.plan.save(tmp_path / "again.plan.json")
     assert Plan.load(tmp_path / "again.plan.json") == result.plan
+
+
+def test_a_search_that_finds_none_leaves_the_first(
+    config: Config, planned: PlanResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object, **__: object) -> PlanResult:
+        raise SolverError("no plan was found in time")
+
+    monkeypatch.setattr("monet.lab.experiments.measured_again.plan_prepared", none)
+    result = again(config, planned, alone(config, planned, 1.0))
+    assert result.plan.steps == planned.plan.steps
+    assert (result.summary.bound_s, result.summary.gap, result.summary.bound_scope) == (None, None, "none")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from monet.base.amounts import ByteBudget
+from monet.errors import InfeasibleBudget, SolverError
 from monet.lab.experiments.configured import prepare_config
 from monet.models.config import Config
 from monet.ops.measuring.in_place import as_in_step
@@ -19,6 +20,7 @@ from monet.pipeline.meter import Meter
 from monet.pipeline.planning import PlanResult, plan_prepared
 from monet.pipeline.preparation import Prepared, Preparing
 from monet.planner.search import Solving
+from monet.planner.solution import Solution
 
 
 def planned_again(
@@ -36,26 +38,29 @@ def planned_again(
     """The plan with the costs that ``seconds`` has of the step of ``result`` (by signature), which was made with the
     same arguments; ``result``'s own plan, with these costs, where none is found that is faster.
 
-    Raises what ``prepare_config`` and ``plan_prepared`` raise.
+    Raises what ``prepare_config`` raises.
     """
     measured = prepare_config(config, preparing, offering).lowered
     costs = as_in_step(measured.profile, measured.catalogue, seconds)
     prepared = prepare_config(config, replace(preparing, costs=costs), offering)
-    again = plan_prepared(prepared, budget, solving, variant=variant, meter=meter)
     taken_s = sum(each for of in seconds.values() for each in of)
-    return again if again.summary.objective_s <= taken_s else _with_costs(result, again, prepared, taken_s)
+    try:
+        again = plan_prepared(prepared, budget, solving, variant=variant, meter=meter)
+    except (InfeasibleBudget, SolverError):  # the search found none in time; the first is there
+        return _with_costs(result, None, prepared, taken_s)
+    return again if again.summary.objective_s <= taken_s else _with_costs(result, again.solution, prepared, taken_s)
 
 
-def _with_costs(result: PlanResult, again: PlanResult, prepared: Prepared, taken_s: float) -> PlanResult:
-    """``result``'s plan with the seconds that its step took, and the bound that was found on any."""
-    bound_s = again.solution.bound_s
-    gap = (taken_s - bound_s) / taken_s
-    times = {"objective_s": taken_s, "bound_s": bound_s, "gap": gap, "bound_scope": again.solution.bound_scope}
-    eager = {name: again.plan.solver[name] for name in ("baseline_s", "eager_memory_s") if name in again.plan.solver}
-    plan = replace(result.plan, solver={**result.plan.solver, **times, **eager})
+def _with_costs(result: PlanResult, other: Solution | None, prepared: Prepared, taken_s: float) -> PlanResult:
+    """``result``'s plan with the seconds that its step took, and the bound that ``other`` has on any."""
+    bound_s = 0.0 if other is None else other.bound_s
+    gap, scope = (taken_s - bound_s) / taken_s, "none" if other is None else other.bound_scope
+    eager = {"baseline_s": prepared.eager_s, "eager_memory_s": prepared.eager_memory_s}
+    solver = {**result.plan.solver, **eager, "objective_s": taken_s, "bound_s": bound_s, "gap": gap}
+    plan = replace(result.plan, solver={**solver, "bound_scope": scope})
     summary = replace(
-        result.summary, objective_s=taken_s, bound_s=bound_s or None, gap=gap if bound_s else None,
-        bound_scope=again.solution.bound_scope, baseline_s=prepared.eager_s,
+        result.summary, objective_s=taken_s, bound_s=bound_s or None, gap=gap if bound_s else None, bound_scope=scope,
+        baseline_s=prepared.eager_s, eager_memory_s=prepared.eager_memory_s or None,
         overhead=taken_s / prepared.eager_s - 1.0,
     )  # fmt: skip
     return replace(result, plan=plan, summary=summary)

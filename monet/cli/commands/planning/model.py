@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from monet.base.amounts import refusals_in
+from monet.cli.commands.exit_status import INTERRUPTED
 from monet.cli.commands.planning.plan_file import hand_over, plan_path
 from monet.cli.commands.planning.request import PlanRequest
 from monet.models.config import Config, load_config
@@ -69,6 +70,9 @@ def _measured(
     planned = measured_step(config, output, threads, in_place=again, quiet=request.quiet)
     if planned.seconds:
         found = _as_in_step(config, result, planned.seconds, request)
+        if found.summary.status == "interrupted":
+            click.echo("monet: interrupted; the first plan stays", err=True)
+            raise click.exceptions.Exit(INTERRUPTED)
         found.plan.save(output)
         if found.plan.steps != result.plan.steps:
             planned = measured_step(config, output, threads, quiet=request.quiet)
@@ -134,6 +138,8 @@ def _as_in_step(
             config, result, seconds, request.budget, request.planning.solving(prove=request.prove), _preparing(request),
             _offering(request), variant=request.variant, meter=_meter(request),
         )  # fmt: skip
+    if again.summary.status == "interrupted":
+        return again
     changed = "another plan" if again.plan.steps != result.plan.steps else "the same plan"
     alone_s, in_step_s = result.summary.objective_s, again.summary.objective_s
     click.echo(
