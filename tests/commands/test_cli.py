@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,8 @@ MEASURED = {
 
 
 class FakePlan:
+    environment = MappingProxyType({"threads": 2})
+
     def save(self, path: Path) -> None:
         path.write_text("a plan")
 
@@ -111,6 +114,13 @@ class FakeApi(types.ModuleType):
         return PlanResult(FakePlan(), summary, None, None)  # type: ignore[arg-type]
 
 
+def measured_step(
+    config: object, plan_path: Path | None, threads: int, *, in_place: bool = False, quiet: bool
+) -> SimpleNamespace:
+    """No operator is timed in place: the plan stays as it is."""
+    return SimpleNamespace(values=MEASURED["eager" if plan_path is None else "planned"], seconds={})
+
+
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     """A planner that answers at once, in an empty working directory."""
@@ -119,7 +129,8 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     monkeypatch.setattr("monet.lab.experiments.configured.prepare", fake.prepare)
     monkeypatch.setitem(sys.modules, "monet.pipeline.planning", fake)
     measurement = types.ModuleType("monet.lab.experiments.measured_steps")
-    monkeypatch.setattr(measurement, "measure_config", lambda config, plan_path, progress: MEASURED, raising=False)
+    monkeypatch.setattr(measurement, "expect_measuring", lambda config: None, raising=False)
+    monkeypatch.setattr(measurement, "measured_step", measured_step, raising=False)
     monkeypatch.setitem(sys.modules, "monet.lab.experiments.measured_steps", measurement)
     return fake
 
@@ -316,10 +327,10 @@ def test_an_interrupted_solve_saves_its_best_plan(api: FakeApi) -> None:
 
 
 def test_a_failed_measurement_leaves_the_summary(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(config: object, plan_path: object, progress: bool) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(sys.modules["monet.lab.experiments.measured_steps"], "measure_config", fail)
+    monkeypatch.setattr(sys.modules["monet.lab.experiments.measured_steps"], "measured_step", fail)
     result = run("tiny.yaml", "--budget", "6GB", "--measure", "--json", "out.json")
     assert result.exit_code == 1
     assert "Cannot allocate memory" in result.stderr

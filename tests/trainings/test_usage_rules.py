@@ -347,7 +347,7 @@ def test_no_cache_of_keys_is_made_while_a_plan_runs() -> None:
         monet.plan(model, (tokens,), {"use_cache": True}, budget="1GB")
 
 
-@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("repeated", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_cache_that_the_same_forward_pass_reads_is_refused(repeated: bool) -> None:
     model, tokens = tiny_gpt2(), torch.zeros(1, 4, dtype=torch.int64)
     model.config.use_cache = True  # type: ignore[union-attr]
