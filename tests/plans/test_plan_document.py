@@ -14,14 +14,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import random_plan
 from repository import ROOT
 
+import monet
 from monet.errors import InvalidPlan
 from monet.plans import document as planfile
 from monet.plans.plan import Plan
@@ -377,3 +379,28 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_plan(tmp_path: 
         writer.wait()
         writer.stdout.close()
         assert Plan.load(path).budget_bytes - plan.peak_bytes in (0, 1)
+
+
+class _Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class _Nested(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, pair: _Pair, named: dict[Any, Any], *, flag: bool | None = None, times: int = 2) -> torch.Tensor:
+        out: torch.Tensor = self.layer(pair.first) + pair.second * times + named[3]["x"][0]
+        return out
+
+
+def test_plans_of_nested_inputs_are_written_and_read(tmp_path: Path) -> None:
+    """Fields of named tuples have no key in a path, keys of dictionaries may be numbers, and leaves may be no tensors."""
+    x = torch.ones(2, 4)
+    args = (_Pair(x, 2 * x), {3: {"x": [3 * x]}})
+    plan = monet.plan(_Nested(), args, {"flag": None, "times": 3}, budget="100%", time_limit_s=2)
+    plan.save(tmp_path / "nested.plan.json")
+    assert Plan.load(tmp_path / "nested.plan.json") == plan
+    assert [0, 0, None] in [leaf["path"] for leaf in plan.model["inputs"]]
