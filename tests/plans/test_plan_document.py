@@ -397,7 +397,7 @@ class _Nested(torch.nn.Module):
 
 
 def test_plans_of_nested_inputs_are_written_and_read(tmp_path: Path) -> None:
-    """Fields of named tuples have no key in a path, keys of dictionaries may be numbers, and leaves may be no tensors."""
+    """Fields of named tuples have no key in a path, keys of dictionaries may be numbers, leaves may be no tensors."""
     x = torch.ones(2, 4)
     args = (_Pair(x, 2 * x), {3: {"x": [3 * x]}})
     plan = monet.plan(_Nested(), args, {"flag": None, "times": 3}, budget="100%", time_limit_s=2)
