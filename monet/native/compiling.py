@@ -61,8 +61,8 @@ def shared_library(
         folder = library_folder()
         target = _whole(folder, name)
         if target is None:
-            with _locked(folder / f"{name}.lock"):  # two first starts compile once
-                target = _whole(folder, name) or _compile(cxx, compile_flags, link_flags, source, folder, name)
+            with _locked(folder / f"{name}.lock") as lock:  # two first starts compile once
+                target = _whole(folder, name) or _compile(cxx, compile_flags, link_flags, source, folder, name, lock)
         require_private_library(target)
     except (OSError, subprocess.CalledProcessError) as error:
         detail = getattr(error, "stderr", "") or str(error)
@@ -72,12 +72,12 @@ def shared_library(
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Waits for other processes that are at the same library."""
+def _locked(path: Path) -> Iterator[int]:
+    """Waits for other processes that are at the same library; gives the file that holds the lock."""
     with path.open("a") as file:
         path.chmod(0o600)
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
 def _whole(folder: Path, name: str) -> Path | None:
@@ -97,10 +97,11 @@ def _digest(path: Path) -> str:
 
 
 def _compile(
-    cxx: str, compile_flags: Sequence[str], link_flags: Sequence[str], source: Path, folder: Path, name: str
+    cxx: str, compile_flags: Sequence[str], link_flags: Sequence[str], source: Path, folder: Path, name: str, lock: int
 ) -> Path:
     """Compile and link in a folder beside the target, then move into place. Of that folder, what a process has left
-    that was killed is removed first: whoever has the lock is alone."""
+    that was killed is removed first: whoever has the lock is alone. The compiler has it, too: it may outlive the
+    process."""
     work = folder / f"{name}.build"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)
@@ -108,11 +109,12 @@ def _compile(
         unit, out = work / "unit.o", work / "unit.so"
         subprocess.run(
             [cxx, *FLAGS, *compile_flags, "-c", str(source), "-o", str(unit)],
-            check=True, capture_output=True, text=True,
+            check=True, capture_output=True, text=True, pass_fds=(lock,),
         )  # fmt: skip
         subprocess.run(
-            [cxx, "-shared", str(unit), "-o", str(out), *link_flags], check=True, capture_output=True, text=True
-        )
+            [cxx, "-shared", str(unit), "-o", str(out), *link_flags],
+            check=True, capture_output=True, text=True, pass_fds=(lock,),
+        )  # fmt: skip
         out.chmod(0o700)
         with out.open("rb") as file:
             os.fsync(file.fileno())

@@ -244,7 +244,7 @@ def _path(value: Any, where: str) -> Any:
     """Of positions, names and keys, the first of which tells arguments (0) and keyword arguments (1) apart."""
     if not isinstance(value, list) or len(value) < 2 or value[0] not in (0, 1):
         _fail(where, f"must be 0 or 1 and a position or a name, is {value!r:.80}")
-    if any(isinstance(key, list | dict) for key in value):
+    if any(isinstance(key, dict) for key in value):  # a tuple that is a key is a list here
         _fail(where, f"must be positions, names and keys, is {value!r:.80}")
     if value[0] == 1 and not isinstance(value[1], str):
         _fail(where, f"an argument by keyword has a name, not {value[1]!r:.80}")

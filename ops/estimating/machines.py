@@ -55,7 +55,9 @@ class Machine:
 
     def rates(self, dtype: torch.dtype) -> Rates:
         """Of kernels whose products are of ``dtype``: convolutions of float32 are in TF32 where the machine has it, as
-        PyTorch does them unless it is told not to, and other products are not."""
+        PyTorch does them unless it is told not to, and other products are not. Raises ``ConfigError`` for float64."""
+        if dtype is torch.float64:
+            raise ConfigError(f"no figures of {self.name} are known for float64: give --rates")
         halves = dtype in (torch.bfloat16, torch.float16)
         plain = self.float32_tflops * PLAIN_SHARE
         product, convolution = plain, plain
@@ -85,12 +87,12 @@ MACHINES = (
     Machine("V100 SXM2", 15.7, None, 125, 900, 32, 8, f"{_SHEET}; it has no bfloat16", ("v100",)),
     Machine("T4", 8.1, None, 65, 320, 16, 8, f"{_SHEET}; it has no bfloat16", ("t4",)),
     Machine("A10G", 31.2, 70, 70, 600, 24, 8, _SHEET, ("a10g", "a10")),
-    Machine("A100 SXM 40GB", 19.5, 156, 312, 1555, 40, 8, _SHEET, ("a100 40gb",)),
-    Machine("A100 SXM 80GB", 19.5, 156, 312, 2039, 80, 8, _SHEET, ("a100", "a100 80gb")),
+    Machine("A100 SXM 40GB", 19.5, 156, 312, 1555, 40, 8, _SHEET, ("a100 40gb", "a100 sxm4 40gb")),
+    Machine("A100 SXM 80GB", 19.5, 156, 312, 2039, 80, 8, _SHEET, ("a100", "a100 80gb", "a100 sxm4 80gb")),
     Machine("L4", 30.3, 60, 121, 300, 24, 8, _SPARSE, ("l4",)),
     Machine("L40S", 91.6, 183, 362, 864, 48, 8, _SPARSE, ("l40s",)),
     Machine("H100 PCIe", 51, 378, 756, 2000, 80, 32, _SPARSE, ("h100 pcie",)),
-    Machine("H100 SXM", 67, 494.7, 989.4, 3350, 80, 32, _SPARSE, ("h100", "h100 sxm")),
+    Machine("H100 SXM", 67, 494.7, 989.4, 3350, 80, 32, _SPARSE, ("h100", "h100 sxm5", "h100 80gb", "h100 80gb hbm3")),
     Machine("H200 SXM", 67, 494.7, 989.4, 4800, 141, 32, _SPARSE, ("h200",)),
     Machine("B200 SXM", 75, 1125, 2250, 8000, 180, 32, _SPARSE, ("b200",)),
     Machine("RTX 3090", 35.6, 35.6, 71, 936, 24, 8, _PAPER, ("rtx 3090", "3090")),
@@ -100,7 +102,7 @@ MACHINES = (
 )
 """GPUs without sparsity."""
 
-_CORES = re.compile(r"(\d+) ?cores?")
+_CORES = re.compile(r"([0-9]+) ?cores?")
 _MAKERS = re.compile(r"\b(nvidia|geforce|amd|instinct|tesla)\b|-")
 
 
@@ -109,6 +111,8 @@ def machine_named(text: str) -> Machine:
 
     Raises ``ConfigError``, which names those that are known, for any other.
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"a machine is named by text, as 'h100', not {text!r}")
     name = " ".join(_MAKERS.sub(" ", text.lower()).replace("rtx", "rtx ").split())
     cores = _CORES.fullmatch(name)
     if cores is not None and 0 < int(cores[1]) <= 1024:

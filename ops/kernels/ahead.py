@@ -41,7 +41,8 @@ def build_ahead(*more: Callable[[], object]) -> None:
             except Empty:
                 return
             with contextlib.suppress(MonetError, OSError):
-                build()
+                if build() is None:  # it would say so of each
+                    return
 
     # Daemons: a process that ends waits for no compiler.
     for _ in range(os.cpu_count() or 1):

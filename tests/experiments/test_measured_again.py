@@ -87,12 +87,14 @@ def test_the_program_chooses_by_the_times_of_the_step(config: Config, planned: P
 def test_a_plan_that_is_no_faster_leaves_the_first_with_its_own_times(
     config: Config, planned: PlanResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    slower = replace(planned, summary=replace(planned.summary, objective_s=1e9))
+    interrupted = replace(planned.solution, status="interrupted")
+    slower = replace(planned, solution=interrupted, summary=replace(planned.summary, objective_s=1e9))
     monkeypatch.setattr("monet.lab.experiments.measured_again.plan_prepared", lambda *_, **__: slower)
     seconds = alone(config, planned, 2.0)
     result = again(config, planned, seconds)
     taken_s = sum(map(sum, seconds.values()))
     assert result.plan.steps == planned.plan.steps and result.summary.objective_s == taken_s
+    assert result.summary.status == "interrupted"  # Ctrl-C in the second search
     assert result.summary.overhead == taken_s / result.summary.baseline_s - 1
     assert result.plan.solver["objective_s"] == taken_s
     assert result.plan.solver["gap"] == result.summary.gap == (taken_s - planned.solution.bound_s) / taken_s
@@ -110,3 +112,4 @@ def test_a_search_that_finds_none_leaves_the_first(
     result = again(config, planned, alone(config, planned, 1.0))
     assert result.plan.steps == planned.plan.steps
     assert (result.summary.bound_s, result.summary.gap, result.summary.bound_scope) == (None, None, "none")
+    assert result.summary.status == result.plan.solver["status"] == "time_limit"

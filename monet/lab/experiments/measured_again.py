@@ -55,12 +55,13 @@ def _with_costs(result: PlanResult, other: Solution | None, prepared: Prepared, 
     """``result``'s plan with the seconds that its step took, and the bound that ``other`` has on any."""
     bound_s = 0.0 if other is None else other.bound_s
     gap, scope = (taken_s - bound_s) / taken_s, "none" if other is None else other.bound_scope
+    status = "time_limit" if other is None else other.status
     eager = {"baseline_s": prepared.eager_s, "eager_memory_s": prepared.eager_memory_s}
-    solver = {**result.plan.solver, **eager, "objective_s": taken_s, "bound_s": bound_s, "gap": gap}
+    solver = {**result.plan.solver, **eager, "objective_s": taken_s, "bound_s": bound_s, "gap": gap, "status": status}
     plan = replace(result.plan, solver={**solver, "bound_scope": scope})
     summary = replace(
-        result.summary, objective_s=taken_s, bound_s=bound_s or None, gap=gap if bound_s else None, bound_scope=scope,
-        baseline_s=prepared.eager_s, eager_memory_s=prepared.eager_memory_s or None,
+        result.summary, status=status, objective_s=taken_s, bound_s=bound_s or None, gap=gap if bound_s else None,
+        bound_scope=scope, baseline_s=prepared.eager_s, eager_memory_s=prepared.eager_memory_s or None,
         overhead=taken_s / prepared.eager_s - 1.0,
     )  # fmt: skip
     return replace(result, plan=plan, summary=summary)

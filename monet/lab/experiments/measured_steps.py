@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -54,6 +55,7 @@ def measure_config(
 
 
 _IMPORTED = (
+    "monet.lab.experiments.fork_server",
     "monet.executor.module", "monet.executor.step_times", "monet.models.model_loading", "monet.models.sample_inputs",
     "monet.native.devices",
 )  # fmt: skip
@@ -107,6 +109,7 @@ def _threads(plan_path: Path) -> int:
 
 def _step(config: Config, plan_path: Path | None, threads: int, in_place: bool, quiet: bool) -> MeasuredStep:
     """Runs in the child process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with silence(quiet):
         return _measured(config, plan_path, threads, in_place)
 

@@ -21,7 +21,8 @@ A100 = machine_named("a100")
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("h100", "H100 SXM"), ("NVIDIA H100 SXM", "H100 SXM"), ("H100-PCIe", "H100 PCIe"), ("rtx 4090", "RTX 4090"),
+        ("h100", "H100 SXM"), ("NVIDIA H100 SXM", "H100 SXM"), ("H100-PCIe", "H100 PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"), ("rtx 4090", "RTX 4090"),
         ("RTX4090", "RTX 4090"), ("GeForce RTX 3090", "RTX 3090"), ("Tesla V100", "V100 SXM2"),
         ("a100", "A100 SXM 80GB"), ("a100-40gb", "A100 SXM 40GB"), ("32-core", "32 cores"), ("1 core", "1 cores"),
     ],
@@ -35,7 +36,14 @@ def test_names_are_of_one_machine_each() -> None:
     assert len(names) == len(set(names)) and all(machine_named(name).name for name in names)
 
 
-@pytest.mark.parametrize("text", ["", "h1000", "0-core", "4090 ti", "100000 cores"])
+def test_no_figures_for_float64_and_no_numbers_for_names() -> None:
+    with pytest.raises(ConfigError, match="float64"):
+        A100.rates(torch.float64)
+    with pytest.raises(ConfigError, match="named by text"):
+        machine_named(4090)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "h1000", "0-core", "4090 ti", "100000 cores", "\u0663-core"])
 def test_unknown_machines_are_told_the_known_ones(text: str) -> None:
     with pytest.raises(ConfigError, match="known are p100, v100"):
         machine_named(text)

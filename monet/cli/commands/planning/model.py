@@ -63,6 +63,7 @@ def _measured(
 ) -> tuple[Summary, dict[str, dict[str, float | int | None]]]:
     """Both steps, each in a process of its own. A plan by measured operators is made again with the times that they
     have in its step, and replaces the first in its file."""
+    from monet.cli.commands.rendering import render_summary
     from monet.lab.experiments.measured_steps import measured_step
 
     threads, again = int(result.plan.environment["threads"]), _can_be_planned_again(request)
@@ -75,6 +76,7 @@ def _measured(
             raise click.exceptions.Exit(INTERRUPTED)
         found.plan.save(output)
         if found.plan.steps != result.plan.steps:
+            click.echo(f"\n{render_summary(found.summary, request.unit)}\nsaved {output}")
             planned = measured_step(config, output, threads, quiet=request.quiet)
         result = found
     return result.summary, {"eager": eager.values, "planned": planned.values}
