@@ -16,7 +16,7 @@ from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of
 from monet.errors import ConfigError
 from monet.executor.module import require_unplanned
-from monet.ops.estimating.machines import Machine, machine_named
+from monet.ops.estimating.machines import machine_named
 from monet.ops.estimating.rates import Rates, parse_rates
 from monet.ops.offers.offering import Offering
 from monet.pipeline.calibration import calibrated_rates
@@ -65,39 +65,44 @@ def fit(
     """
     require_unplanned(model)
     args, kwargs = call_of(args, kwargs)
+    asked = None if memory is None else parse_memory(memory)
     dtype = _dtype(model, (args, kwargs))
-    machine, given = estimating(on, rates, dtype, estimate=estimate)
-    room = memory_asked(None if memory is None else parse_memory(memory), machine)
-    if estimate and given is None:
-        given = calibrated_rates(dtype, cache=cache, progress=progress)
+    room, given = room_and_rates(asked, on, rates, dtype, estimate=estimate, cache=cache, progress=progress)
     preparing = Preparing(reserve_bytes, accumulate, cache, gradients=gradients, costs=given)
     steps = model_steps(model, args, kwargs, preparing, Offering(exact), progress=progress)
     solving = Solving(time_limit_s, gap, window, solver)
     return FitSearch(steps, room, solving, on_stderr if progress else silent).run(batch=batch)
 
 
-def estimating(
-    on: str | None, rates: str | None, dtype: torch.dtype, *, estimate: bool
-) -> tuple[Machine | None, Rates | None]:
-    """The machine that ``on`` names, and the rates that it or ``rates`` gives; None for what was not said. Raises
-    ``ConfigError`` where they contradict each other, or ``rates`` are said to be no estimate."""
+def room_and_rates(
+    memory: ByteCount | None,
+    on: str | None,
+    rates: str | None,
+    dtype: torch.dtype,
+    *,
+    estimate: bool,
+    cache: bool,
+    progress: bool,
+) -> tuple[ByteCount, Rates | None]:
+    """The memory that is asked about, or all of the machine that ``on`` names; and by which rates costs are estimated:
+    that machine's, ``rates``, or this one's where there is to be an estimate; None: they are measured.
+
+    Raises ``ConfigError`` where these contradict each other, or the memory is not known.
+    """
     if on is not None and rates is not None:
         raise ConfigError(f"rates are given and those of {on!r} are asked for: leave one of the two out")
     if rates is not None and not estimate:
         raise ConfigError("rates are for estimates: say estimate=True, too")
     machine = None if on is None else machine_named(on)
-    if machine is not None:
-        return machine, machine.rates(dtype)
-    return None, None if rates is None else parse_rates(rates)
-
-
-def memory_asked(memory: ByteCount | None, machine: Machine | None) -> ByteCount:
-    """``memory``, or all of the machine's. Raises ``ConfigError`` where neither is known."""
-    if memory is not None:
-        return memory
-    if machine is None or machine.memory_gb is None:
+    if memory is None and machine is not None and machine.memory_gb is not None:
+        memory = ByteCount(machine.memory_gb * 10**9, "GB")
+    if memory is None:
         raise ConfigError("how much memory is there? Give it, as 16GB; or name a GPU whose memory is known, as h100")
-    return ByteCount(machine.memory_gb * 10**9, "GB")
+    if machine is not None:
+        return memory, machine.rates(dtype)
+    if rates is not None:
+        return memory, parse_rates(rates)
+    return memory, calibrated_rates(dtype, cache=cache, progress=progress) if estimate else None
 
 
 def _dtype(model: torch.nn.Module, inputs: Any) -> torch.dtype:

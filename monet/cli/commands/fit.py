@@ -111,13 +111,12 @@ def fit(
 
     from monet.api.capacity.answer import INTERRUPTED as STOPPED
     from monet.api.capacity.answer import TOO_LARGE
-    from monet.api.capacity.asking import estimating, memory_asked
+    from monet.api.capacity.asking import room_and_rates
     from monet.api.capacity.search import FitSearch
     from monet.api.capacity.steps import config_steps
     from monet.api.capacity.text import render_answer
     from monet.base.files.atomic import write_json
     from monet.ops.offers.offering import Offering
-    from monet.pipeline.calibration import calibrated_rates
     from monet.pipeline.meter import on_stderr, silent
     from monet.pipeline.preparation import Preparing
     from monet.planner.search import Solving
@@ -125,10 +124,7 @@ def fit(
     if threads is not None:
         torch.set_num_threads(threads)
     dtype = getattr(torch, loaded.autocast or loaded.dtype or "float32")
-    machine, given = estimating(on, rates, dtype, estimate=estimate)
-    room = memory_asked(memory, machine)
-    if estimate and given is None:
-        given = calibrated_rates(dtype, cache=not no_cache, progress=not quiet)
+    room, given = room_and_rates(memory, on, rates, dtype, estimate=estimate, cache=not no_cache, progress=not quiet)
     preparing = Preparing(reserve, cache=not no_cache, costs=given)
     steps = config_steps(loaded, preparing, Offering(exact, fused=fused), progress=not quiet)
     solving = Solving(time_limit, gap, window, solver.upper())

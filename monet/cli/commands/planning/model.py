@@ -71,9 +71,6 @@ def _measured(
     planned = measured_step(config, output, threads, in_place=again, quiet=request.quiet)
     if planned.seconds:
         found = _as_in_step(config, result, planned.seconds, request)
-        if found.summary.status == "interrupted":
-            click.echo("monet: interrupted; the first plan stays", err=True)
-            raise click.exceptions.Exit(INTERRUPTED)
         found.plan.save(output)
         if found.plan.steps != result.plan.steps:
             click.echo(f"\n{render_summary(found.summary, request.unit)}\nsaved {output}")
@@ -131,7 +128,7 @@ def _can_be_planned_again(request: PlanRequest) -> bool:
 def _as_in_step(
     config: Config, result: PlanResult, seconds: Mapping[str, Sequence[float]], request: PlanRequest
 ) -> PlanResult:
-    """Planned again with the times of the plan's own step; what that changes is printed."""
+    """Planned again with the times of the plan's own step; what that changes is printed. Ctrl-C ends the command."""
     from monet.lab.experiments.measured_again import planned_again
 
     assert request.budget is not None
@@ -141,7 +138,8 @@ def _as_in_step(
             _offering(request), variant=request.variant, meter=_meter(request),
         )  # fmt: skip
     if again.summary.status == "interrupted":
-        return again
+        click.echo("monet: interrupted; the first plan stays", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
     changed = "another plan" if again.plan.steps != result.plan.steps else "the same plan"
     alone_s, in_step_s = result.summary.objective_s, again.summary.objective_s
     click.echo(
