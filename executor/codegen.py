@@ -19,6 +19,7 @@ from monet.base.graph import Graph, Operator, operator_inputs
 from monet.errors import PlanMismatch
 from monet.executor.copying.copies import Copies
 from monet.executor.gradient_parts import Part, gradient_parts
+from monet.executor.places import Places
 from monet.executor.step_writer import CopyStep, StepWriter
 from monet.executor.varying import Varying
 from monet.ops.catalogue import Catalogue
@@ -86,9 +87,10 @@ def generate(
     copies: Copies | None = None,
     part_bytes: Sequence[int] = (),
     varying: Varying | None = None,
+    places: Places | None = None,
 ) -> Generated:
     """Compile a verified plan against the graph it was made from; ``copies``: what its copies go through; ``varying``:
-    where sizes vary, what they are in a call.
+    where sizes vary, what they are in a call; ``places``: where results are to be looked for.
 
     ``part_bytes``: the backward pass in parts of so many bytes of gradients, as ``gradient_parts`` takes it.
 
@@ -100,7 +102,7 @@ def generate(
     implementations = [step for step in steps if isinstance(step, Implementation)]
     compile_all(k for implementation in implementations for k in kernels(implementation, catalogue.values))
     border = _border(plan, graph)
-    writer = StepWriter(catalogue, _views(graph), _dying_storages(plan, catalogue), copies, varying)
+    writer = StepWriter(catalogue, _views(graph), _dying_storages(plan, catalogue), copies, varying, places)
     forward = _forward(writer, graph, steps[:border])
     later = [step for step in steps[border:] if isinstance(step, Implementation)]
     handover = _hand_over(writer, graph, later)

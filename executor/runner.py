@@ -21,6 +21,7 @@ from monet.executor.arena_requests import arena_requests
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated, generate
 from monet.executor.copying.copies import copies_of
+from monet.executor.places import Places
 from monet.executor.varying import Varying
 from monet.native import allocator, devices, gpu_libraries
 from monet.ops.catalogue import Catalogue
@@ -58,7 +59,8 @@ class Runner:
         self.arena: allocator.Arena | None = None
         self.copies = copies_of(plan, self._is_inside, self._device)
         self.varying = None if ranges is None else Varying.of(plan, catalogue, ranges)
-        self._generate = partial(generate, plan, catalogue, self.copies, varying=self.varying)
+        self.places = Places.of(plan)
+        self._generate = partial(generate, plan, catalogue, self.copies, varying=self.varying, places=self.places)
         self.code: Generated = self._generate()
         self._code_in_parts: dict[tuple[int, ...], Generated] = {}
         self._enter: Callable[[int, int], None] = _no_arena
@@ -71,6 +73,7 @@ class Runner:
             asked = arena_requests(plan)
             self._with_crew = asked.with_crew
             self.arena = devices.arena(self._device, asked.own, plan.arena_bytes, asked.crew, asked.leaves)
+            self.places.arena = self.arena
             if self.varying is not None:
                 self.varying.arena = self.arena
             self._enter, self._leave, self._handle = library.monet_enter, library.monet_leave, self.arena.handle
@@ -303,6 +306,7 @@ class Runner:
     def _check_service(self, leaving: Sequence[torch.Tensor]) -> None:
         """After the first whole step: every request was as planned, and nothing of ``leaving`` lies in the arena."""
         self._reported = True
+        self.places.seen()
         if self.arena is None:
             return
         if any(self.arena.contains(tensor.data_ptr()) for tensor in leaving):

@@ -11,6 +11,7 @@ from monet.base.graph import Operator, Ref, operator_inputs
 from monet.base.sizes import Size
 from monet.errors import InvalidPlan
 from monet.executor.copying.copies import Copies
+from monet.executor.places import Places
 from monet.executor.varying import Varying
 from monet.ops.catalogue import Catalogue
 from monet.ops.offers.implementation import Implementation
@@ -37,6 +38,7 @@ class StepWriter:
 
     ``views``: value → the view operator that makes it. ``dying``: step → storages whose buffer nothing uses after it.
     ``copies``: what copies go through, where there are any. ``varying``: where sizes vary, what they are in a call.
+    ``places``: where results are to be looked for.
     """
 
     catalogue: Catalogue
@@ -44,6 +46,7 @@ class StepWriter:
     dying: Mapping[int, Set[str]]
     copies: Copies | None = None
     varying: Varying | None = None
+    places: Places | None = None
     names: dict[str, Any] = field(default_factory=dict)  # global name → object
     lines: list[str] = field(default_factory=list)
     alive: dict[str, set[str]] = field(default_factory=dict)  # storage → values with a variable
@@ -196,6 +199,10 @@ class StepWriter:
                 if self.varying is not None and (index, result) in self.varying.places:
                     name = self.variable(result)
                     self.lines.append(f"{name} = {self.callee(self.varying.settled)}({index}, {result!r}, {name})")
+                elif self.places is not None and result in self.places.offsets.get(index, ()):
+                    self.names["unseen"] = self.places.unseen
+                    look = f"{self.callee(self.places.look)}({index}, {result!r}, {self.variable(result)})"
+                    self.lines.append(f"if unseen: {look}")
         if stale:
             self.lines.append(f"del {', '.join(sorted(self.variable(v) for v in stale))}")
 

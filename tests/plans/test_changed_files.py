@@ -1,13 +1,19 @@
-"""Samples of the two benchmarks that try plans in numbers: files changed at random, and steps in limited memory."""
+"""Plans that were changed; samples of the two benchmarks that try plans in numbers, changed and in limited memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 
 import pytest
+import torch
 from repository import ROOT
+from torch import nn
+
+import monet
+from monet.errors import ExecutionError
 
 
 def run(script: str, *options: str) -> str:
@@ -15,6 +21,24 @@ def run(script: str, *options: str) -> str:
     done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def test_results_of_one_size_with_each_others_requests_are_found_in_the_first_step() -> None:
+    """Nobody but the kernel knows which of its requests is for which of its results."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    x = torch.randn(4, 3, 12, 12)
+    plan = monet.plan(model, x, budget="100%", exact=True, time_limit_s=2, cores=1)
+    k = next(i for i, step in enumerate(plan.steps) if "batch_norm" in step.node)
+    step = plan.steps[k]
+    mean, scale = list(step.writes.values())[1:3]
+    other = {mean: scale, scale: mean}
+    requests = tuple(id if id is None else other.get(id, id) for id in step.requests)
+    steps = [dataclasses.replace(step, requests=requests) if i == k else step for i, step in enumerate(plan.steps)]
+    changed = dataclasses.replace(plan, steps=tuple(steps))
+    monet.MonetModule(model, plan)(x).sum().backward()
+    with pytest.raises(ExecutionError, match=rf"step {k} .*_batch_norm_.* lies \d+ bytes (above|below) its place"):
+        monet.MonetModule(model, changed)(x)
 
 
 @pytest.mark.slow
