@@ -71,7 +71,7 @@ class PlannedStep:
         self._device = self.graph.device.type
         self._autocast = plan.model.get("autocast")
         self._check_environment()
-        self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges)
+        self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges, captured.islands)
         self._guard = guard
         assigned = [write for write in captured.writes if write.expected is None]
         guard.leave_out([(write.module, write.key) for write in assigned if not write.of_object])

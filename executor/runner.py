@@ -8,7 +8,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -28,6 +28,10 @@ from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.scales import smallest_scale
 from monet.plans.format import WRITE
 from monet.plans.plan import Plan
+from monet.step.islands import maybe_absent
+
+if TYPE_CHECKING:
+    from monet.capture.islands.island import Island
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +53,15 @@ class Runner:
     """One plan, ready to run. ``arena`` is None where PyTorch's own allocator serves everything
     (no compiler, or a device without a native arena): the peak is then not the plan's."""
 
-    def __init__(self, plan: Plan, catalogue: Catalogue, ranges: Ranges | None = None) -> None:
-        """``ranges``: which sizes vary, where the plan is for more than one shape."""
+    def __init__(
+        self,
+        plan: Plan,
+        catalogue: Catalogue,
+        ranges: Ranges | None = None,
+        islands: Mapping[str, Island] | None = None,
+    ) -> None:
+        """``ranges``: which sizes vary, where the plan is for more than one shape. ``islands``: by key, parts of the
+        model that run as they are."""
         say_if_untested()
         self.plan = plan
         self.graph = catalogue.graph
@@ -60,7 +71,11 @@ class Runner:
         self.copies = copies_of(plan, self._is_inside, self._device)
         self.varying = None if ranges is None else Varying.of(plan, catalogue, ranges)
         self.places = Places.of(plan)
-        self._generate = partial(generate, plan, catalogue, self.copies, varying=self.varying, places=self.places)
+        self._generate = partial(
+            generate, plan, catalogue, self.copies, varying=self.varying, places=self.places, islands=islands
+        )
+        self._islands = dict(islands or {})
+        self.maybe_absent = maybe_absent(self.graph, self._islands)
         self.code: Generated = self._generate()
         self._code_in_parts: dict[tuple[int, ...], Generated] = {}
         self._enter: Callable[[int, int], None] = _no_arena
@@ -185,6 +200,8 @@ class Runner:
             )
         if not self._reported:
             self._check_service(() if self._leaving else gradients)  # else their memory is theirs until they are freed
+        if self._islands:
+            self._check_islands()
         return dict(zip(self.code.gradient_of, gradients, strict=True))
 
     def backward_in_parts(
@@ -319,6 +336,18 @@ class Runner:
                 "%d memory requests were not as planned and went to PyTorch's allocator; the first: step %d (%s), "
                 "request %d asked %d bytes, planned %d. The peak may be above the promise",
                 statistics.misses, step, self.plan.steps[step].node, number, asked, planned,
+            )  # fmt: skip
+
+    def _check_islands(self) -> None:
+        """Says once where one has held more than the plan counts: how much may depend on values."""
+        most = max(self._islands.values(), key=lambda island: island.outside_bytes)
+        counted = self.plan.fixed.get("islands", 0)
+        if self.arena is not None and most.outside_bytes > counted and not self._missed:
+            self._missed = True
+            logger.warning(
+                "%s, which runs as it is inside of the plan, has held %d bytes beside the arena, %d more than the plan "
+                "counts: the peak may be above the promise",
+                most.name, most.outside_bytes, most.outside_bytes - counted,
             )  # fmt: skip
 
 

@@ -18,7 +18,10 @@ class ConfigError(MonetError):
 
 
 class CaptureError(MonetError):
-    """The model's training step cannot be captured as one graph of operators."""
+    """The model's training step cannot be captured as one graph of operators. ``lines``: of the model's code that it is
+    about, from the outermost on, as far as torch knows them."""
+
+    lines: str = ""
 
 
 class StatefulForward(CaptureError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -13,6 +13,9 @@ import torch.utils._pytree as pytree
 from monet.base.graph import Graph
 from monet.base.sizes import Ranges
 from monet.capture.guards.attribute_writes import Write
+
+if TYPE_CHECKING:
+    from monet.capture.islands.island import Island
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Captured:
     ``cast_apart``: a weight that several ``with torch.autocast`` of the model cast, each for itself; "" for none.
     ``writes``: what the forward pass assigns to attributes; outputs that they name are beyond those of ``out_spec``.
     ``ranges``: which sizes vary, where the graph holds for more than one shape.
+    ``islands``: by key, the parts of the model that run as they are.
     """
 
     graph: Graph
@@ -38,6 +42,12 @@ class Captured:
     cast_apart: str = ""
     writes: tuple[Write, ...] = ()
     ranges: Ranges | None = None
+    islands: Mapping[str, Island] = field(default_factory=dict)
+
+    @property
+    def island_bytes(self) -> int:
+        """The most that a part which runs as it is has held beside the arena."""
+        return max((island.outside_bytes for island in self.islands.values()), default=0)
 
 
 def device_type(model: torch.nn.Module, inputs: Any) -> str:

@@ -172,10 +172,12 @@ def check_tensor(name: str, tensor: Any, node: torch.fx.Node | None = None) -> N
             f"{name} is a tensor with layout {tensor.layout}, whose memory depends on the values in it; monet plans "
             f"dense tensors: make it dense (to_dense), or keep it outside of the planned module{place}"
         )
-    raise CaptureError(
+    error = CaptureError(
         f"the shape of {name} depends on the values of tensors; use torch.where, or decide it elsewhere"
         f"{with_code(place)}"
     )
+    error.lines = "" if node is None else node.meta.get("stack_trace") or ""
+    raise error
 
 
 def _promote_constants(module: torch.fx.GraphModule, model: torch.nn.Module) -> dict[str, torch.Tensor]:

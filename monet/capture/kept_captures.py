@@ -72,6 +72,8 @@ def _captured(
         except NotStorable as error:
             logger.info("a capture that was kept cannot be read, and is made again: %s", error)
     captured = capture(model, args, kwargs, gradients_leave=gradients_leave)
+    if captured.islands:  # they are of the modules themselves
+        return captured
     try:
         text = _text(captured, model)
     except NotStorable as error:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forw
 from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
 from monet.capture.guards.caches_of_keys import require_same_without_caches, without_caches_of_keys
 from monet.capture.guards.module_hooks import as_planned
+from monet.capture.islands.leaving_out import with_islands
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
 from monet.capture.lifted_graph import LiftedGraph
@@ -86,12 +88,18 @@ def capture(
             if ranges is not None:
                 captured = _over_ranges(model, inputs, ranges, gradients_leave=gradients_leave, detached=detached)
             else:
-                captured = _directly(model, inputs, gradients_leave=gradients_leave, detached=detached) or _read(
-                    _by_forward_graph(model, inputs, detached=detached), model, inputs, gradients_leave=gradients_leave
-                )
+                trace = partial(_traced, model, inputs, gradients_leave=gradients_leave, detached=detached)
+                # A whole step and sums of gradients update what an island may have no gradient of.
+                captured = with_islands(model, given, trace) if gradients_leave and not detached else trace()
         if leaves_caches:
             require_same_without_caches(model, *given)
     return captured
+
+
+def _traced(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, detached: bool) -> Captured:
+    return _directly(model, inputs, gradients_leave=gradients_leave, detached=detached) or _read(
+        _by_forward_graph(model, inputs, detached=detached), model, inputs, gradients_leave=gradients_leave
+    )
 
 
 def _check(model: torch.nn.Module, inputs: Inputs) -> None:

@@ -237,6 +237,22 @@ void monet_leave() {
   session.program = nullptr;
 }
 
+// Between these two PyTorch's own allocator serves what the calling thread asks for, in the middle of a step.
+void monet_pause() {
+  end_turn(session.program);
+  paused = {session.program, live_bytes.load(), peak_bytes.load()};
+  session.program = nullptr;
+  peak_bytes.store(paused.live_bytes);
+}
+
+// The most bytes that were held meanwhile, beyond what was held at the pause. The peak is what it would be without it.
+int64_t monet_resume() {
+  session.program = paused.program;
+  const int64_t most = peak_bytes.load() - paused.live_bytes;
+  raise(peak_bytes, paused.peak_bytes);
+  return most;
+}
+
 // Makes the calling thread a worker of `leader`'s crew; a thread belongs to one pool, and so to one crew.
 void monet_join_crew(void* leader) {
   if (worker.crew == leader) return;

@@ -69,6 +69,8 @@ def library() -> ctypes.PyDLL | None:
         {
             "monet_live_bytes": (int64, []),
             "monet_peak_bytes": (int64, []),
+            "monet_pause": (None, []),
+            "monet_resume": (int64, []),
             "monet_reset_peak": (None, []),
             "monet_crew": (pointer, []),
             "monet_join_crew": (None, [pointer]),
@@ -91,7 +93,8 @@ def _tensor_bytes() -> int:
         # By type: asking any object for its class may run a library's code.
         if type(found) not in (torch.Tensor, torch.nn.Parameter):
             continue
-        if found.device.type == "cpu" and found.layout is torch.strided:
+        wraps = torch._C._functorch.is_functorch_wrapped_tensor(found)  # has no storage of its own
+        if found.device.type == "cpu" and found.layout is torch.strided and not wraps:
             storage = found.untyped_storage()
             with contextlib.suppress(RuntimeError):  # a tensor of tracing, which has sizes and no memory
                 storages[storage.data_ptr()] = storage.nbytes()
@@ -304,3 +307,14 @@ def peak_bytes() -> int:
 
 def reset_peak() -> None:
     installed().monet_reset_peak()
+
+
+def pause() -> None:
+    """In the middle of a step: from here to ``resume``, PyTorch's own allocator serves this thread. Pauses do not
+    nest."""
+    installed().monet_pause()
+
+
+def resume() -> int:
+    """The most bytes that were held since ``pause``, beyond what was held then."""
+    return int(installed().monet_resume())

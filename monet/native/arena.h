@@ -137,4 +137,12 @@ struct Session : Cursor {
 };
 thread_local Session session;
 
+// Whose step is paused (monet_pause), and the counts of before.
+struct Pause {
+  Program* program = nullptr;
+  int64_t live_bytes = 0;
+  int64_t peak_bytes = 0;
+};
+thread_local Pause paused;
+
 }  // namespace

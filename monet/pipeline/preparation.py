@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monet.base.graph import Graph
+from monet.base.measurement import Measurement
 from monet.base.sizes import Ranges, graph_at
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
@@ -37,9 +38,13 @@ from monet.planner.layout.heuristics import build_gaps
 from monet.planner.problem import Problem
 from monet.planner.solution import Solution
 from monet.plans.format import FREED, KEPT
+from monet.step.islands import island_costs
 from monet.step.training_step.accumulation import with_accumulation
 from monet.step.training_step.updates import updates_last
 from monet.step.training_step.whole_step import WholeStep
+
+if TYPE_CHECKING:
+    from monet.capture.islands.island import Island
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +188,16 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     if step.captured.ranges is not None:
         as_eager = offers.graph if step.as_eager is step.graph else graph_at(step.as_eager, int)
         step = replace(step, graph=offers.graph, as_eager=as_eager)
-    costs, eager = _costs(offers, preparing, progress), None
+    islands = step.captured.islands
+    costs, eager = _costs(offers, preparing, progress, islands), None
     if offers.graph is not step.graph:  # with regions: eager has none
         eager = catalogue(step.as_eager, replace(offering, fused=False))
-        costs = costs.joined(_costs(eager, preparing, progress))
+        costs = costs.joined(_costs(eager, preparing, progress, islands))
     elif step.as_eager is not step.graph:
         eager = replace(offers, graph=step.as_eager)
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
-    beside = {**buckets, "reserve": preparing.reserve_bytes}
+    left = {"islands": step.captured.island_bytes} if islands else {}
+    beside = {**buckets, **left, "reserve": preparing.reserve_bytes}
     offering = replace(offering, fused=any(is_compiled(run) for run in implementations(offers)))
     model, environment = _described(step, preparing, offering), _environment(costs, step.graph, preparing)
     touch_s = partial(_touch_s, costs, preparing, step.graph.device)
@@ -247,24 +254,27 @@ def prepared_step(
     return Prepared(lowered_as(offers), kept, step.peak_bytes, model, environment, eager_memory_s=waits_s)
 
 
-def _costs(offers: Catalogue, preparing: Preparing, progress: bool) -> Profile:
+def _costs(offers: Catalogue, preparing: Preparing, progress: bool, islands: Mapping[str, Island]) -> Profile:
     match preparing.costs:
         case None:
-            return measured_costs(offers, cache=preparing.cache, progress=progress)
+            given = island_costs(offers, islands) if islands else {}
+            return measured_costs(offers, cache=preparing.cache, progress=progress, given=given)
         case Rates():
             return estimated_profile(offers, preparing.costs)
         case Profile():
             return preparing.costs.restricted(offers)
 
 
-def measured_costs(offers: Catalogue, *, cache: bool, progress: bool) -> Profile:
-    """What each implementation takes here; ``cache``: read and write measurements of earlier runs. Raises
-    ``ProfileError``."""
+def measured_costs(
+    offers: Catalogue, *, cache: bool, progress: bool, given: Mapping[str, Measurement] | None = None
+) -> Profile:
+    """What each implementation takes here; ``cache``: read and write measurements of earlier runs; ``given``: as for
+    ``profile``. Raises ``ProfileError``."""
     wait_for_builds()
     store = ProfileCache() if cache else None
     try:
         with autocast.ignored():  # the graph has its casts in it
-            return profile(offers, cache=store, progress=progress)
+            return profile(offers, cache=store, progress=progress, given=given)
     finally:
         if store is not None:
             store.close()

@@ -75,8 +75,15 @@ def implementations(catalogue: Catalogue) -> Iterator[Implementation]:
             yield intermediate.implementation
 
 
-def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress: bool = False) -> Profile:
-    """Measure every implementation that the cache does not know. ``measured`` counts what was run.
+def profile(
+    catalogue: Catalogue,
+    *,
+    cache: ProfileCache | None = None,
+    progress: bool = False,
+    given: Mapping[str, Measurement] | None = None,
+) -> Profile:
+    """Measure every implementation that the cache does not know. ``measured`` counts what was run; ``given``: what is
+    known otherwise, by signature.
 
     Results are stored about once a second, and where the run is interrupted, so that the next one goes on there. What
     was measured while other programs kept the machine busy is marked, and measured again by the first run that finds it
@@ -84,10 +91,10 @@ def profile(catalogue: Catalogue, *, cache: ProfileCache | None = None, progress
     """
     where, kept_at = environment(catalogue.graph.device), kept_under(catalogue.graph)
     wanted = {signature(i, catalogue.values): i for i in implementations(catalogue)}
-    known: dict[str, Measurement] = {}
+    known = dict(given or {})
     marked: dict[str, Measurement] = {}
     if cache is not None:
-        known = {key: found for key in wanted if (found := cache.get(f"{kept_at}|{key}")) is not None}
+        known |= {key: found for key in wanted if (found := cache.get(f"{kept_at}|{key}")) is not None}
         marked = {
             key: found
             for key in wanted

@@ -1,0 +1,96 @@
+"""A capture in which the parts that cannot be traced are islands."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from monet.capture.captured import Captured
+from monet.capture.islands.finding import modules_to_leave
+from monet.errors import CaptureError, ExecutionError
+
+if TYPE_CHECKING:
+    from monet.capture.islands.trial import Islands
+
+logger = logging.getLogger(__name__)
+
+# By model, what was found out with inputs of a user: later ones may be made up, and say less.
+_tried: WeakKeyDictionary[torch.nn.Module, Islands] = WeakKeyDictionary()
+
+_MOST_ROUNDS = 8
+"""Each finds the parts of one class, and takes another trace."""
+
+
+def with_islands(
+    model: torch.nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]], trace: Callable[[], Captured]
+) -> Captured:
+    """``trace()``, where that fails by some parts of the model with islands in their places.
+
+    ``inputs``: real ones. Raises the ``CaptureError`` of the first trace where that does not help.
+    """
+    try:
+        return trace()
+    except CaptureError as error:
+        refusal = latest = error
+    known = _tried.get(model)
+    if known is not None and known.are_of(model):
+        return _traced(model, known, trace)
+    left: list[torch.nn.Module] = []
+    for _ in range(_MOST_ROUNDS):
+        more = modules_to_leave(model, inputs, latest, left)
+        if not more:
+            break
+        left += more
+        try:
+            captured = _left_out(model, left, inputs, trace)
+        except CaptureError as error:
+            logger.info("%s", error)
+            latest = error
+            continue
+        _say(model, captured, refusal)
+        return captured
+    raise refusal
+
+
+def _left_out(
+    model: torch.nn.Module,
+    left: Sequence[torch.nn.Module],
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    trace: Callable[[], Captured],
+) -> Captured:
+    # What it imports registers operators with torch: only where there are islands.
+    from monet.capture.islands.trial import Islands
+
+    try:
+        islands = Islands(model, left, *inputs)
+    except Exception as error:  # whatever the model raises
+        raise CaptureError(f"a part cannot be traced, and cannot be left out: {error}") from error
+    captured = _traced(model, islands, trace)
+    _tried[model] = islands
+    return captured
+
+
+def _traced(model: torch.nn.Module, islands: Islands, trace: Callable[[], Captured]) -> Captured:
+    from monet.capture.islands.trial import backward_calls
+
+    with islands.in_trace(), torch.enable_grad():  # a trace that fails in its backward pass may leave it off
+        captured = trace()
+    try:
+        islands.measure(model, backward_calls(captured.graph.backward))
+    except (RuntimeError, ExecutionError) as error:
+        raise CaptureError(f"the part cannot run as it is: {error}") from error
+    return replace(captured, islands=islands.by_key)
+
+
+def _say(model: torch.nn.Module, captured: Captured, refusal: CaptureError) -> None:
+    names = list(dict.fromkeys(island.name for island in captured.islands.values()))
+    logger.warning(
+        "%s of %s (%d in all) runs as it is inside of the plan, which counts %d bytes for it beside the arena, as "
+        "measured on these inputs: it cannot be planned (%s)",
+        names[0], type(model).__name__, len(names), captured.island_bytes, str(refusal).splitlines()[0],
+    )  # fmt: skip

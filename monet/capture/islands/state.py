@@ -1,0 +1,47 @@
+"""What a module leaves behind when it is called, put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from monet.capture.guards.module_changes import put_back
+
+
+@contextmanager
+def same_buffers(module: torch.nn.Module) -> Iterator[None]:
+    """A context after which the buffers are those of before, with the values of before."""
+    held = [(of, dict(of)) for of in (part._buffers for part in module.modules())]
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for of, members in held:
+            of.clear()
+            of.update(members)
+        with torch.no_grad():
+            for buffer, before in values:
+                buffer.copy_(before)
+
+
+@contextmanager
+def generator_at(states: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A context in which numbers are drawn from this state, and after which the generator is where it was."""
+    if not states:
+        yield
+        return
+    now = torch.get_rng_state()
+    torch.set_rng_state(states[0])
+    try:
+        yield
+    finally:
+        torch.set_rng_state(now)
+
+
+@contextmanager
+def as_before(model: torch.nn.Module) -> Iterator[None]:
+    """A context after which the model's buffers and attributes and torch's generator are as before it."""
+    with same_buffers(model), put_back(model, []), torch.random.fork_rng(devices=[]):
+        yield

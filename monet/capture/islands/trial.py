@@ -1,0 +1,233 @@
+"""Islands called once, on the model's own inputs, to know what they return; then stood for by operators in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
+
+from monet.capture.guards.module_changes import Change, put_back
+from monet.capture.islands.island import Island
+from monet.capture.islands.operators import ISLAND, ISLAND_BACKWARD, RANDOM_ISLAND, geometry_text
+from monet.capture.islands.state import as_before, same_buffers
+from monet.errors import CaptureError
+
+_FIXED = (bool, str, bytes, type(None))
+"""What may be returned beside tensors: numbers may be of values."""
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class Islands:
+    """The islands of one model: ``called`` by the model itself on ``args`` and ``kwargs``, each as often as it is.
+
+    Raises ``CaptureError`` where a part cannot be one: what it returns, or what it leaves behind, is more than its
+    arguments, its parameters and the generator say.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, modules: Sequence[torch.nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, kwargs))]
+        if any(isinstance(t, FakeTensor) or (isinstance(t, torch.Tensor) and t.device.type != "cpu") for t in tensors):
+            raise CaptureError("a part that runs as it is inside of a plan is called once, on tensors of the CPU")
+        self._paths = {id(module): name for name, module in model.named_modules()}
+        self._modules = _outermost(model, modules)
+        self._inputs: dict[str, list[torch.Tensor]] = {}
+        self.by_key: dict[str, Island] = {}
+        self._twins: dict[str, str] = {}  # key of one that is called otherwise in a trace → that of the one tried
+        with as_before(model), self._replaced(self._try), torch.no_grad():
+            model(*args, **dict(kwargs))
+
+    def are_of(self, model: torch.nn.Module) -> bool:
+        """Whether the model still has these parts."""
+        return {id(module) for module in self._modules} <= {id(module) for module in model.modules()}
+
+    @contextmanager
+    def _replaced(self, call: Any) -> Iterator[None]:
+        """A context in which the modules' forward is ``call(module, its own forward, args, kwargs)``."""
+        before = [(module, module.forward, "forward" in vars(module)) for module in self._modules]
+        for module, own, _ in before:
+            vars(module)["forward"] = _Standing(call, module, own)
+        try:
+            yield
+        finally:
+            for module, own, is_set in before:
+                del vars(module)["forward"]
+                if is_set:
+                    vars(module)["forward"] = own
+
+    def _try(self, module: torch.nn.Module, own: Any, args: Any, kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+        name = self._paths[id(module)]
+        odd = [leaf for leaf in literals.values() if not isinstance(leaf, _PLAIN)]
+        if odd:
+            raise CaptureError(f"{name} is called with a {type(odd[0]).__name__}, which no operator takes")
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        found = self._of_call(module, tensors, spec, literals)
+        if found is not None:
+            return found.called(tensors)
+        parameters = dict(module.named_parameters())
+        autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        key = f"{name}#{sum(island.module is module for island in self.by_key.values())}"
+        island = Island(name, key, module, own, spec, literals, _described(tensors), tuple(parameters), autocast)
+        self._inputs[key] = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
+        returned = _known(island, tensors)
+        self.by_key[key] = island
+        return returned
+
+    def _of_call(
+        self, module: torch.nn.Module, tensors: Sequence[torch.Tensor], spec: Any, literals: Mapping[int, Any]
+    ) -> Island | None:
+        arguments = _described(tensors)
+        for island in self.by_key.values():
+            known = island.module, island.arguments, island.in_spec, island.literals
+            if known[0] is module and known[1:] == (arguments, spec, literals):
+                return island
+        return None
+
+    @contextmanager
+    def in_trace(self) -> Iterator[None]:
+        """A context in which operators stand for the islands."""
+        with self._replaced(self._traced):
+            yield
+
+    def _traced(self, module: torch.nn.Module, own: Any, args: Any, kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+        island = self._of_call(module, tensors, spec, literals) or self._in_another_way(module, tensors, spec, literals)
+        if island.out_spec is None:
+            raise CaptureError(f"{island.name} cannot be traced, and was not called")
+        own_parameters = dict(module.named_parameters(remove_duplicate=False))
+        inputs = [*tensors, *(own_parameters[name] for name in island.parameters)]
+        operator = RANDOM_ISLAND if island.random else ISLAND
+        results = iter(operator(inputs, island.key, geometry_text(island.geometry)))
+        count = island.out_spec.num_leaves
+        found = [island.out_literals[i] if i in island.out_literals else next(results) for i in range(count)]
+        return pytree.tree_unflatten(found, island.out_spec)
+
+    def _in_another_way(
+        self, module: torch.nn.Module, tensors: Sequence[torch.Tensor], spec: Any, literals: Mapping[int, Any]
+    ) -> Island:
+        """The module's one island, called as in a trace: models make masks there that they leave out otherwise."""
+        known = [island for key, island in self.by_key.items() if island.module is module and key not in self._twins]
+        if len(known) != 1 or not all(isinstance(leaf, _PLAIN) for leaf in literals.values()):
+            raise CaptureError(f"{self._paths[id(module)]} is called in another way when it cannot be traced")
+        key = f"{known[0].key}{'~' * (1 + sum(twin == known[0].key for twin in self._twins.values()))}"
+        island = replace(known[0], key=key, in_spec=spec, literals=literals, arguments=_described(tensors))
+        self._twins[key] = known[0].key
+        self.by_key[key] = island
+        return island
+
+    def measure(self, model: torch.nn.Module, calls: Sequence[tuple[str, list[int], list[int]]]) -> None:
+        """What the islands hold and take. ``calls``: of ``ISLAND_BACKWARD``, the key, the outputs and what is wanted.
+        Once: then the inputs are let go."""
+        if not self._inputs:
+            return
+        with as_before(model):
+            for key, outputs, wanted in calls:
+                self._measure(self.by_key[self._twins.get(key, key)], self.by_key[key], outputs, wanted)
+        self._inputs.clear()
+
+    def _measure(self, known: Island, island: Island, outputs: list[int], wanted: list[int]) -> None:
+        inputs = self._inputs[known.key]
+        if known is not island:  # its arguments are others; the parameters come after them
+            count = known.tensor_count
+            arguments = [i for i, tensor in enumerate(inputs[:count]) if tensor.is_floating_point()]
+            wanted = arguments + [i - island.tensor_count + count for i in wanted if i >= island.tensor_count]
+        results = known.again(inputs)
+        given = [torch.ones_like(results[i]) for i in outputs]
+        known.backward(inputs, given, results[len(results) - known.random :], outputs, wanted)
+        known.absent = frozenset()
+        island.outside_bytes = max(island.outside_bytes, known.outside_bytes)
+        island.forward_s, island.backward_s = known.forward_s, known.backward_s
+
+
+class _Standing:
+    """Called in place of a module's forward. No function: it has no code for others to read."""
+
+    def __init__(self, call: Any, module: torch.nn.Module, own: Any) -> None:
+        self._call, self._module, self._own = call, module, own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self._module, self._own, args, kwargs)
+
+
+def _outermost(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Those that are in none of the others, in the model's order."""
+    inner = {id(part) for module in modules for part in module.modules() if part is not module}
+    chosen = {id(module) for module in modules} - inner
+    return [module for module in model.modules() if id(module) in chosen]
+
+
+def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:
+    """What the module returns; ``island`` gets what is known from that, and from a second call."""
+    versions = [tensor._version for tensor in tensors]
+    state = torch.get_rng_state()
+    with same_buffers(island.module):
+        probe = pytree.tree_leaves(island.called([tensor.detach() for tensor in tensors]))
+    drawn = not torch.equal(state, torch.get_rng_state())
+    torch.set_rng_state(state)
+    changes: list[Change] = []
+    with put_back(island.module, changes):
+        returned = island.called([tensor.detach() for tensor in tensors])
+    if changes:
+        raise CaptureError(f"{island.name} changes its {changes[0].name}")
+    if versions != [tensor._version for tensor in tensors]:
+        raise CaptureError(f"{island.name} changes its arguments in place")
+    leaves, island.out_spec = pytree.tree_flatten(returned)
+    island.out_literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+    found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    odd = [leaf for leaf in island.out_literals.values() if not isinstance(leaf, _FIXED)]
+    if odd or not found or any(t.layout is not torch.strided for t in found):
+        raise CaptureError(f"{island.name} returns more than dense tensors in tuples, lists and dicts")
+    if not _same_shapes(island, tensors, found):
+        raise CaptureError(f"the shape of what {island.name} returns depends on the values of its arguments")
+    geometry = [(str(t.dtype).removeprefix("torch."), tuple(t.shape), _strides(t)) for t in found]
+    if drawn:
+        geometry.append(("uint8", tuple(state.shape), (1,)))
+    island.geometry, island.random = tuple(geometry), drawn
+    same = len(probe) == len(leaves) and all(
+        _same(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(leaves, probe, strict=True)
+    )
+    if not same:
+        raise CaptureError(
+            f"{island.name} returns other values when it is called again: it draws numbers that are none of torch's"
+        )
+    return returned
+
+
+def _same_shapes(island: Island, tensors: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> bool:
+    """Whether the results have these shapes for other values: the arguments' own, in another order."""
+    generator = torch.Generator().manual_seed(0)
+    others = [
+        t.flatten()[torch.randperm(t.numel(), generator=generator)].view(t.shape) if t.is_floating_point() else t
+        for t in tensors
+    ]
+    with same_buffers(island.module), torch.random.fork_rng(devices=[]):
+        returned = [leaf for leaf in pytree.tree_leaves(island.called(others)) if isinstance(leaf, torch.Tensor)]
+    return _described(returned) == _described(found)
+
+
+def _described(tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+    return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+
+
+def _same(first: torch.Tensor, second: Any) -> bool:
+    return torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(first.isnan(), second.isnan())
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of a copy that fills its memory."""
+    return tuple(torch.empty_like(tensor, device="meta").stride())
+
+
+def backward_calls(operators: Sequence[Any]) -> list[tuple[str, list[int], list[int]]]:
+    """Of a graph's backward operators, as ``Islands.measure`` takes them."""
+    return [(*op.args[3:4], *op.args[4:6]) for op in operators if op.target is ISLAND_BACKWARD]

@@ -1,0 +1,312 @@
+"""Parts that cannot be traced run as they are inside of a plan, and everything is as in eager."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from peak_meter import measured_peak_bytes
+from torch import Tensor, nn
+
+import monet
+from monet.capture import Captured, capture
+from monet.capture.islands.finding import modules_to_leave
+from monet.errors import CaptureError, ExecutionError, InfeasibleBudget
+from monet.plans.plan import Plan
+
+HASTE: dict[str, Any] = {"exact": True, "time_limit_s": 2, "cores": 1}
+
+
+class Experts(nn.Module):
+    """Sends each token to one of its experts. ``drop``: of an expert's inner values."""
+
+    def __init__(self, width: int = 16, count: int = 4, drop: float = 0.1) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, count)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(drop), nn.Linear(2 * width, width))
+            for _ in range(count)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        weight, chosen = self.gate(tokens).softmax(-1).max(-1)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            mine = (chosen == number).nonzero()[:, 0]
+            if len(mine):
+                out = out.index_add(0, mine, expert(tokens[mine]) * weight[mine, None])
+        return out.reshape(x.shape)
+
+
+class Packed(nn.Module):
+    """An LSTM over sequences of the lengths that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+
+
+class Watched(nn.Module):
+    """A batch norm that looks at what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().abs().max()) > 1e9 else self.norm(x)
+
+
+class Around(nn.Module):
+    """``part`` between layers that can be planned."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.before = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1))
+        self.part = part
+        self.after = nn.Sequential(nn.GELU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        out: Tensor = self.after(self.part(self.before(x), *others))
+        return out
+
+
+def tokens(seed: int) -> tuple[Tensor, ...]:
+    return (torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(seed)),)
+
+
+def rows(seed: int) -> tuple[Tensor, ...]:
+    return (torch.randn(32, 8, generator=torch.Generator().manual_seed(seed)),)
+
+
+def sequences(seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(4, 10, 8, generator=generator), torch.randint(1, 11, (4,), generator=generator)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, ...]]]] = {
+    "experts": (Experts, tokens), "two of a class": (lambda: nn.Sequential(Experts(), nn.Tanh(), Experts()), tokens),
+    "packed": (Packed, sequences), "batch norm": (Watched, rows),
+}  # fmt: skip
+
+
+def made(name: str) -> tuple[nn.Module, Callable[[int], tuple[Tensor, ...]]]:
+    part, inputs = CASES[name]
+    torch.manual_seed(0)
+    return Around(part()), inputs
+
+
+def results(model: nn.Module, module: nn.Module, args: tuple[Tensor, ...], seed: int) -> list[Tensor | None]:
+    """All that a step leaves, the generator's next number included."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    out = module(*args)
+    out.square().mean().backward()
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return [out.detach(), *gradients, *(buffer.clone() for buffer in model.buffers()), torch.rand(3)]
+
+
+def same(found: list[Tensor | None], expected: list[Tensor | None]) -> bool:
+    return len(found) == len(expected) and all(
+        a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def islands_of(plan: Plan, kind: str) -> list[str]:
+    return [step.node for step in plan.steps if step.kind == kind and "island" in step.node]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_eagers(name: str) -> None:
+    model, inputs = made(name)
+    eager = copy.deepcopy(model)
+    plan = monet.plan(model, inputs(0), budget="100%", **HASTE)
+    assert islands_of(plan, "forward") and islands_of(plan, "backward") and plan.fixed["islands"] > 0
+    planned = monet.MonetModule(model, plan)
+    for seed in range(4):
+        assert same(results(model, planned, inputs(seed), seed), results(eager, eager, inputs(seed), seed)), seed
+
+
+def test_an_expert_without_tokens_has_no_gradient() -> None:
+    """An optimiser would use one of zeros: momentum, weight decay."""
+    model, _ = made("experts")
+    few = tokens(0)[0][:1, :1]
+    planned = monet.MonetModule(model, monet.plan(model, (few,), budget="100%", **HASTE))
+    eager = copy.deepcopy(model)
+    expected = results(eager, eager, (few,), 0)
+    assert sum(gradient is None for gradient in expected) == 12  # three experts of four tensors
+    assert same(results(model, planned, (few,), 0), expected)
+
+
+def test_the_measured_peak_is_the_promised_one(caplog: pytest.LogCaptureFixture) -> None:
+    """For values that send as many tokens to each expert; for others it is said."""
+    torch.manual_seed(0)
+    model = Around(Experts(drop=0.0))
+    model.before = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+    one_expert = torch.ones(3, 5, 8)
+    plan = monet.plan(model, one_expert, budget="100%", **HASTE)
+    caplog.clear()
+    assert measured_peak_bytes(model, plan, lambda seed: ((torch.ones(3, 5, 8),), {})) == plan.peak_bytes
+    assert not caplog.records
+    monet.MonetModule(model, plan)(*tokens(0)).sum().backward()
+    assert "more than the plan counts: the peak may be above the promise" in caplog.text
+
+
+def test_the_peak_of_a_packed_sequence() -> None:
+    model, inputs = made("packed")
+    plan = monet.plan(model, inputs(0), budget="100%", **HASTE)
+    assert measured_peak_bytes(model, plan, lambda seed: (inputs(0), {})) == plan.peak_bytes
+
+
+def test_a_recomputed_island_is_eagers_too() -> None:
+    """The buffers see each batch once."""
+    torch.manual_seed(0)
+    parts = [Watched() for _ in range(6)]
+    model = nn.Sequential(
+        nn.Linear(8, 16), *(layer for part in parts for layer in (part, nn.Linear(16, 16), nn.Tanh()))
+    )
+    eager = copy.deepcopy(model)
+    x = torch.randn(512, 8)
+    with pytest.raises(InfeasibleBudget) as refused:
+        monet.plan(model, x, budget="1KB", **HASTE)
+    plan = monet.plan(model, x, budget=refused.value.smallest_bytes or 0, **HASTE)
+    assert islands_of(plan, "recompute")
+    planned = monet.MonetModule(model, plan)
+    assert same(results(model, planned, (x,), 1), results(eager, eager, (x,), 1))
+
+
+def test_monet_apply_trains_with_islands(caplog: pytest.LogCaptureFixture) -> None:
+    model, inputs = made("experts")
+    eager = copy.deepcopy(model)
+    with caplog.at_level(logging.WARNING):
+        monet.apply(model, budget="100MB", exact=True, time_limit_s=2, cores=1)
+        found = results(model, model, inputs(0), 3)
+    assert same(found, results(eager, eager, inputs(0), 3))
+    assert "part of Around (1 in all) runs as it is inside of the plan" in caplog.text
+    assert "1 by a plan, 0 without one" in str(monet.applied(model))
+
+
+class Nonzero(nn.Module):
+    """Its result has as many rows as there are positive numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x[:, 0] > 0]
+
+
+class Counted(nn.Module):
+    """Returns a number of values, for its caller."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return x * 2, int((x > 0).sum())
+
+
+class UsesCount(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = Counted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled, count = self.counted(x)
+        return torch.div(doubled, count)
+
+
+class Keeps(nn.Module):
+    """Changes itself in each call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls if float(x.detach().sum()) < 1e9 else x
+
+
+class Shapes(nn.Module):
+    """As many columns as the lengths say."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return x[:, : int(lengths.max())].sum(-1, keepdim=True).mean(1, keepdim=True) + x[:, : int(lengths.max())]
+
+
+@pytest.mark.parametrize("part", [Nonzero, Keeps])
+def test_what_leaves_more_behind_or_has_no_shape_is_refused(part: type[nn.Module]) -> None:
+    """With the reason of the first trace."""
+    torch.manual_seed(0)
+    with pytest.raises(CaptureError, match="depends on the values of tensors"):
+        monet.plan(Around(part()), rows(0), budget="100%", **HASTE)
+
+
+def test_a_number_of_values_makes_its_reader_the_island() -> None:
+    """As a constant of the plan it would be the first batch's."""
+    torch.manual_seed(0)
+    model = Around(UsesCount())
+    eager = copy.deepcopy(model)
+    planned = monet.MonetModule(model, monet.plan(model, rows(0), budget="100%", **HASTE))
+    for seed in range(2):
+        assert same(results(model, planned, rows(seed), seed), results(eager, eager, rows(seed), seed))
+
+
+def test_another_shape_than_planned_is_an_error_of_the_step() -> None:
+    torch.manual_seed(0)
+    model = Around(Shapes())
+    x = sequences(0)[0]
+    planned = monet.MonetModule(model, monet.plan(model, (x, torch.tensor([4, 2, 4, 1])), budget="100%", **HASTE))
+    planned(x, torch.tensor([1, 4, 3, 2]))
+    with pytest.raises(ExecutionError, match=r"part, which runs as it is .* \[4, 7, 16\], and the plan is for .*4, 16"):
+        planned(x, torch.tensor([1, 4, 7, 2]))
+
+
+def test_a_whole_step_has_none() -> None:
+    """Its updates would take gradients of zeros for gradients."""
+    model, inputs = made("experts")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(CaptureError, match="depends on the values of tensors"):
+        monet.optimize(
+            model, inputs(0)[0], torch.zeros(3, 5, 4), loss_fn=nn.MSELoss(), optimizer=optimizer, budget="100%"
+        )
+
+
+def test_what_is_wrong_with_the_model_itself_is_said() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(CaptureError, match="the model fails on such inputs, planned or not"):
+        monet.plan(Around(Experts(width=12)), tokens(0), budget="100%", **HASTE)
+
+
+def test_models_without_such_parts_have_no_islands() -> None:
+    x = torch.randn(4, 8)
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    captured: Captured = capture(model, (x,))
+    assert not captured.islands and captured.island_bytes == 0
+
+
+class Elsewhere(nn.Module):
+    """A size of values, which only the next part cannot be traced with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 0, 0, int(x.detach().mean() * 0)))
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh() if x.shape[0] > 3 else x
+
+
+def test_the_part_that_made_the_size_is_left_out_and_not_the_one_that_met_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), Elsewhere(), Square(), nn.Linear(16, 2))
+    captured = capture(model, rows(0))
+    assert [island.name for island in captured.islands.values()] == ["1"]
+
+
+def test_an_error_that_an_island_would_meet_too_names_no_part() -> None:
+    model = Around(Experts())
+    error = CaptureError("the forward pass draws random numbers of Python or NumPy, and it cannot be traced")
+    assert modules_to_leave(model, (tokens(0), {}), error) == []
