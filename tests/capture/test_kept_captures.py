@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from module_cases import CASES, case_model
+from slow_cases import slow_but
 from torch import Tensor, nn
 from usage_cases import tiny_gpt2
 
@@ -113,7 +114,7 @@ CHANGES: dict[str, Callable[[Scaled], Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", slow_but(list(CHANGES)[::2], CHANGES))
 def test_a_change_is_traced_anew(change: str, traced: list[nn.Module]) -> None:
     model = Scaled()
     capture_once(model, (torch.randn(2, 6),))

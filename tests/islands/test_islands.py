@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peak_meter import measured_peak_bytes
+from slow_cases import slow_but
 from torch import Tensor, nn
 
 import monet
@@ -125,7 +126,7 @@ def islands_of(plan: Plan, kind: str) -> list[str]:
     return [step.node for step in plan.steps if step.kind == kind and "island" in step.node]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(["two of a class", "packed"], CASES))
 def test_steps_are_eagers(name: str) -> None:
     model, inputs = made(name)
     eager = copy.deepcopy(model)
@@ -264,6 +265,7 @@ def test_another_shape_than_planned_is_an_error_of_the_step() -> None:
         planned(x, torch.tensor([1, 4, 7, 2]))
 
 
+@pytest.mark.slow
 def test_a_whole_step_has_none() -> None:
     """Its updates would take gradients of zeros for gradients."""
     model, inputs = made("experts")
@@ -278,6 +280,54 @@ def test_what_is_wrong_with_the_model_itself_is_said() -> None:
     torch.manual_seed(0)
     with pytest.raises(CaptureError, match="the model fails on such inputs, planned or not"):
         monet.plan(Around(Experts(width=12)), tokens(0), budget="100%", **HASTE)
+
+
+def test_another_shape_and_another_precision_are_tried_anew() -> None:
+    """What is known of a part is of the situation in which it was tried."""
+    model, _ = made("experts")
+    eager = copy.deepcopy(model)
+    for x, dtype in (
+        (torch.randn(3, 5, 8), None),
+        (torch.randn(2, 9, 8), None),
+        (torch.randn(3, 5, 8), torch.bfloat16),
+    ):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            planned = monet.MonetModule(model, monet.plan(model, (x,), budget="100%", **HASTE))
+            found, expected = (results(*pair, (x,), 1) for pair in ((model, planned), (eager, eager)))
+        assert same(found, expected)
+
+
+class Gate(nn.Module):
+    """Numbers without a derivative, by a look at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(8, 16)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight(x).sigmoid() if float(x.sum()) < 1e9 else x
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.linear = Gate(), nn.Linear(8, 16)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.mul(self.linear(x), self.gate(x * self.scale))
+
+
+def test_results_without_a_derivative_have_none() -> None:
+    """What leads to them alone has no gradient, as in eager."""
+    torch.manual_seed(0)
+    model = Gated()
+    eager = copy.deepcopy(model)
+    planned = monet.MonetModule(model, monet.plan(model, rows(0), budget="100%", **HASTE))
+    found = results(model, planned, rows(1), 1)
+    assert same(found, results(eager, eager, rows(1), 1))
+    assert sum(gradient is None for gradient in found) == 3
 
 
 def test_models_without_such_parts_have_no_islands() -> None:

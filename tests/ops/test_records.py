@@ -25,12 +25,16 @@ from monet.ops.offers.record import Record
 from monet.ops.offers.sample import Sample
 from monet.ops.registry import RECORDS
 
+# Of the 16-bit formats a third: their kernels are float32's, with other roundings.
 SAMPLES = [
-    pytest.param(record, sample, dtype, id=f"{sample.name}-{str(dtype).removeprefix('torch.')}")
+    pytest.param(
+        record, sample, dtype, id=f"{sample.name}-{str(dtype).removeprefix('torch.')}",
+        marks=[pytest.mark.slow] if dtype.itemsize == 2 and number % 3 else [],
+    )
     for record in RECORDS
-    for sample in record.samples
+    for number, sample in enumerate(record.samples)
     for dtype in sample.dtypes
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,7 +29,7 @@ class Island:
 
     ``in_spec``, ``literals``: of its arguments ``(args, kwargs)``, by position among the leaves; ``arguments``: dtypes
     and shapes of the tensors among them; ``out_spec``, ``out_literals``: of what it returns; ``geometry``: of the
-    tensors in that, and of the generator's state where it is ``random``.
+    tensors in that, and of the generator's state where it is ``random``; ``derived``: which of them have a derivative.
     ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those that it has.
 
     ``outside_bytes``: the most that it has held beside the arena; ``forward_s``, ``backward_s``: the last
@@ -50,6 +50,7 @@ class Island:
     out_literals: Mapping[int, Any] = field(default_factory=dict)
     geometry: Geometry = ()
     random: bool = False
+    derived: tuple[bool, ...] = ()
     outside_bytes: int = 0
     forward_s: float = 0.0
     backward_s: float = 0.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # By model, what was found out with inputs of a user: later ones may be made up, and say less.
-_tried: WeakKeyDictionary[torch.nn.Module, Islands] = WeakKeyDictionary()
+_tried: WeakKeyDictionary[torch.nn.Module, list[tuple[Any, Islands]]] = WeakKeyDictionary()
 
 _MOST_ROUNDS = 8
 """Each finds the parts of one class, and takes another trace."""
@@ -37,9 +37,9 @@ def with_islands(
         return trace()
     except CaptureError as error:
         refusal = latest = error
-    known = _tried.get(model)
-    if known is not None and known.are_of(model):
-        return _traced(model, known, trace)
+    for situation_then, known in _tried.get(model, []):
+        if situation_then == _situation(model, inputs):
+            return _traced(model, known, trace)
     left: list[torch.nn.Module] = []
     for _ in range(_MOST_ROUNDS):
         more = modules_to_leave(model, inputs, latest, left)
@@ -71,8 +71,14 @@ def _left_out(
     except Exception as error:  # whatever the model raises
         raise CaptureError(f"a part cannot be traced, and cannot be left out: {error}") from error
     captured = _traced(model, islands, trace)
-    _tried[model] = islands
+    _tried.setdefault(model, []).append((_situation(model, inputs), islands))
     return captured
+
+
+def _situation(model: torch.nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
+    from monet.capture.islands.trial import situation
+
+    return situation(model, *inputs)
 
 
 def _traced(model: torch.nn.Module, islands: Islands, trace: Callable[[], Captured]) -> Captured:

@@ -43,10 +43,6 @@ class Islands:
         with as_before(model), self._replaced(self._try), torch.no_grad():
             model(*args, **dict(kwargs))
 
-    def are_of(self, model: torch.nn.Module) -> bool:
-        """Whether the model still has these parts."""
-        return {id(module) for module in self._modules} <= {id(module) for module in model.modules()}
-
     @contextmanager
     def _replaced(self, call: Any) -> Iterator[None]:
         """A context in which the modules' forward is ``call(module, its own forward, args, kwargs)``."""
@@ -107,7 +103,8 @@ class Islands:
         own_parameters = dict(module.named_parameters(remove_duplicate=False))
         inputs = [*tensors, *(own_parameters[name] for name in island.parameters)]
         operator = RANDOM_ISLAND if island.random else ISLAND
-        results = iter(operator(inputs, island.key, geometry_text(island.geometry)))
+        made = operator(inputs, island.key, geometry_text(island.geometry))
+        results = iter([r if has else r.detach() for r, has in zip(made, island.derived, strict=False)])
         count = island.out_spec.num_leaves
         found = [island.out_literals[i] if i in island.out_literals else next(results) for i in range(count)]
         return pytree.tree_unflatten(found, island.out_spec)
@@ -131,11 +128,18 @@ class Islands:
         if not self._inputs:
             return
         with as_before(model):
-            for key, outputs, wanted in calls:
-                self._measure(self.by_key[self._twins.get(key, key)], self.by_key[key], outputs, wanted)
+            for key in self.by_key:
+                known = self.by_key[self._twins.get(key, key)]
+                known.again(self._inputs[known.key])
+                for _, outputs, wanted in (call for call in calls if call[0] == key):
+                    self._derive(known, self.by_key[key], outputs, wanted)
+                known.absent = frozenset()
+                island = self.by_key[key]
+                island.outside_bytes = max(island.outside_bytes, known.outside_bytes)
+                island.forward_s, island.backward_s = known.forward_s, known.backward_s
         self._inputs.clear()
 
-    def _measure(self, known: Island, island: Island, outputs: list[int], wanted: list[int]) -> None:
+    def _derive(self, known: Island, island: Island, outputs: list[int], wanted: list[int]) -> None:
         inputs = self._inputs[known.key]
         if known is not island:  # its arguments are others; the parameters come after them
             count = known.tensor_count
@@ -144,9 +148,6 @@ class Islands:
         results = known.again(inputs)
         given = [torch.ones_like(results[i]) for i in outputs]
         known.backward(inputs, given, results[len(results) - known.random :], outputs, wanted)
-        known.absent = frozenset()
-        island.outside_bytes = max(island.outside_bytes, known.outside_bytes)
-        island.forward_s, island.backward_s = known.forward_s, known.backward_s
 
 
 class _Standing:
@@ -157,6 +158,16 @@ class _Standing:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self._module, self._own, args, kwargs)
+
+
+def situation(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What islands are for: the model's parts and modes, the precision, and the geometry of the call."""
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    parts = tuple((id(module), module.training) for module in model.modules())
+    precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    return parts, precision, str(spec), _described(tensors), repr(others)
 
 
 def _outermost(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -170,8 +181,9 @@ def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:
     """What the module returns; ``island`` gets what is known from that, and from a second call."""
     versions = [tensor._version for tensor in tensors]
     state = torch.get_rng_state()
-    with same_buffers(island.module):
-        probe = pytree.tree_leaves(island.called([tensor.detach() for tensor in tensors]))
+    with same_buffers(island.module), torch.enable_grad():
+        leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+        probe = pytree.tree_leaves(island.called(leaves))
     drawn = not torch.equal(state, torch.get_rng_state())
     torch.set_rng_state(state)
     changes: list[Change] = []
@@ -193,6 +205,7 @@ def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:
     if drawn:
         geometry.append(("uint8", tuple(state.shape), (1,)))
     island.geometry, island.random = tuple(geometry), drawn
+    island.derived = tuple(leaf.requires_grad for leaf in probe if isinstance(leaf, torch.Tensor))
     same = len(probe) == len(leaves) and all(
         _same(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(leaves, probe, strict=True)
     )
