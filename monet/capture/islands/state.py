@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 
 import torch
 
@@ -43,5 +44,9 @@ def generator_at(states: Sequence[torch.Tensor]) -> Iterator[None]:
 @contextmanager
 def as_before(model: torch.nn.Module) -> Iterator[None]:
     """A context after which the model's buffers and attributes and torch's generator are as before it."""
-    with same_buffers(model), put_back(model, []), torch.random.fork_rng(devices=[]):
+    written = io.StringIO()  # the trace has written the same
+    with ExitStack() as stack:
+        for context in (redirect_stdout(written), redirect_stderr(written), same_buffers(model), put_back(model, [])):
+            stack.enter_context(context)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         yield
