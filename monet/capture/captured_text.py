@@ -146,6 +146,8 @@ def _target(name: list[str]) -> Callable[..., Any]:
     found: Callable[..., Any]
     if len(name) == 2:
         space, _, operator = name[0].partition("::")
+        if space == "monet":
+            importlib.import_module("monet.capture.islands.operators")  # defines them
         found = getattr(getattr(getattr(torch.ops, space), operator), name[1])
         return found
     module, _, function = name[0].partition(":")

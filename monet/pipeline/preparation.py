@@ -196,10 +196,9 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     elif step.as_eager is not step.graph:
         eager = replace(offers, graph=step.as_eager)
     buckets = {"buckets": preparing.bucket_bytes} if preparing.bucket_bytes else {}
-    left = {"islands": step.captured.island_bytes} if islands else {}
-    beside = {**buckets, **left, "reserve": preparing.reserve_bytes}
+    beside = {**buckets, "reserve": preparing.reserve_bytes}
     offering = replace(offering, fused=any(is_compiled(run) for run in implementations(offers)))
-    model, environment = _described(step, preparing, offering), _environment(costs, step.graph, preparing)
+    model, environment = _described(step, preparing, offering), _environment(costs, step.captured, preparing)
     touch_s = partial(_touch_s, costs, preparing, step.graph.device)
     made = prepared_step(offers, costs, model, environment, beside=beside, eager=eager, touch_s=touch_s)
     return replace(made, remembers=preparing.cache)
@@ -238,11 +237,11 @@ def prepared_step(
     touch_s: Callable[[], float] = float,
 ) -> Prepared:
     """A step whose costs are known. ``model`` and ``environment`` as in ``Prepared``; ``beside``: bytes by kind that a
-    budget must leave room for, and that no operator asks for (what a GPU's libraries keep is added, as the environment
-    has it); ``eager``: of what PyTorch itself would run, None for ``offers``. ``touch_s``: gives the
-    seconds for a byte of memory that is asked from the system anew."""
-    if "library_bytes" in environment:
-        beside = {"libraries": environment["library_bytes"], **beside}
+    budget must leave room for, and that no operator asks for (what a GPU's libraries keep and what islands hold is
+    added, as the environment has it); ``eager``: of what PyTorch itself would run, None for ``offers``. ``touch_s``:
+    gives the seconds for a byte of memory that is asked from the system anew."""
+    counted = {"library_bytes": "libraries", "island_bytes": "islands"}
+    beside = {**{kind: environment[name] for name, kind in counted.items() if name in environment}, **beside}
     lowered_as = partial(
         lower, name=model["name"], profile=costs, beside=beside, gradients=model.get("gradients", FREED)
     )
@@ -299,7 +298,8 @@ def _described(step: _Step, preparing: Preparing, offering: Offering) -> dict[st
     }
 
 
-def _environment(costs: Profile, graph: Graph, preparing: Preparing) -> dict[str, Any]:
+def _environment(costs: Profile, captured: Captured, preparing: Preparing) -> dict[str, Any]:
+    graph = captured.graph
     kept = gpu_libraries.kept_bytes(graph.device) if graph.device.type == "cuda" else 0
     if isinstance(preparing.costs, Rates):
         kept = preparing.costs.kept_bytes
@@ -309,4 +309,5 @@ def _environment(costs: Profile, graph: Graph, preparing: Preparing) -> dict[str
         "threads": torch.get_num_threads(),
         "device": str(graph.device),
         **({"library_bytes": kept} if kept or graph.device.type == "cuda" else {}),
+        **({"island_bytes": captured.island_bytes} if captured.islands else {}),
     }

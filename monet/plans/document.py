@@ -275,7 +275,7 @@ _MODEL: dict[str, _Reader] = {
 }
 _ENVIRONMENT: dict[str, _Reader] = {
     **dict.fromkeys(("torch", "profile", "device"), _string),
-    **dict.fromkeys(("threads", "library_bytes"), _count),
+    **dict.fromkeys(("threads", "library_bytes", "island_bytes"), _count),
     "second_memory": _free,
 }
 _SOLVER: dict[str, _Reader] = {

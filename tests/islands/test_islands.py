@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,9 @@ import monet
 from monet.capture import Captured, capture
 from monet.capture.islands.finding import modules_to_leave
 from monet.errors import CaptureError, ExecutionError, InfeasibleBudget
+from monet.ops.offers.offering import Offering
+from monet.pipeline.measured_step import write_step
+from monet.pipeline.preparation import prepare
 from monet.plans.plan import Plan
 
 HASTE: dict[str, Any] = {"exact": True, "time_limit_s": 2, "cores": 1}
@@ -194,6 +200,20 @@ def test_monet_apply_trains_with_islands(caplog: pytest.LogCaptureFixture) -> No
     assert same(found, results(eager, eager, inputs(0), 3))
     assert "part of Around (1 in all) runs as it is inside of the plan" in caplog.text
     assert "1 by a plan, 0 without one" in str(monet.applied(model))
+
+
+def test_a_measured_step_is_planned_in_another_process(tmp_path: Path) -> None:
+    """The file has what islands hold; the process does not know them."""
+    model, inputs = made("experts")
+    prepared = prepare(model, inputs(0), {})
+    write_step(prepared, Offering(), tmp_path / "step.json")
+    code = (
+        "import sys; from pathlib import Path; from monet.pipeline.measured_step import read_step; "
+        "print(read_step(Path(sys.argv[1])).lowered.fixed['islands'])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "step.json")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(printed) == prepared.lowered.fixed["islands"] > 0
 
 
 class Nonzero(nn.Module):

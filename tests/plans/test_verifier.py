@@ -95,6 +95,50 @@ def test_input_stays_until_its_step_ends() -> None:
         verify(plan(0))
 
 
+def two_buffers() -> Plan:
+    """Both in use at tick 1, the second to outlive the step."""
+    steps = (
+        PlanStep("backward", "a", "aten", {}, {"a": 0}, (0,), (64,), 0),
+        PlanStep("backward", "b", "aten", {"a": 0}, {"b": 1}, (1,), (128,), 1),
+    )
+    buffers = (Buffer(0, "a", 64, 0, 0, 2, 0, 1), Buffer(1, "b", 128, 64, 1, 3, 1, 1, leaves=True))
+    return Plan(192, 192, 192, 0, {}, steps, buffers)
+
+
+def test_messages_say_by_how_much() -> None:
+    plan = two_buffers()
+    verify(plan)
+    said = {
+        r"buffers 0 and 1 overlap by 64 bytes at tick 1: \[0, 64\) and \[0, 128\)": with_buffer(plan, 1, offset=0),
+        "arena_bound_bytes is 128, 64 under the load": replace(plan, arena_bound_bytes=128),
+        "arena_bound_bytes is 256, above the arena's 192 bytes": replace(plan, arena_bound_bytes=256),
+        "buffer 1: ends 64 bytes above the arena's 128 bytes": replace(plan, arena_bytes=128, arena_bound_bytes=128),
+        "buffer 1: outlives the step, but ends at tick 3, 2 before the last one": with_buffer(plan, 0, end=5),
+        "needs 0 fixed and 192 arena bytes, 92 more than the budget of 100": replace(plan, budget_bytes=100),
+    }
+    for message, corrupted in said.items():
+        with pytest.raises(InvalidPlan, match=message):
+            verify(corrupted)
+
+
+def test_more_bytes_than_the_arena_has() -> None:
+    """Where nothing overlaps, since the offsets are beyond it, the arena's end is what is said."""
+    plan = with_buffer(two_buffers(), 1, offset=192)
+    with pytest.raises(InvalidPlan, match="buffer 1: ends 128 bytes above the arena's 192 bytes"):
+        verify(plan)
+
+
+def test_a_request_of_no_bytes_is_pytorchs_own() -> None:
+    plan = two_buffers()
+    for size in (0, -1):
+        asked = with_step(plan, 1, requests=(1, None), request_bytes=(128, size))
+        if size == 0:
+            verify(asked)
+        else:
+            with pytest.raises(InvalidPlan, match="request 1: asks for -1 bytes"):
+                verify(asked)
+
+
 def test_a_step_without_requests_may_be_handed_its_output() -> None:
     steps = (PlanStep("forward", "a", "out", {}, {"a": 0}, (), (), 0),)
     plan = Plan(64, 64, 64, 0, {}, steps, (Buffer(0, "a", 64, 0, 0, 1, 0, 0),))
