@@ -13,7 +13,7 @@ import re
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monet.base.graph import Graph, Operator, operator_inputs
 from monet.errors import PlanMismatch
@@ -28,10 +28,7 @@ from monet.ops.fusion.offers import kernels
 from monet.ops.offers.implementation import Guard, Implementation
 from monet.plans.format import READ, WAIT, WRITE, PlanStep
 from monet.plans.plan import Plan
-from monet.step.islands import bound
-
-if TYPE_CHECKING:
-    from monet.capture.islands.island import Island
+from monet.step.islands import IslandCalls
 
 # What tracebacks call the generated code.
 FILE = "<monet plan>"
@@ -92,11 +89,11 @@ def generate(
     part_bytes: Sequence[int] = (),
     varying: Varying | None = None,
     places: Places | None = None,
-    islands: Mapping[str, Island] | None = None,
+    islands: IslandCalls | None = None,
 ) -> Generated:
     """Compile a verified plan against the graph it was made from; ``copies``: what its copies go through; ``varying``:
-    where sizes vary, what they are in a call; ``places``: where results are to be looked for; ``islands``: by key,
-    parts of the model that run as they are.
+    where sizes vary, what they are in a call; ``places``: where results are to be looked for; ``islands``:
+    what runs in place of parts of the model that run as they are.
 
     ``part_bytes``: the backward pass in parts of so many bytes of gradients, as ``gradient_parts`` takes it.
 
@@ -104,11 +101,11 @@ def generate(
     """
     graph = catalogue.graph
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
-    steps = [
-        _copy_of(step, sizes, catalogue)
-        or bound(implementation_of(step, catalogue), islands or {}, again=step.kind == "recompute")
-        for step in plan.steps
-    ]
+    steps: list[CopyStep | Implementation] = []
+    for step in plan.steps:
+        run = _copy_of(step, sizes, catalogue) or implementation_of(step, catalogue)
+        is_island = islands is not None and isinstance(run, Implementation)
+        steps.append(islands.bound(run, step.node) if is_island else run)  # type: ignore[union-attr, arg-type]
     implementations = [step for step in steps if isinstance(step, Implementation)]
     compile_all(k for implementation in implementations for k in kernels(implementation, catalogue.values))
     border = _border(plan, graph)

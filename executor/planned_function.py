@@ -90,7 +90,7 @@ def _used(
     """By source; None as in eager: a parameter that leads only to outputs that the loss leaves out has no gradient. A
     gradient of zeros would be another thing: an optimiser uses it (weight decay, momentum)."""
     graph, behind = runner.graph, runner.tangents_behind
-    absent = {name for name, (island, position) in runner.maybe_absent.items() if position in island.absent}
+    absent = runner.islands.absent()
     return {
         name: g if name not in absent and is_reached(graph, behind[name], reached) else None
         for name, g in gradients.items()

@@ -28,7 +28,7 @@ from monet.ops.catalogue import Catalogue
 from monet.ops.kernels.scales import smallest_scale
 from monet.plans.format import WRITE
 from monet.plans.plan import Plan
-from monet.step.islands import maybe_absent
+from monet.step.islands import IslandCalls
 
 if TYPE_CHECKING:
     from monet.capture.islands.island import Island
@@ -71,11 +71,10 @@ class Runner:
         self.copies = copies_of(plan, self._is_inside, self._device)
         self.varying = None if ranges is None else Varying.of(plan, catalogue, ranges)
         self.places = Places.of(plan)
+        self.islands = IslandCalls(self.graph, islands or {})
         self._generate = partial(
-            generate, plan, catalogue, self.copies, varying=self.varying, places=self.places, islands=islands
+            generate, plan, catalogue, self.copies, varying=self.varying, places=self.places, islands=self.islands
         )
-        self._islands = dict(islands or {})
-        self.maybe_absent = maybe_absent(self.graph, self._islands)
         self.code: Generated = self._generate()
         self._code_in_parts: dict[tuple[int, ...], Generated] = {}
         self._enter: Callable[[int, int], None] = _no_arena
@@ -145,6 +144,7 @@ class Runner:
         with self._alone():
             self._give_up_parts()
             self._settle_copies()
+            self.islands.forget()
             gpu_libraries.make_ready(self._device)
             if self.arena is not None:
                 self.held_bytes = self.arena.ready()
@@ -200,7 +200,7 @@ class Runner:
             )
         if not self._reported:
             self._check_service(() if self._leaving else gradients)  # else their memory is theirs until they are freed
-        if self._islands:
+        if self.islands.islands:
             self._check_islands()
         return dict(zip(self.code.gradient_of, gradients, strict=True))
 
@@ -340,14 +340,14 @@ class Runner:
 
     def _check_islands(self) -> None:
         """Says once where one has held more than the plan counts: how much may depend on values."""
-        most = max(self._islands.values(), key=lambda island: island.outside_bytes)
-        counted = self.plan.fixed.get("islands", 0)
-        if self.arena is not None and most.outside_bytes > counted and not self._missed:
+        first = next(iter(self.islands.islands.values()))
+        most, counted = first.beside.most_bytes, self.plan.fixed.get("islands", 0)
+        if self.arena is not None and most > counted and not self._missed:
             self._missed = True
             logger.warning(
-                "%s, which runs as it is inside of the plan, has held %d bytes beside the arena, %d more than the plan "
-                "counts: the peak may be above the promise",
-                most.name, most.outside_bytes, most.outside_bytes - counted,
+                "%s and all else that runs as it is inside of the plan has held %d bytes beside the arena, %d more "
+                "than the plan counts: the peak may be above the promise",
+                first.name, most, most - counted,
             )  # fmt: skip
 
 

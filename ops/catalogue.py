@@ -14,6 +14,7 @@ from monet.ops.fusion import offers as fusion
 from monet.ops.fusion.compiling import can_compile
 from monet.ops.fusion.regions import with_regions
 from monet.ops.offers.context import Context
+from monet.ops.offers.generic import runs_once
 from monet.ops.offers.implementation import Guard, Implementation, SavedIntermediate
 from monet.ops.offers.offering import Offering
 from monet.ops.offers.record import Record
@@ -87,7 +88,7 @@ def _catalogue(graph: Graph, offering: Offering, scales: Callable[[Guard], float
         if made:
             intermediates[op.name] = tuple(made)
             values.update({saved.value.name: saved.value for saved in made})
-        if op.random:
+        if op.random and not runs_once(op):
             state = _generator_state(op, graph)
             values[state.name] = state
     for op in graph.backward:

@@ -46,8 +46,8 @@ class Captured:
 
     @property
     def island_bytes(self) -> int:
-        """The most that a part which runs as it is has held beside the arena."""
-        return max((island.outside_bytes for island in self.islands.values()), default=0)
+        """The most that the parts which run as they are have held beside the arena."""
+        return max((island.beside.most_bytes for island in self.islands.values()), default=0)
 
 
 def device_type(model: torch.nn.Module, inputs: Any) -> str:

@@ -95,10 +95,17 @@ GRADIENT_IN_PLACE: dict[Callable[..., Any], tuple[Callable[..., Any], str]] = {
 def forward(op: Operator, context: Context) -> list[Implementation]:
     """The aten kernel and, where safe, the same in place. A random operator also returns the
     generator's state from before, so that it can be run again with the same numbers."""
-    if op.random:
+    if op.random and not runs_once(op):
         state = f"{op.name}.rng"
         return [Implementation("aten", draw, (op.target, *op.args), op.kwargs, (*op.outputs, state), False)]
     return [plain(op), *in_place(op, context)]
+
+
+def runs_once(op: Operator) -> bool:
+    """Whether the operator stands for a part of the model that runs as it is (``monet.capture.islands``): what it
+    leaves behind, in buffers and for its backward operator, is there once."""
+    schema = getattr(op.target, "_schema", None)
+    return schema is not None and schema.name == "monet::island"
 
 
 def in_place(op: Operator, context: Context) -> list[Implementation]:
@@ -141,7 +148,7 @@ def recompute(op: Operator, context: Context) -> list[Implementation] | None:
     schema = getattr(op.target, "_schema", None)
     if schema is not None and any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
         return None
-    if context.reads_written(op):
+    if context.reads_written(op) or runs_once(op):
         return None
     if op.random:
         state = Ref(f"{op.name}.rng")

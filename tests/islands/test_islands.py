@@ -171,11 +171,13 @@ def test_the_measured_peak_is_the_promised_one(caplog: pytest.LogCaptureFixture)
 def test_the_peak_of_a_packed_sequence() -> None:
     model, inputs = made("packed")
     plan = monet.plan(model, inputs(0), budget="100%", **HASTE)
-    assert measured_peak_bytes(model, plan, lambda seed: (inputs(0), {})) == plan.peak_bytes
+    measured = measured_peak_bytes(model, plan, lambda seed: (inputs(0), {}))
+    # An island may hold the most in the forward pass, when the outputs' gradients are not there yet.
+    assert plan.peak_bytes - plan.fixed["output_gradients"] <= measured <= plan.peak_bytes
 
 
-def test_a_recomputed_island_is_eagers_too() -> None:
-    """The buffers see each batch once."""
+def test_an_island_runs_once_in_the_plan_of_least_memory() -> None:
+    """Its buffers see each batch once."""
     torch.manual_seed(0)
     parts = [Watched() for _ in range(6)]
     model = nn.Sequential(
@@ -186,9 +188,179 @@ def test_a_recomputed_island_is_eagers_too() -> None:
     with pytest.raises(InfeasibleBudget) as refused:
         monet.plan(model, x, budget="1KB", **HASTE)
     plan = monet.plan(model, x, budget=refused.value.smallest_bytes or 0, **HASTE)
-    assert islands_of(plan, "recompute")
+    assert any(step.kind == "recompute" for step in plan.steps) and not islands_of(plan, "recompute")
     planned = monet.MonetModule(model, plan)
     assert same(results(model, planned, (x,), 1), results(eager, eager, (x,), 1))
+
+
+def by_value(x: Tensor, least: float = -100.0) -> bool:
+    return float(x.detach().max()) > least
+
+
+class Averages(nn.Module):
+    """Divides by a buffer that it changes before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.get_buffer("mean")
+        mean.mul_(0.9).add_(0.1 * x.detach().abs().mean())
+        out: Tensor = self.linear(x / mean) if by_value(x) else x
+        return out
+
+
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) if by_value(x) else x
+        return out
+
+
+class DropsLater(nn.Module):
+    """Draws random numbers for large values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.linear(x), 0.5) if by_value(x, 100.0) else x * self.linear.weight[0]
+
+
+class Chosen(nn.Module):
+    """One of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers[int(float(x.detach().mean()) > 0)](x)
+        return out
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.chosen = Chosen()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(self.chosen(x.cos()), self.chosen(-x.cos()) + self.chosen(x.cos().neg()))
+
+
+class TiedOutside(nn.Module):
+    """A part that uses a layer of its neighbour's."""
+
+    class Part(nn.Module):
+        def __init__(self, other: nn.Module) -> None:
+            super().__init__()
+            self.others = [other]
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.others[0](x) if by_value(x) else x
+            return out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.part = self.Part(self.linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.part(self.linear(x).tanh()))
+
+
+class ChangedLater(nn.Module):
+    """Gives a view of what it is given, which its caller changes."""
+
+    class View(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(-1, 16) if by_value(x) else x
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.part = nn.Linear(16, 16), self.View()
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.linear(x)
+        after = self.part(before)
+        after.add_(1)
+        return torch.mul(after, before)
+
+
+@pytest.mark.parametrize("part", [Averages, Spectral, DropsLater, Twice, TiedOutside, ChangedLater])
+def test_what_a_part_leaves_behind_is_there_once(part: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = Around(part())
+    eager = copy.deepcopy(model)
+    planned = monet.MonetModule(model, monet.plan(model, rows(0), budget="100%", **HASTE))
+    for seed, scale in enumerate((1.0, 1.0, 1e4, 1.0)):
+        args = (rows(seed)[0] * scale,)
+        assert same(results(model, planned, args, seed), results(eager, eager, args, seed)), seed
+
+
+def test_what_leads_to_an_unused_argument_alone_has_no_gradient() -> None:
+    class Pick(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x * 2 if float(y.detach().mean()) > 0 else y * 2
+
+    class Picks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.pick = nn.Linear(8, 8), nn.Linear(8, 8), Pick()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.pick(torch.relu(self.a(x)), self.b(x).exp() * x.mean().sign()))
+
+    torch.manual_seed(0)
+    model = Picks()
+    eager = copy.deepcopy(model)
+    planned = monet.MonetModule(model, monet.plan(model, rows(0), budget="100%", **HASTE))
+    used = set()
+    for seed in range(6):
+        expected = results(eager, eager, rows(seed), seed)
+        used.add(tuple(gradient is None for gradient in expected))
+        assert same(results(model, planned, rows(seed), seed), expected)
+    assert len(used) == 2
+
+
+def test_hooks_of_an_islands_parameters_are_called_once() -> None:
+    model, inputs = made("experts")
+    eager = copy.deepcopy(model)
+    planned = monet.MonetModule(model, monet.plan(model, inputs(0), budget="100%", **HASTE))
+    calls: list[Tensor] = []
+
+    def doubled(gradient: Tensor) -> Tensor:
+        calls.append(gradient)
+        return gradient * 2
+
+    for of in (model, eager):
+        of.get_parameter("part.gate.weight").register_hook(doubled)
+    assert same(results(model, planned, inputs(0), 1), results(eager, eager, inputs(0), 1))
+    assert len(calls) == 2
+
+
+def test_a_derivative_that_was_not_there_is_an_error_of_the_step() -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.linear(x) if by_value(x, 100.0) else x.detach() * 2
+            return out
+
+    torch.manual_seed(0)
+    model = Around(Sometimes())
+    planned = monet.MonetModule(model, monet.plan(model, rows(0), budget="100%", **HASTE))
+    planned(*rows(0)).sum().backward()
+    with pytest.raises(ExecutionError, match="returned a tensor that had no derivative when it was planned"):
+        planned(rows(0)[0] * 1e4)
 
 
 def test_monet_apply_trains_with_islands(caplog: pytest.LogCaptureFixture) -> None:

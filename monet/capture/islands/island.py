@@ -1,25 +1,53 @@
-"""A module that runs as it is inside of a plan, in memory of PyTorch's own allocator.
+"""A module that runs as it is inside of a plan, once in each step, in memory of PyTorch's own allocator.
 
-Nothing of an island is kept between its two operators but its inputs: backward runs the module once more, with
-gradients, and so has eager's numbers. What it allocates meanwhile is outside of the arena; the results are copied into
-it.
+Autograd records it as in eager, on copies of its arguments, whose own memory is the plan's; what autograd keeps for the
+backward pass is outside of the arena, too. Results and gradients are copied into the arena.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from monet.capture.islands.operators import Geometry, empty_gradients, empty_results
-from monet.capture.islands.state import generator_at, same_buffers
+from monet.capture.islands.operators import Geometry, empty_results, geometry_text
 from monet.errors import ExecutionError
 from monet.native import allocator
+
+
+@dataclass
+class Beside:
+    """What the islands of one model hold beside the arena, in bytes: now, and at most so far."""
+
+    now_bytes: int = 0
+    most_bytes: int = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """A context in which requests are PyTorch's allocator's to serve."""
+        if not allocator.available():
+            yield
+            return
+        before = allocator.live_bytes()
+        allocator.pause()
+        try:
+            yield
+        finally:
+            self.most_bytes = max(self.most_bytes, self.now_bytes + allocator.resume())
+            self.now_bytes += allocator.live_bytes() - before
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What autograd knows of a call: the arguments' copies, and the results."""
+
+    arguments: Sequence[torch.Tensor]
+    results: Sequence[torch.Tensor]
 
 
 @dataclass(eq=False)
@@ -29,12 +57,12 @@ class Island:
 
     ``in_spec``, ``literals``: of its arguments ``(args, kwargs)``, by position among the leaves; ``arguments``: dtypes
     and shapes of the tensors among them; ``out_spec``, ``out_literals``: of what it returns; ``geometry``: of the
-    tensors in that, and of the generator's state where it is ``random``; ``derived``: which of them have a derivative.
-    ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those that it has.
+    tensors in that; ``derived``: which of these have a derivative; ``changed``: whether the model changes them, or the
+    arguments, in place afterwards. ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those
+    that it has. ``wanted``: the arguments that take a gradient; None: no result of it does.
 
-    ``outside_bytes``: the most that it has held beside the arena; ``forward_s``, ``backward_s``: the last
-    seconds. ``absent``: after ``backward``, the positions among ``wanted`` that had no gradient, and got zeros.
-    ``rehearsed``: its module is not called, and its results are undefined.
+    ``forward_s``, ``backward_s``: the last seconds. ``rehearsed``: its module is not called, and its results are
+    undefined.
     """
 
     name: str
@@ -46,21 +74,18 @@ class Island:
     arguments: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
     parameters: tuple[str, ...]
     autocast: tuple[bool, torch.dtype]
+    beside: Beside
     out_spec: pytree.TreeSpec | None = None
     out_literals: Mapping[int, Any] = field(default_factory=dict)
     geometry: Geometry = ()
-    random: bool = False
     derived: tuple[bool, ...] = ()
-    outside_bytes: int = 0
+    changed: bool = False
+    wanted: frozenset[int] | None = None
     forward_s: float = 0.0
     backward_s: float = 0.0
-    absent: frozenset[int] = frozenset()
     rehearsed: bool = False
-
-    @property
-    def tensor_count(self) -> int:
-        """Of its arguments; its parameters come after these."""
-        return len(self.arguments)
+    _calls: dict[int, _Call] = field(default_factory=dict)
+    _count: int = 0
 
     def called(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the module returns for these arguments, in the precision that it was planned in."""
@@ -71,96 +96,173 @@ class Island:
         with torch.autocast("cpu", dtype=dtype, enabled=enabled):
             return self.forward_of(*args, **kwargs)
 
-    def forward(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The results, in new memory. Raises ``ExecutionError`` where they are others than planned."""
-        return self._results(inputs, nullcontext())
+    def forget(self) -> None:
+        """Before a step: nothing of an earlier one is derived any more."""
+        if self._calls:
+            with self.beside.counted():
+                self._calls.clear()
 
-    def again(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """``forward`` without a trace in the buffers: they have seen this batch."""
-        return self._results(inputs, same_buffers(self.module))
-
-    def _results(self, inputs: list[torch.Tensor], within: AbstractContextManager[None]) -> list[torch.Tensor]:
-        results: list[torch.Tensor] = []
+    def forward(self, inputs: list[torch.Tensor], _key: str, geometry: str) -> list[torch.Tensor]:
+        """The results and the token, in new memory. Raises ``ExecutionError`` where they are others than planned."""
+        results: Sequence[torch.Tensor] = ()
+        self._count += 1
         if not self.rehearsed:
-            with self._outside(), within, torch.no_grad():
+            with self.beside.counted():
                 began = time.perf_counter()
-                state = [torch.get_rng_state()] if self.random else []
-                results = [*self._tensors(self.called(inputs[: self.tensor_count])), *state]
+                call = self._called(inputs[: len(self.arguments)])
+                results = [result.detach() for result in call.results]
+                if self.wanted is not None:
+                    self._calls[self._count] = call
+                del call
                 self.forward_s = time.perf_counter() - began
-        made = empty_results(self.geometry)
-        for place, result in zip(made, results, strict=False):
-            place.copy_(result)
+        made = empty_results(geometry)
+        _copy(made, results)
+        made[-1].fill_(self._count)
+        if results and self.wanted is None:
+            with self.beside.counted():
+                results = ()
         return made
+
+    def _called(self, given: Sequence[torch.Tensor]) -> _Call:
+        recorded = any(dtype.is_floating_point for dtype in (getattr(torch, name) for name, *_ in self.geometry))
+        floats = (i for i, tensor in enumerate(given) if tensor.is_floating_point())
+        wanted = set(floats) if self.wanted is None else self.wanted
+        arguments = [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(given)] if recorded else given
+        with torch.set_grad_enabled(recorded):
+            results = self._tensors(self.called(arguments))
+        if any(result.requires_grad and not has for result, has in zip(results, self.derived, strict=True)):
+            raise ExecutionError(f"{self.name}, {_WHERE} returned a tensor that had no derivative when it was planned")
+        foreign = foreign_leaf(results, (*arguments, *self.module.parameters()))
+        if foreign is not None:
+            raise ExecutionError(f"{self.name}, {_WHERE} uses a parameter that is not its own: {tuple(foreign.shape)}")
+        if self.changed and share_memory(arguments, results):
+            raise ExecutionError(
+                f"{self.name}, {_WHERE} returned a view of what it was given, and the model changes that in place "
+                "later: return a clone of it"
+            )
+        return _Call(arguments, results)
 
     def backward(
-        self,
-        inputs: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        states: list[torch.Tensor],
-        outputs: list[int],
-        wanted: list[int],
-    ) -> list[torch.Tensor]:
-        """As ``ISLAND_BACKWARD``. Raises ``ExecutionError`` as ``forward``."""
-        found: Sequence[torch.Tensor | None] = []
+        self, gradients: list[torch.Tensor], token: torch.Tensor, outputs: list[int], wanted: list[int], geometry: str
+    ) -> tuple[list[torch.Tensor], frozenset[int]]:
+        """As ``ISLAND_BACKWARD``, and the positions among the results for which eager has no gradient: zeros."""
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         if not self.rehearsed:
-            with self._outside():
+            with self.beside.counted():
                 began = time.perf_counter()
-                with same_buffers(self.module), generator_at(states), torch.enable_grad():
-                    found = self._derived(inputs, gradients, outputs, wanted)
+                call = self._calls.pop(int(token))
+                found = self._derived(call, gradients, outputs, wanted)
+                del call
                 self.backward_s = time.perf_counter() - began
-            self.absent = frozenset(p for p, gradient in zip(wanted, found, strict=True) if gradient is None)
-        made = empty_gradients(inputs, wanted)
-        for place, gradient in zip(made, found, strict=False):
-            if gradient is None:
-                place.zero_()
-            else:
-                place.copy_(gradient)
-        return made
+        made = empty_results(geometry)
+        _copy(made, found)
+        absent = frozenset(position for position in range(len(found)) if found[position] is None)
+        if not self.rehearsed:
+            with self.beside.counted():
+                found = ()
+        return made, absent
 
     def _derived(
-        self, inputs: list[torch.Tensor], gradients: list[torch.Tensor], outputs: list[int], wanted: list[int]
+        self, call: _Call, gradients: list[torch.Tensor], outputs: list[int], wanted: list[int]
     ) -> Sequence[torch.Tensor | None]:
-        count = self.tensor_count
-        tensors = [tensor.detach().requires_grad_(i in wanted) for i, tensor in enumerate(inputs[:count])]
-        own = dict(self.module.named_parameters())
-        leaves = [tensors[i] if i < count else own[self.parameters[i - count]] for i in wanted]
-        results = self._tensors(self.called(tensors))
-        pairs = [(results[i], g) for i, g in zip(outputs, gradients, strict=True) if results[i].requires_grad]
+        count, own = len(self.arguments), dict(self.module.named_parameters())
+        leaves = [call.arguments[i] if i < count else own[self.parameters[i - count]] for i in wanted]
+        pairs = [(call.results[i], g) for i, g in zip(outputs, gradients, strict=True) if call.results[i].requires_grad]
         if not pairs:
             return [None] * len(wanted)
         reached, given = zip(*pairs, strict=True)
-        found = torch.autograd.grad(reached, leaves, given, allow_unused=True)
+        with _without_hooks(own.values()):
+            found = torch.autograd.grad(reached, leaves, given, allow_unused=True)
         if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
-            raise ExecutionError(f"{self.name}, which runs as it is inside of the plan, has a sparse gradient")
+            raise ExecutionError(f"{self.name}, {_WHERE} has a sparse gradient")
         return found
 
     def _tensors(self, returned: Any) -> list[torch.Tensor]:
         leaves, spec = pytree.tree_flatten(returned)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        planned = self.geometry[: len(self.geometry) - self.random]
-        found = tuple((_name(t.dtype), tuple(t.shape)) for t in tensors)
+        found = tuple((str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in tensors)
         others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-        shapes = tuple((dtype, tuple(shape)) for dtype, shape, _ in planned)
+        shapes = tuple((dtype, tuple(shape)) for dtype, shape, _ in self.geometry)
         if (spec, others, found) != (self.out_spec, self.out_literals, shapes):
-            said = [" and ".join(f"{dtype} {list(shape)}" for dtype, shape, *_ in of) for of in (found, planned)]
+            said = [" and ".join(f"{dtype} {list(shape)}" for dtype, shape in of) for of in (found, shapes)]
+            if found == shapes:
+                said = [f"{spec} with {others}", f"{self.out_spec} with {self.out_literals}"]
             raise ExecutionError(
-                f"{self.name}, which runs as it is inside of the plan, returned {said[0] or 'no tensor'}, and the plan "
-                f"is for {said[1] or 'no tensor'}: plan again for such inputs, or call the model without a plan"
+                f"{self.name}, {_WHERE} returned {said[0] or 'no tensor'}, and the plan is for {said[1] or 'none'}: "
+                "plan again for such inputs, or call the model without a plan"
             )
         return tensors
 
-    @contextmanager
-    def _outside(self) -> Iterator[None]:
-        """A context in which requests are PyTorch's allocator's to serve."""
-        if not allocator.available():
-            yield
-            return
-        allocator.pause()
-        try:
-            yield
-        finally:
-            self.outside_bytes = max(self.outside_bytes, allocator.resume())
+    def result_geometry(self) -> str:
+        """Of the forward operator's results."""
+        from monet.capture.islands.operators import TOKEN
+
+        return geometry_text((*self.geometry, TOKEN))
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _copy(places: Sequence[torch.Tensor], found: Sequence[torch.Tensor | None]) -> None:
+    """Zeros for None. A function of its own: what it names is let go when it ends, and counted then."""
+    for place, tensor in zip(places, found, strict=False):
+        if tensor is None:
+            place.zero_()
+        else:
+            place.copy_(tensor)
+
+
+_WHERE = "which runs as it is inside of the plan,"
+
+
+class Derivation:
+    """One backward operator of an island. ``absent``: after it has run, the positions among its results for which eager
+    has no gradient."""
+
+    def __init__(self, island: Island) -> None:
+        self.island = island
+        self.absent: frozenset[int] = frozenset()
+
+    def __call__(
+        self,
+        gradients: list[torch.Tensor],
+        token: torch.Tensor,
+        _key: str,
+        outputs: list[int],
+        wanted: list[int],
+        geometry: str,
+    ) -> list[torch.Tensor]:
+        made, self.absent = self.island.backward(gradients, token, outputs, wanted, geometry)
+        return made
+
+
+def share_memory(arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
+    """Whether a result shares memory with an argument or another result."""
+    held = [t.untyped_storage().data_ptr() for t in results if t.numel()]
+    return len(set(held)) < len(held) or not set(held).isdisjoint(t.untyped_storage().data_ptr() for t in arguments)
+
+
+def foreign_leaf(results: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """A tensor that the results have a gradient for and that is none of ``known``."""
+    ids = {id(tensor) for tensor in known}
+    queue, seen = [result.grad_fn for result in results if result.grad_fn is not None], set[Any]()
+    while queue:
+        node = queue.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in ids:
+            return leaf
+        queue += [before for before, _ in node.next_functions if before is not None]
+    return None
+
+
+@contextmanager
+def _without_hooks(parameters: Any) -> Iterator[None]:
+    """A context in which tensors' own hooks are not there: autograd calls them when it has the gradients."""
+    held = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in held:
+            hooks.update(before)

@@ -82,12 +82,10 @@ def _situation(model: torch.nn.Module, inputs: tuple[Sequence[Any], Mapping[str,
 
 
 def _traced(model: torch.nn.Module, islands: Islands, trace: Callable[[], Captured]) -> Captured:
-    from monet.capture.islands.trial import backward_calls
-
     with islands.in_trace(), torch.enable_grad():  # a trace that fails in its backward pass may leave it off
         captured = trace()
     try:
-        islands.measure(model, backward_calls(captured.graph.backward))
+        islands.measure(model, captured.graph)
     except (RuntimeError, ExecutionError) as error:
         raise CaptureError(f"the part cannot run as it is: {error}") from error
     return replace(captured, islands=islands.by_key)

@@ -1,9 +1,9 @@
-"""What a module leaves behind when it is called, put back."""
+"""What a call of a model leaves behind, put back."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 
 import torch
@@ -25,20 +25,6 @@ def same_buffers(module: torch.nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in values:
                 buffer.copy_(before)
-
-
-@contextmanager
-def generator_at(states: Sequence[torch.Tensor]) -> Iterator[None]:
-    """A context in which numbers are drawn from this state, and after which the generator is where it was."""
-    if not states:
-        yield
-        return
-    now = torch.get_rng_state()
-    torch.set_rng_state(states[0])
-    try:
-        yield
-    finally:
-        torch.set_rng_state(now)
 
 
 @contextmanager

@@ -11,9 +11,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 
+from monet.base.graph import Graph
 from monet.capture.guards.module_changes import Change, put_back
-from monet.capture.islands.island import Island
-from monet.capture.islands.operators import ISLAND, ISLAND_BACKWARD, RANDOM_ISLAND, geometry_text
+from monet.capture.islands.island import Beside, Island, foreign_leaf, share_memory
+from monet.capture.islands.operators import ISLAND, ISLAND_BACKWARD, geometry_of
 from monet.capture.islands.state import as_before, same_buffers
 from monet.errors import CaptureError
 
@@ -39,9 +40,12 @@ class Islands:
         self._modules = _outermost(model, modules)
         self._inputs: dict[str, list[torch.Tensor]] = {}
         self.by_key: dict[str, Island] = {}
+        self._beside = Beside()
+        self._returned: list[tuple[Island, list[torch.Tensor], list[int]]] = []
         self._twins: dict[str, str] = {}  # key of one that is called otherwise in a trace → that of the one tried
         with as_before(model), self._replaced(self._try), torch.no_grad():
             model(*args, **dict(kwargs))
+        self._look_for_changes()
 
     @contextmanager
     def _replaced(self, call: Any) -> Iterator[None]:
@@ -71,11 +75,26 @@ class Islands:
         parameters = dict(module.named_parameters())
         autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         key = f"{name}#{sum(island.module is module for island in self.by_key.values())}"
-        island = Island(name, key, module, own, spec, literals, _described(tensors), tuple(parameters), autocast)
+        island = Island(
+            name, key, module, own, spec, literals, _described(tensors), tuple(parameters), autocast, self._beside
+        )
         self._inputs[key] = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
         returned = _known(island, tensors)
         self.by_key[key] = island
+        results = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+        shared = [*tensors, *results]
+        self._returned.append((island, shared, [tensor._version for tensor in shared]))
+        island.changed = share_memory(tensors, results)  # for now
         return returned
+
+    def _look_for_changes(self) -> None:
+        """Whether the model has changed what it gave or was given in place, after the call. Where these share memory,
+        the part is no island: it would change copies."""
+        for island, shared, versions in self._returned:
+            share, island.changed = island.changed, versions != [tensor._version for tensor in shared]
+            if share and island.changed:
+                raise CaptureError(f"{island.name} cannot be traced, and returns a view that is changed in place later")
+        self._returned.clear()
 
     def _of_call(
         self, module: torch.nn.Module, tensors: Sequence[torch.Tensor], spec: Any, literals: Mapping[int, Any]
@@ -102,8 +121,7 @@ class Islands:
             raise CaptureError(f"{island.name} cannot be traced, and was not called")
         own_parameters = dict(module.named_parameters(remove_duplicate=False))
         inputs = [*tensors, *(own_parameters[name] for name in island.parameters)]
-        operator = RANDOM_ISLAND if island.random else ISLAND
-        made = operator(inputs, island.key, geometry_text(island.geometry))
+        made = ISLAND(inputs, island.key, island.result_geometry())
         results = iter([r if has else r.detach() for r, has in zip(made, island.derived, strict=False)])
         count = island.out_spec.num_leaves
         found = [island.out_literals[i] if i in island.out_literals else next(results) for i in range(count)]
@@ -122,32 +140,52 @@ class Islands:
         self.by_key[key] = island
         return island
 
-    def measure(self, model: torch.nn.Module, calls: Sequence[tuple[str, list[int], list[int]]]) -> None:
-        """What the islands hold and take. ``calls``: of ``ISLAND_BACKWARD``, the key, the outputs and what is wanted.
-        Once: then the inputs are let go."""
+    def measure(self, model: torch.nn.Module, graph: Graph) -> None:
+        """What the islands of ``graph`` hold in a step, and take: they are called in its order. Once: then the inputs
+        are let go. The seconds are those of a second time."""
+        calls = [(op.args[1], op.args[2]) for op in graph.forward if op.target is ISLAND]
+        derivations = [op.args[2:] for op in graph.backward if op.target is ISLAND_BACKWARD]
+        for key, *_ in derivations:
+            self.by_key[key].wanted = frozenset()
+        for key, _, wanted, _ in derivations:
+            self.by_key[key].wanted = frozenset({*wanted} | (self.by_key[key].wanted or frozenset()))
         if not self._inputs:
             return
-        with as_before(model):
-            for key in self.by_key:
-                known = self.by_key[self._twins.get(key, key)]
-                known.again(self._inputs[known.key])
-                for _, outputs, wanted in (call for call in calls if call[0] == key):
-                    self._derive(known, self.by_key[key], outputs, wanted)
-                known.absent = frozenset()
-                island = self.by_key[key]
-                island.outside_bytes = max(island.outside_bytes, known.outside_bytes)
-                island.forward_s, island.backward_s = known.forward_s, known.backward_s
+        with as_before(model), torch.no_grad():
+            for _ in range(2):
+                tokens: dict[str, list[tuple[Island, torch.Tensor]]] = {}
+                results: dict[str, list[torch.Tensor]] = {}
+                for key, geometry in calls:
+                    known = self._tried(self.by_key[key])
+                    results[key] = known.forward(self._inputs[known.key], key, geometry)
+                    tokens.setdefault(key, []).append((known, results[key][-1]))
+                for key, outputs, wanted, geometry in derivations:
+                    known, token = tokens[key].pop()
+                    given = [torch.ones_like(results[key][i]) for i in outputs]
+                    at = self._positions(self.by_key[key], known, wanted)
+                    known.backward(given, token, outputs, at, geometry if known is self.by_key[key] else "[]")
+                for key, island in self.by_key.items():
+                    known = self.by_key[self._twins.get(key, key)]
+                    known.forget()
+                    island.forward_s, island.backward_s = known.forward_s, known.backward_s
+        self._beside.now_bytes = 0
         self._inputs.clear()
 
-    def _derive(self, known: Island, island: Island, outputs: list[int], wanted: list[int]) -> None:
-        inputs = self._inputs[known.key]
-        if known is not island:  # its arguments are others; the parameters come after them
-            count = known.tensor_count
-            arguments = [i for i, tensor in enumerate(inputs[:count]) if tensor.is_floating_point()]
-            wanted = arguments + [i - island.tensor_count + count for i in wanted if i >= island.tensor_count]
-        results = known.again(inputs)
-        given = [torch.ones_like(results[i]) for i in outputs]
-        known.backward(inputs, given, results[len(results) - known.random :], outputs, wanted)
+    def _tried(self, island: Island) -> Island:
+        """The island that was called in the trial, which records what ``island`` does."""
+        known = self.by_key[self._twins.get(island.key, island.key)]
+        if known is not island and island.wanted is not None:
+            floats = (i for i, (dtype, _) in enumerate(known.arguments) if dtype.is_floating_point)
+            known.wanted = frozenset(floats)
+        return known
+
+    @staticmethod
+    def _positions(island: Island, known: Island, wanted: Sequence[int]) -> list[int]:
+        """Of ``known``'s inputs, in place of ``island``'s: its parameters come after its own arguments."""
+        if known is island:
+            return list(wanted)
+        count = len(island.arguments)
+        return [i - count + len(known.arguments) for i in wanted if i >= count]
 
 
 class _Standing:
@@ -182,37 +220,34 @@ def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:
     versions = [tensor._version for tensor in tensors]
     state = torch.get_rng_state()
     with same_buffers(island.module), torch.enable_grad():
-        leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
-        probe = pytree.tree_leaves(island.called(leaves))
-    drawn = not torch.equal(state, torch.get_rng_state())
+        arguments = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+        probe = pytree.tree_leaves(island.called(arguments))
     torch.set_rng_state(state)
     changes: list[Change] = []
     with put_back(island.module, changes):
         returned = island.called([tensor.detach() for tensor in tensors])
     if changes:
-        raise CaptureError(f"{island.name} changes its {changes[0].name}")
+        raise CaptureError(f"{island.name} cannot be traced, and changes its {changes[0].name}")
     if versions != [tensor._version for tensor in tensors]:
-        raise CaptureError(f"{island.name} changes its arguments in place")
+        raise CaptureError(f"{island.name} cannot be traced, and changes its arguments in place")
     leaves, island.out_spec = pytree.tree_flatten(returned)
     island.out_literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
     found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     odd = [leaf for leaf in island.out_literals.values() if not isinstance(leaf, _FIXED)]
     if odd or not found or any(t.layout is not torch.strided for t in found):
-        raise CaptureError(f"{island.name} returns more than dense tensors in tuples, lists and dicts")
+        raise CaptureError(f"{island.name} cannot be traced, and returns more than dense tensors in tuples and dicts")
     if not _same_shapes(island, tensors, found):
-        raise CaptureError(f"the shape of what {island.name} returns depends on the values of its arguments")
-    geometry = [(str(t.dtype).removeprefix("torch."), tuple(t.shape), _strides(t)) for t in found]
-    if drawn:
-        geometry.append(("uint8", tuple(state.shape), (1,)))
-    island.geometry, island.random = tuple(geometry), drawn
-    island.derived = tuple(leaf.requires_grad for leaf in probe if isinstance(leaf, torch.Tensor))
+        raise CaptureError(f"{island.name} cannot be traced, and the shape of its results depends on values")
+    tried = [leaf for leaf in probe if isinstance(leaf, torch.Tensor)]
     same = len(probe) == len(leaves) and all(
         _same(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(leaves, probe, strict=True)
     )
     if not same:
-        raise CaptureError(
-            f"{island.name} returns other values when it is called again: it draws numbers that are none of torch's"
-        )
+        raise CaptureError(f"{island.name} cannot be traced, and returns other values where gradients are recorded")
+    if foreign_leaf(tried, (*arguments, *island.module.parameters())) is not None:
+        raise CaptureError(f"{island.name} cannot be traced, and uses a parameter that is not its own")
+    island.geometry = tuple(map(geometry_of, found))
+    island.derived = tuple(leaf.requires_grad for leaf in tried)
     return returned
 
 
@@ -234,13 +269,3 @@ def _described(tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.dtype, tupl
 
 def _same(first: torch.Tensor, second: Any) -> bool:
     return torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(first.isnan(), second.isnan())
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Of a copy that fills its memory."""
-    return tuple(torch.empty_like(tensor, device="meta").stride())
-
-
-def backward_calls(operators: Sequence[Any]) -> list[tuple[str, list[int], list[int]]]:
-    """Of a graph's backward operators, as ``Islands.measure`` takes them."""
-    return [(*op.args[3:4], *op.args[4:6]) for op in operators if op.target is ISLAND_BACKWARD]
