@@ -44,6 +44,7 @@ class IslandCalls:
     def __init__(self, graph: Graph, islands: Mapping[str, Island]) -> None:
         self.islands = dict(islands)
         self._graph = graph
+        self._backward = {op.name for op in graph.backward} if islands else set[str]()
         self._derivations: dict[str, Derivation] = {}
         self._late = set(graph.tangents) if islands else set()
         self._known: dict[frozenset[tuple[str, int]], frozenset[str]] = {}
@@ -60,7 +61,7 @@ class IslandCalls:
         call: Callable[..., Any] | None = self._derivations.get(node) or island_call(run.call, run.args, self.islands)
         if call is None:
             return run
-        if node in {op.name for op in self._graph.backward}:
+        if node in self._backward:
             self._derivations[node] = call  # type: ignore[assignment]
         return replace(run, call=call)
 
@@ -80,6 +81,7 @@ class IslandCalls:
         return self._known[unused]
 
     def _without_gradient(self, unused: frozenset[tuple[str, int]]) -> frozenset[str]:
+        """What is derived from nothing but these results of islands, by operator and position."""
         gone: set[str | None] = set()
         for op in self._graph.backward:
             derived = [name for name in operator_inputs(op) if name in self._late]
