@@ -103,9 +103,12 @@ def generate(
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
     steps: list[CopyStep | Implementation] = []
     for step in plan.steps:
-        run = _copy_of(step, sizes, catalogue) or implementation_of(step, catalogue)
-        is_island = islands is not None and isinstance(run, Implementation)
-        steps.append(islands.bound(run, step.node) if is_island else run)  # type: ignore[union-attr, arg-type]
+        copy = _copy_of(step, sizes, catalogue)
+        if copy is not None:
+            steps.append(copy)
+            continue
+        run = implementation_of(step, catalogue)
+        steps.append(run if islands is None else islands.bound(run, step.node))
     implementations = [step for step in steps if isinstance(step, Implementation)]
     compile_all(k for implementation in implementations for k in kernels(implementation, catalogue.values))
     border = _border(plan, graph)

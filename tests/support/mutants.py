@@ -11,6 +11,7 @@ missing, or the change makes no difference. Ends with status 1 where less than 9
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -52,7 +53,7 @@ OPERATORS = (
 @click.option("--seed", default=0, show_default=True)
 def main(files: tuple[str, ...], most: int, interpreter: str, seed: int) -> None:
     clone = ROOT / "build" / "mutants"
-    subprocess.run(["rm", "-rf", str(clone)], check=True)
+    shutil.rmtree(clone, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     found: Counter[str] = Counter()
     for file in files:

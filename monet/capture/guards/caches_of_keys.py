@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monet.capture.export_errors import run_on_fakes
-from monet.capture.guards.module_changes import put_back
+from monet.capture.guards.module_changes import put_back, same_buffers
 from monet.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -103,15 +103,9 @@ def _returns_others(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping
 
 def _outputs(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, made: bool) -> list[Any]:
     """The tensors that a forward pass returns, but for the cache. The model is as before it."""
-    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
     caches = nullcontext() if made else without_caches_of_keys(model)
-    try:
-        with caches, put_back(model, []), torch.random.fork_rng(devices=[]), torch.no_grad():
-            returned = model(*args, **kwargs)
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers.items():
-                buffer.copy_(before)
+    with caches, same_buffers(model), put_back(model, []), torch.random.fork_rng(devices=[]), torch.no_grad():
+        returned = model(*args, **kwargs)
     return [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
 
 

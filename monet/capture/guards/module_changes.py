@@ -87,6 +87,22 @@ def put_back(
     inside.require_unchanged({module: name for name, module in model.named_modules()})
 
 
+@contextmanager
+def same_buffers(module: torch.nn.Module) -> Iterator[None]:
+    """A context after which the buffers are those of before, with the values of before."""
+    held = [(of, dict(of)) for of in (part._buffers for part in module.modules())]
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for of, members in held:
+            of.clear()
+            of.update(members)
+        with torch.no_grad():
+            for buffer, before in values:
+                buffer.copy_(before)
+
+
 def _changes_inside(
     module: torch.nn.Module, key: str, before: list[Any], value: Any, done: tuple[str, Any] | None
 ) -> list[Change]:

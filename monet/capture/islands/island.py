@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from monet.capture.islands.operators import Geometry, empty_results, geometry_text
+from monet.capture.islands.operators import TOKEN, Geometry, empty_results, geometry_text
+from monet.capture.islands.state import Described, parted
 from monet.errors import ExecutionError
 from monet.native import allocator
 
@@ -71,7 +72,7 @@ class Island:
     forward_of: Any
     in_spec: pytree.TreeSpec
     literals: Mapping[int, Any]
-    arguments: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    arguments: Described
     parameters: tuple[str, ...]
     autocast: tuple[bool, torch.dtype]
     beside: Beside
@@ -84,8 +85,8 @@ class Island:
     forward_s: float = 0.0
     backward_s: float = 0.0
     rehearsed: bool = False
-    _calls: dict[int, _Call] = field(default_factory=dict)
-    _count: int = 0
+    _calls: dict[int, _Call] = field(default_factory=dict, init=False)
+    _count: int = field(default=0, init=False)
 
     def called(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the module returns for these arguments, in the precision that it was planned in."""
@@ -178,10 +179,8 @@ class Island:
         return found
 
     def _tensors(self, returned: Any) -> list[torch.Tensor]:
-        leaves, spec = pytree.tree_flatten(returned)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors, others, spec = parted(returned)
         found = tuple((str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in tensors)
-        others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         shapes = tuple((dtype, tuple(shape)) for dtype, shape, _ in self.geometry)
         if (spec, others, found) != (self.out_spec, self.out_literals, shapes):
             said = [" and ".join(f"{dtype} {list(shape)}" for dtype, shape in of) for of in (found, shapes)]
@@ -195,8 +194,6 @@ class Island:
 
     def result_geometry(self) -> str:
         """Of the forward operator's results."""
-        from monet.capture.islands.operators import TOKEN
-
         return geometry_text((*self.geometry, TOKEN))
 
 

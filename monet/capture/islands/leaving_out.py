@@ -12,6 +12,7 @@ import torch
 
 from monet.capture.captured import Captured
 from monet.capture.islands.finding import modules_to_leave
+from monet.capture.islands.state import situation
 from monet.errors import CaptureError, ExecutionError
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ def with_islands(
         return trace()
     except CaptureError as error:
         refusal = latest = error
-    for situation_then, known in _tried.get(model, []):
-        if situation_then == _situation(model, inputs):
+    now = situation(model, *inputs)
+    for then, known in _tried.get(model, []):
+        if then == now:
             return _traced(model, known, trace)
     left: list[torch.nn.Module] = []
     for _ in range(_MOST_ROUNDS):
@@ -71,14 +73,8 @@ def _left_out(
     except Exception as error:  # whatever the model raises
         raise CaptureError(f"a part cannot be traced, and cannot be left out: {error}") from error
     captured = _traced(model, islands, trace)
-    _tried.setdefault(model, []).append((_situation(model, inputs), islands))
+    _tried.setdefault(model, []).append((situation(model, *inputs), islands))
     return captured
-
-
-def _situation(model: torch.nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
-    from monet.capture.islands.trial import situation
-
-    return situation(model, *inputs)
 
 
 def _traced(model: torch.nn.Module, islands: Islands, trace: Callable[[], Captured]) -> Captured:

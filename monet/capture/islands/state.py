@@ -1,30 +1,38 @@
-"""What a call of a model leaves behind, put back."""
+"""A call of a model: its tensors and the rest, its situation, and what it leaves behind, put back."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
-from monet.capture.guards.module_changes import put_back
+from monet.capture.guards.module_changes import put_back, same_buffers
+
+Described = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+"""Dtypes and shapes of tensors."""
 
 
-@contextmanager
-def same_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """A context after which the buffers are those of before, with the values of before."""
-    held = [(of, dict(of)) for of in (part._buffers for part in module.modules())]
-    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        for of, members in held:
-            of.clear()
-            of.update(members)
-        with torch.no_grad():
-            for buffer, before in values:
-                buffer.copy_(before)
+def parted(tree: Any) -> tuple[list[torch.Tensor], dict[int, Any], pytree.TreeSpec]:
+    """The tensors of a tree, its other leaves by their positions, and its structure."""
+    leaves, spec = pytree.tree_flatten(tree)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensors, {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}, spec
+
+
+def described(tensors: Sequence[torch.Tensor]) -> Described:
+    return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+
+
+def situation(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What islands are for: the model's parts and modes, the precision, and the geometry of the call."""
+    tensors, literals, spec = parted((tuple(args), dict(kwargs)))
+    parts = tuple((id(module), module.training) for module in model.modules())
+    precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return parts, precision, str(spec), described(tensors), repr(literals)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 
 from monet.base.graph import Graph
-from monet.capture.guards.module_changes import Change, put_back
+from monet.capture.guards.module_changes import Change, put_back, same_buffers
 from monet.capture.islands.island import Beside, Island, foreign_leaf, share_memory
 from monet.capture.islands.operators import ISLAND, ISLAND_BACKWARD, geometry_of
-from monet.capture.islands.state import as_before, same_buffers
+from monet.capture.islands.state import as_before, described, parted
 from monet.errors import CaptureError
 
 _FIXED = (bool, str, bytes, type(None))
@@ -62,13 +62,11 @@ class Islands:
                     vars(module)["forward"] = own
 
     def _try(self, module: torch.nn.Module, own: Any, args: Any, kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+        tensors, literals, spec = parted((args, kwargs))
         name = self._paths[id(module)]
         odd = [leaf for leaf in literals.values() if not isinstance(leaf, _PLAIN)]
         if odd:
             raise CaptureError(f"{name} is called with a {type(odd[0]).__name__}, which no operator takes")
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         found = self._of_call(module, tensors, spec, literals)
         if found is not None:
             return found.called(tensors)
@@ -76,12 +74,12 @@ class Islands:
         autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         key = f"{name}#{sum(island.module is module for island in self.by_key.values())}"
         island = Island(
-            name, key, module, own, spec, literals, _described(tensors), tuple(parameters), autocast, self._beside
+            name, key, module, own, spec, literals, described(tensors), tuple(parameters), autocast, self._beside
         )
         self._inputs[key] = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
         returned = _known(island, tensors)
         self.by_key[key] = island
-        results = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+        results = parted(returned)[0]
         shared = [*tensors, *results]
         self._returned.append((island, shared, [tensor._version for tensor in shared]))
         island.changed = share_memory(tensors, results)  # for now
@@ -99,7 +97,7 @@ class Islands:
     def _of_call(
         self, module: torch.nn.Module, tensors: Sequence[torch.Tensor], spec: Any, literals: Mapping[int, Any]
     ) -> Island | None:
-        arguments = _described(tensors)
+        arguments = described(tensors)
         for island in self.by_key.values():
             known = island.module, island.arguments, island.in_spec, island.literals
             if known[0] is module and known[1:] == (arguments, spec, literals):
@@ -113,9 +111,7 @@ class Islands:
             yield
 
     def _traced(self, module: torch.nn.Module, own: Any, args: Any, kwargs: Any) -> Any:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+        tensors, literals, spec = parted((args, kwargs))
         island = self._of_call(module, tensors, spec, literals) or self._in_another_way(module, tensors, spec, literals)
         if island.out_spec is None:
             raise CaptureError(f"{island.name} cannot be traced, and was not called")
@@ -135,7 +131,7 @@ class Islands:
         if len(known) != 1 or not all(isinstance(leaf, _PLAIN) for leaf in literals.values()):
             raise CaptureError(f"{self._paths[id(module)]} is called in another way when it cannot be traced")
         key = f"{known[0].key}{'~' * (1 + sum(twin == known[0].key for twin in self._twins.values()))}"
-        island = replace(known[0], key=key, in_spec=spec, literals=literals, arguments=_described(tensors))
+        island = replace(known[0], key=key, in_spec=spec, literals=literals, arguments=described(tensors))
         self._twins[key] = known[0].key
         self.by_key[key] = island
         return island
@@ -145,10 +141,11 @@ class Islands:
         are let go. The seconds are those of a second time."""
         calls = [(op.args[1], op.args[2]) for op in graph.forward if op.target is ISLAND]
         derivations = [op.args[2:] for op in graph.backward if op.target is ISLAND_BACKWARD]
-        for key, *_ in derivations:
-            self.by_key[key].wanted = frozenset()
+        positions: dict[str, set[int]] = {}
         for key, _, wanted, _ in derivations:
-            self.by_key[key].wanted = frozenset({*wanted} | (self.by_key[key].wanted or frozenset()))
+            positions.setdefault(key, set()).update(wanted)
+        for key, of in positions.items():
+            self.by_key[key].wanted = frozenset(of)
         if not self._inputs:
             return
         with as_before(model), torch.no_grad():
@@ -198,16 +195,6 @@ class _Standing:
         return self._call(self._module, self._own, args, kwargs)
 
 
-def situation(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What islands are for: the model's parts and modes, the precision, and the geometry of the call."""
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    parts = tuple((id(module), module.training) for module in model.modules())
-    precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-    return parts, precision, str(spec), _described(tensors), repr(others)
-
-
 def _outermost(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     """Those that are in none of the others, in the model's order."""
     inner = {id(part) for module in modules for part in module.modules() if part is not module}
@@ -221,7 +208,7 @@ def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:
     state = torch.get_rng_state()
     with same_buffers(island.module), torch.enable_grad():
         arguments = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
-        probe = pytree.tree_leaves(island.called(arguments))
+        tried, *others = parted(island.called(arguments))
     torch.set_rng_state(state)
     changes: list[Change] = []
     with put_back(island.module, changes):
@@ -230,19 +217,13 @@ def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:
         raise CaptureError(f"{island.name} cannot be traced, and changes its {changes[0].name}")
     if versions != [tensor._version for tensor in tensors]:
         raise CaptureError(f"{island.name} cannot be traced, and changes its arguments in place")
-    leaves, island.out_spec = pytree.tree_flatten(returned)
-    island.out_literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-    found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    found, island.out_literals, island.out_spec = parted(returned)
     odd = [leaf for leaf in island.out_literals.values() if not isinstance(leaf, _FIXED)]
     if odd or not found or any(t.layout is not torch.strided for t in found):
         raise CaptureError(f"{island.name} cannot be traced, and returns more than dense tensors in tuples and dicts")
     if not _same_shapes(island, tensors, found):
         raise CaptureError(f"{island.name} cannot be traced, and the shape of its results depends on values")
-    tried = [leaf for leaf in probe if isinstance(leaf, torch.Tensor)]
-    same = len(probe) == len(leaves) and all(
-        _same(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(leaves, probe, strict=True)
-    )
-    if not same:
+    if others != [island.out_literals, island.out_spec] or not all(map(_same, found, tried)):
         raise CaptureError(f"{island.name} cannot be traced, and returns other values where gradients are recorded")
     if foreign_leaf(tried, (*arguments, *island.module.parameters())) is not None:
         raise CaptureError(f"{island.name} cannot be traced, and uses a parameter that is not its own")
@@ -259,13 +240,8 @@ def _same_shapes(island: Island, tensors: Sequence[torch.Tensor], found: Sequenc
         for t in tensors
     ]
     with same_buffers(island.module), torch.random.fork_rng(devices=[]):
-        returned = [leaf for leaf in pytree.tree_leaves(island.called(others)) if isinstance(leaf, torch.Tensor)]
-    return _described(returned) == _described(found)
+        return described(parted(island.called(others))[0]) == described(found)
 
 
-def _described(tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
-    return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
-
-
-def _same(first: torch.Tensor, second: Any) -> bool:
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(first.isnan(), second.isnan())
