@@ -38,11 +38,21 @@ def island_costs(catalogue: Catalogue, islands: Mapping[str, Island]) -> dict[st
     return found
 
 
+def _of_its_own(islands: Mapping[str, Island]) -> dict[str, Island]:
+    """The islands without calls under way: several plans of one model may each wait for a backward pass."""
+    if not islands:
+        return {}
+    from monet.capture.islands.island import Beside
+
+    beside = Beside()
+    return {key: replace(island, beside=beside) for key, island in islands.items()}
+
+
 class IslandCalls:
     """What runs in place of the islands' operators in one plan."""
 
     def __init__(self, graph: Graph, islands: Mapping[str, Island]) -> None:
-        self.islands = dict(islands)
+        self.islands = _of_its_own(islands)
         self._graph = graph
         self._backward = {op.name for op in graph.backward} if islands else set[str]()
         self._derivations: dict[str, Derivation] = {}

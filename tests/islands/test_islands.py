@@ -193,6 +193,19 @@ def test_an_island_runs_once_in_the_plan_of_least_memory() -> None:
     assert same(results(model, planned, (x,), 1), results(eager, eager, (x,), 1))
 
 
+def test_two_plans_of_one_model_wait_for_their_backward_passes() -> None:
+    model, inputs = made("experts")
+    eager = copy.deepcopy(model)
+    plan = monet.plan(model, inputs(0), budget="100%", **HASTE)
+    for modules in ((eager, eager), (monet.MonetModule(model, plan), monet.MonetModule(model, plan))):
+        torch.manual_seed(1)
+        outputs = [module(*inputs(seed)) for seed, module in enumerate(modules)]
+        for out in outputs:
+            out.square().mean().backward()
+    assert any(p.grad is not None for p in model.get_submodule("part").parameters())
+    assert same([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
+
+
 def by_value(x: Tensor, least: float = -100.0) -> bool:
     return float(x.detach().max()) > least
 
