@@ -23,6 +23,7 @@ from monet.ops.strides import contiguous, same
 
 aten = torch.ops.aten
 Values = Mapping[str, Value]
+_TILED = 64  # rows and columns from which on PyTorch's attention takes a CPU's tiles
 
 
 def requests(run: Implementation, values: Values) -> tuple[Request, ...]:
@@ -88,7 +89,26 @@ def _scores(run: Implementation, values: Values) -> list[int]:
     of the result, all as wide as they are added up in; in halves, the scores once more as such."""
     query, key = [v for v in _tensors(run, values) if v.dtype.is_floating_point][:2]  # a state may be before them
     block, columns = _block(query, key)
-    return _of_threads(query.dtype, block * (columns + 2 + query.shape[3]), block * columns)
+    packed = _packed(query, key)
+    halves = block * (_even(columns) if packed else columns)
+    return [*_of_threads(query.dtype, block * (columns + 2 + query.shape[3]), halves), *packed]
+
+
+def _packed(query: Value, key: Value) -> list[int]:
+    """Of fused attention in bfloat16 on a CPU with tiles (AMX): keys and values as these want them, with an even number
+    of rows and columns; for each thread a block of values, and of queries where their width is odd."""
+    (rows, width), length = query.shape[2:], key.shape[2]
+    tiles = query.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+    if not tiles or rows < _TILED or length < _TILED:
+        return []
+    block, columns = _block(query, key)
+    heads, threads = key.shape[0] * key.shape[1], torch.get_num_threads()
+    numbers = [heads * length * _even(width), heads * _even(length) * width, threads * columns * width]
+    return [2 * size for size in (*numbers, threads * block * (width + 1) if width % 2 else 0)]
+
+
+def _even(count: int) -> int:
+    return count + count % 2
 
 
 def _scores_backward(run: Implementation, values: Values) -> list[int]:

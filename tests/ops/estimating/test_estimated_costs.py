@@ -102,7 +102,9 @@ class Attending(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(("rows", "columns", "width"), [(64, 40, 16), (200, 300, 8), (800, 600, 16)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "width"), [(64, 40, 16), (200, 300, 8), (800, 600, 16), (63, 64, 8), (64, 65, 7)]
+)
 def test_blocks_of_attention_to_the_byte(dtype: torch.dtype, rows: int, columns: int, width: int) -> None:
     query, keys = torch.randn(2, 2, rows, width, dtype=dtype), torch.randn(2, 2, columns, width, dtype=dtype)
     model = Attending(query)
