@@ -1,4 +1,4 @@
-"""An optimiser's state that lives in the second memory: tensors of the optimiser whose memory is the file itself.
+"""Parameters and state that live in the second memory: tensors whose memory is the file itself.
 
 Between steps nothing is copied, so that the file can be mapped: ``state_dict``, ``torch.save`` and whoever else looks
 at such a tensor make the system read it, page by page, and its pages are given back before the next step. Steps copy
@@ -17,12 +17,13 @@ from monet.executor.copying.disk_copies import DiskCopies
 
 
 class CarriedState:
-    """``tensors``: by storage, what the optimiser has as its state."""
+    """``tensors``: by storage, what model and optimiser have."""
 
     def __init__(self, copies: DiskCopies, value_of: Callable[[str], Value]) -> None:
         self._copies = copies
         self._mapping = copies.channel.mapped()
         self._changed = False  # here, since the last step
+        self._versions: dict[str, int] = {}  # of parameters, when the last step began
         self.tensors = {
             storage: self._tensor(place, value_of(storage)) for place, storage in sorted(copies.carried.items())
         }
@@ -39,18 +40,42 @@ class CarriedState:
         """
         own = self.tensors[storage]
         if tensor is own:
-            if storage in self._copies.lost:
-                raise ExecutionError(
-                    f"an earlier step was cut short after it had changed {storage} and before that was written to the "
-                    "disk: it is lost. Load the model and the optimizer from a checkpoint (load_state_dict), then go on"
-                )
+            self._check_lost(storage)
             return own
         if tensor.shape != own.shape or tensor.dtype != own.dtype:
             return tensor  # which the check of all sources refuses
-        own.copy_(tensor)
+        self._take_over(storage, tensor)
+        return own
+
+    def take_parameter(self, storage: str, parameter: torch.Tensor) -> None:
+        """Have the parameter's memory be the file, with the same content.
+
+        Raises ``ExecutionError`` where that is what a step that was cut short has lost, and nobody has written to the
+        parameter since.
+        """
+        own = self.tensors[storage]
+        if parameter.data_ptr() != own.data_ptr():
+            if parameter.shape != own.shape or parameter.dtype != own.dtype:
+                return  # which the check of all sources refuses
+            self._take_over(storage, parameter.detach())
+            parameter.data = own
+        elif self._versions[storage] == parameter._version:
+            self._check_lost(storage)
+        else:
+            self._copies.lost.discard(storage)
+        self._versions[storage] = parameter._version
+
+    def _take_over(self, storage: str, tensor: torch.Tensor) -> None:
+        self.tensors[storage].copy_(tensor)
         self._changed = True
         self._copies.lost.discard(storage)
-        return own
+
+    def _check_lost(self, storage: str) -> None:
+        if storage in self._copies.lost:
+            raise ExecutionError(
+                f"an earlier step was cut short after it had changed {storage} and before that was written to the "
+                "disk: it is lost. Load the model and the optimizer from a checkpoint (load_state_dict), then go on"
+            )
 
     def release_pages(self) -> None:
         """Hold nothing of it in memory: a step is about to begin."""

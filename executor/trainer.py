@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monet.base.graph import Source
+from monet.base.graph import PARAMETER, STATE, Source
 from monet.capture import Captured
 from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import ExecutionError, PlanMismatch
@@ -46,12 +46,23 @@ class Trainer:
         if isinstance(copies, DiskCopies) and copies.carried:
             self._carried = CarriedState(copies, values.__getitem__)
         self._moved_of: dict[str, list[tuple[str, str]]] = {}  # parameter → storage and key of state that is moved
+        self._moved: list[
+            tuple[str, torch.nn.Module, str]
+        ] = []  # storage of a parameter that is moved, and whose it is
         for source in captured.graph.sources:
-            if self._carried is not None and source.value in self._carried.tensors:
+            if self._carried is None or source.value not in self._carried.tensors:
+                continue
+            if source.kind == PARAMETER:
+                self._moved.append((source.value, *owner_of(module, source.target)))
+            elif source.kind == STATE:
                 name, _, key = source.target.rpartition(".")
                 self._moved_of.setdefault(name, []).append((source.value, key))
-        if copies is not None and len(copies.carried) != sum(map(len, self._moved_of.values())):
-            raise PlanMismatch("the plan keeps what is no state of this optimizer in the second memory; plan again")
+        moved = len(self._moved) + sum(map(len, self._moved_of.values()))
+        if copies is not None and len(copies.carried) != moved:
+            raise PlanMismatch(
+                "the plan keeps what is no parameter of this model and no state of this optimizer in the second "
+                "memory; plan again"
+            )
         self._groups = self._parameters()
         self._owners = {name: owner_of(module, name) for name in updates}
 
@@ -109,6 +120,10 @@ class Trainer:
                 assert self._carried is not None
                 live.exchange(key, self._carried.taken_over(storage, live.state[key]))
         if self._carried is not None:
+            for storage, owner, key in self._moved:
+                parameter = owner._parameters[key]
+                assert parameter is not None
+                self._carried.take_parameter(storage, parameter)
             self._carried.release_pages()
 
     def _parameters(self) -> list[list[int]]:

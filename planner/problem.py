@@ -198,28 +198,11 @@ class SecondMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """State that lives in the second memory between steps: it is read back for one backward operator, which changes it,
-    and written again.
-
-    Positions of backward operators: ``issue``, at whose beginning the read is issued; ``stage``, which uses it, and
-    after which the write is issued; ``release``, at whose end the write is waited for, and the memory is free. The
-    operators from ``issue`` to ``release`` count its bytes in ``live_before_bytes`` and ``live_during_bytes``.
-    """
-
-    id: str
-    bytes: int
-    issue: int
-    stage: int
-    release: int
-
-
-@dataclass(frozen=True, slots=True)
 class Problem:
     """What to plan: forward operators in order, backward operators in order, and fixed bytes.
 
     ``fixed_bytes`` are in memory during the whole step, whatever is decided. ``second``: a second memory, if there is
-    one. ``carried``: what it holds between steps, in the order of the stages that use it.
+    one.
     """
 
     name: str
@@ -229,7 +212,6 @@ class Problem:
     backward: tuple[BackwardOperator, ...]
     fixed_bytes: int
     second: SecondMemory | None = None
-    carried: tuple[Carried, ...] = ()
 
     @property
     def in_place(self) -> bool:
@@ -250,7 +232,6 @@ class Problem:
             intermediates=tuple(intermediate.scaled(factor) for intermediate in self.intermediates),
             backward=tuple(operator.scaled(factor) for operator in self.backward),
             fixed_bytes=_times(self.fixed_bytes, factor),
-            carried=tuple(replace(state, bytes=_times(state.bytes, factor)) for state in self.carried),
         )
 
 

@@ -22,15 +22,13 @@ its release, and another one from the issue of its return on. Its cost is the si
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monet.errors import InvalidPlan
 from monet.planner.channel import Channel, Traffic
 from monet.planner.problem import (
     STATIC,
-    Carried,
     ForwardImplementation,
     ForwardOperator,
     Intermediate,
@@ -81,24 +79,6 @@ class _Instance:
     copied: bool = False
 
 
-_Copy = Callable[[str, int, float], float]
-"""Issues a copy: its name, its bytes, the time; returns how long the step waits."""
-
-
-class _CarriedStates:
-    """What is carried from step to step, by the stage at whose beginning it is ``issued``, the stage that has ``used``
-    it, and the one at whose end it is ``released``."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.issued: dict[int, list[Carried]] = defaultdict(list)
-        self.used: dict[int, list[Carried]] = defaultdict(list)
-        self.released: dict[int, list[Carried]] = defaultdict(list)
-        for state in problem.carried:
-            self.issued[state.issue].append(state)
-            self.used[state.stage].append(state)
-            self.released[state.release].append(state)
-
-
 @dataclass(slots=True)
 class _Walk:
     """The state of the walk. ``moments``: what happens, the stage, and bytes besides instances and fixed bytes.
@@ -120,10 +100,6 @@ class _Walk:
     away: set[str] = field(default_factory=set)
     coming: dict[str, _Instance] = field(default_factory=dict)
     static: frozenset[str] = frozenset()
-    carried: _CarriedStates = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.carried = _CarriedStates(self.problem)
 
     def begin(self, what: str, stage: int | None, extra_bytes: int) -> None:
         """The next moment; what is read, made and overwritten from here on happens in it."""
@@ -210,24 +186,6 @@ class _Walk:
             self.current[name] = self.coming.pop(name)
             self.current[name].last = max(self.current[name].last, len(self.moments))
 
-    def begin_carried(self, index: int) -> None:
-        """State that is read back from here on, and for this stage. Its bytes are among the stage's gradients."""
-        if self.channel is not None:
-            self._copy_carried(self.channel.read, self.carried.issued[index], self.carried.used[index])
-
-    def end_carried(self, index: int) -> None:
-        """State that this stage has changed is written; what the next stage has no memory for is waited for."""
-        if self.channel is not None:
-            self._copy_carried(self.channel.write, self.carried.used[index], self.carried.released[index])
-
-    def _copy_carried(self, copy: _Copy, begun: Iterable[Carried], over: Iterable[Carried]) -> None:
-        """Copies of ``begun`` are issued, those of ``over`` are waited for."""
-        assert self.channel is not None
-        for state in begun:
-            self.seconds.append(copy(state.id, state.bytes, self.now_s()))
-        for state in over:
-            self.seconds.append(self.channel.wait(state.id, self.now_s()))
-
     def end_forward(self) -> None:
         """Writes are over before the backward pass begins: what it reads is read back."""
         for name, instance in self.current.items():
@@ -284,7 +242,6 @@ def replay(problem: Problem, runs: Runs) -> Replay:
     walk.end_forward()
     for index, stage in enumerate(runs.stages):
         walk.begin_stage(stage, index)
-        walk.begin_carried(index)
         previous = -1
         for run in stage.recompute:
             if run.operator not in operators:
@@ -297,7 +254,6 @@ def replay(problem: Problem, runs: Runs) -> Replay:
             previous = position
             _run(walk, run, operator, intermediates, index, problem.backward[index].live_before_bytes)
         _backward(walk, stage, index)
-        walk.end_carried(index)
     walk.end()
     return walk.finish()
 

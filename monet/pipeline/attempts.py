@@ -17,7 +17,7 @@ from monet.pipeline.fit import SHARES, WORTH_SHARE, FitState
 from monet.pipeline.known_plans import Placed
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.orders import order_of
-from monet.pipeline.placement import placement
+from monet.pipeline.placement import as_placed, placement
 from monet.planner.ablation import restrict
 from monet.planner.checkpoints.repair import repaired
 from monet.planner.construction.kept import keep_what_fits
@@ -224,7 +224,8 @@ class Attempts:
         return (self.fits_bytes + int(self.breaks_bytes)) // 2
 
     def _placed(self, solution: Solution, limit_s: float) -> Placed:
-        return solution, placement(solution.runs, self._lowered, self._state.fit.budget_bytes, limit_s)
+        placed = placement(solution.runs, self._lowered, self._state.fit.budget_bytes, limit_s)
+        return as_placed(solution, self._lowered, placed), placed
 
     def _placed_soon(self, target_bytes: int, solution: Solution) -> Placed:
         """The plan of an interrupted solve; where its arena does not fit and no other plan is known, one that is made

@@ -1,150 +1,159 @@
-"""An optimiser's state in the second memory between steps: what of it, and when each tensor is read and written.
+"""Parameters and an optimiser's state in the second memory between steps: which, and what the program counts for them.
 
-A tensor of state is used by one operator, its parameter's update. So it need not be there for the rest of the step: it
-is read back before that, and written after it. What of it is moved so is decided before the program is solved
-(``state_choices``), by the bytes of whole updates; the program then plans the rest for the memory that this leaves.
+A parameter is used by a few operators of each pass, and a tensor of state by one, its parameter's update. They need not
+be there for the rest of the step. What of them is moved so is decided before the program is solved (``state_choices``).
+The program counts an operator's own while it runs, in each pass and wherever it runs again; when each is read and
+written is decided for the runs that are found (``carried_copies.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
-from monet.base.graph import STATE
+from monet.base.graph import PARAMETER, STATE
+from monet.ops.offers.implementation import Implementation
 from monet.ops.weight_update import ParameterUpdate
 from monet.pipeline.lowering import Lowered
-from monet.planner.problem import STATIC, SYNCHRONOUS, Carried, Problem, SecondMemory
+from monet.planner.problem import STATIC, SYNCHRONOUS, ForwardOperator
 from monet.plans.format import whole_blocks
 
-SLACK = 0.25
-"""Of a copy's time: by how much earlier it begins, or later it is waited for, than need be."""
-AHEAD = 2
-"""At most: so many updates before its own the state is read, and so many after it the write is waited for. It bounds
-the memory of state where the channel is slower than the backward pass. With 0, the step waits for each copy."""
 SHARES = (0.5, 1.0)
 """Of the bytes of state that can be moved: what is tried, besides none."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateMoves:
-    """``names``: storages of state to move; ``ahead``: as ``AHEAD``."""
+    """``names``: storages of parameters and state to move. ``beside``: whether memory is left for the largest of them,
+    so that one can be on its way beside operators whatever these need."""
 
     names: frozenset[str] = frozenset()
-    ahead: int = AHEAD
+    beside: bool = True
 
 
 def state_choices(lowered: Lowered) -> list[StateMoves]:
-    """Nothing; the largest updates' state, up to a half; all; and all with copies that the step waits for. Nothing
-    alone for a model on a GPU: PyTorch's optimisers want their state there."""
-    second, groups = lowered.problem.second, _groups(lowered)
-    if second is None or second.mode == STATIC or not groups or lowered.catalogue.graph.device.type != "cpu":
+    """Nothing; the largest updates' state, up to a half; all state; all state and parameters; the last of these with no
+    memory for copies beside operators. Nothing alone for a model on a GPU: PyTorch's optimisers want their state there.
+    """
+    second, graph = lowered.problem.second, lowered.catalogue.graph
+    if second is None or second.mode == STATIC or graph.device.type != "cpu":
         return [StateMoves()]
-    largest = sorted(groups.items(), key=lambda item: (-_bytes(lowered, item[1]), item[0]))
-    total = sum(_bytes(lowered, names) for _, names in largest)
-    found = [StateMoves()]
-    for share in SHARES:
+    groups = sorted(_states_of_updates(lowered), key=lambda names: (-_bytes(lowered, names), names))
+    parameters = _parameters(lowered)
+    total = sum(_bytes(lowered, names) for names in groups)
+    wanted: list[list[str]] = []
+    for share in SHARES if groups else ():
         chosen: list[str] = []
-        for _, names in largest:
+        for names in groups:
             if _bytes(lowered, chosen) < share * total:
                 chosen += names
-        blocks = sum(whole_blocks(_bytes(lowered, [name])) for name in chosen)
-        moves = StateMoves(frozenset(chosen))
-        if moves not in found and (second.limit_bytes is None or blocks <= second.limit_bytes):
+        wanted.append(chosen)
+    if parameters:
+        wanted.append([*(wanted[-1] if wanted else []), *parameters])
+    found = [StateMoves()]
+    for names in wanted:
+        moves = StateMoves(frozenset(names))
+        room = second.limit_bytes is None or _blocks(lowered, names) <= second.limit_bytes
+        if moves not in found and room:
             found.append(moves)
     if found[-1].names and second.mode != SYNCHRONOUS:
-        found.append(replace(found[-1], ahead=0))
+        found.append(replace(found[-1], beside=False))
     return found
 
 
-def _groups(lowered: Lowered) -> dict[int, list[str]]:
-    """Stage of an update → storages of its state that are worth a copy."""
-    second, graph = lowered.problem.second, lowered.catalogue.graph
-    if second is None:
-        return {}
+def _states_of_updates(lowered: Lowered) -> list[list[str]]:
+    """Of each update, the storages of its state that are worth a copy."""
+    graph = lowered.catalogue.graph
     states = {source.value for source in graph.sources if source.kind == STATE}
-    position = {operator.id: k for k, operator in enumerate(lowered.problem.backward)}
-    found: dict[int, list[str]] = {}
+    found = []
     for op in graph.backward:
         if not isinstance(op.target, ParameterUpdate):
             continue
-        for run in lowered.catalogue.backward[op.name].values():
-            names = [n for n in run.inputs() if n in states and _bytes(lowered, [n]) >= second.smallest_bytes]
-            if names:
-                found[position[op.name]] = names
+        read = [name for run in lowered.catalogue.backward[op.name].values() for name in run.inputs()]
+        names = [name for name in dict.fromkeys(read) if name in states and _is_large(lowered, name)]
+        if names:
+            found.append(names)
     return found
 
 
-def _bytes(lowered: Lowered, names: Sequence[str]) -> int:
+def _parameters(lowered: Lowered) -> list[str]:
+    """Those that are worth a copy; frozen ones, too, which are never written. What the step returns stays."""
+    graph = lowered.catalogue.graph
+    returned = {graph.storage(name) for name in graph.outputs if name is not None}
+    names = [source.value for source in graph.sources if source.kind == PARAMETER]
+    return [name for name in names if name not in returned and graph.storage(name) == name and _is_large(lowered, name)]
+
+
+def _is_large(lowered: Lowered, name: str) -> bool:
+    second = lowered.problem.second
+    return second is not None and lowered.catalogue.values[name].storage_bytes >= second.smallest_bytes
+
+
+def _bytes(lowered: Lowered, names: Iterable[str]) -> int:
     return sum(lowered.catalogue.values[name].storage_bytes for name in names)
 
 
+def _blocks(lowered: Lowered, names: Iterable[str]) -> int:
+    return sum(whole_blocks(lowered.catalogue.values[name].storage_bytes) for name in names)
+
+
 def with_carried(lowered: Lowered, moves: StateMoves) -> Lowered:
-    """``lowered`` with these storages of state in the second memory between steps."""
+    """``lowered`` with these storages in the second memory between steps."""
     problem, names = lowered.problem, moves.names
     if not names or problem.second is None:
         return lowered
-    groups = [
-        (stage, [name for name in found if name in names])
-        for stage, found in sorted(_groups(lowered).items())
-        if names.intersection(found)
-    ]
-    ahead = 0 if problem.second.mode == SYNCHRONOUS else moves.ahead
-    states = [(stage, name, _bytes(lowered, [name])) for stage, group in groups for name in group]
-    carried = _timed(problem, problem.second, states, ahead)
-    held = [0] * len(problem.backward)
-    for state in carried:
-        for stage in range(state.issue, state.release + 1):
-            held[stage] += whole_blocks(state.bytes)
-    backward = tuple(
-        replace(
-            operator,
-            live_before_bytes=operator.live_before_bytes + more,
-            live_during_bytes=operator.live_during_bytes + more,
-        )
-        for operator, more in zip(problem.backward, held, strict=True)
+    offers = lowered.catalogue
+
+    def used(*groups: Mapping[str, Implementation]) -> int:
+        read = {offers.storage(name) for runs in groups for run in runs.values() for name in run.inputs()}
+        return _blocks(lowered, read & names)
+
+    spare = 0
+    if moves.beside and problem.second.mode != SYNCHRONOUS:
+        spare = max(_blocks(lowered, [name]) for name in names)
+    forward = tuple(
+        _with_more(operator, spare + used(offers.forward[operator.id]), used(offers.recompute.get(operator.id, {})))
+        for operator in problem.forward
     )
-    gone = sum(state.bytes for state in carried)
+    backward = []
+    for operator in problem.backward:
+        before = operator.live_before_bytes + spare  # what runs again has its own
+        during = operator.live_during_bytes + spare + used(offers.backward[operator.id])
+        backward.append(replace(operator, live_before_bytes=before, live_during_bytes=during))
+    gone: dict[str, int] = {"parameters": 0, "optimizer_state": 0}
+    for source in offers.graph.sources:
+        if source.value in names:
+            gone["parameters" if source.kind == PARAMETER else "optimizer_state"] += _bytes(lowered, [source.value])
+    fixed = {kind: size - gone.get(kind, 0) for kind, size in lowered.fixed.items()}
     limit = problem.second.limit_bytes
-    left = None if limit is None else limit - sum(whole_blocks(state.bytes) for state in carried)
-    fixed = {**lowered.fixed, "optimizer_state": lowered.fixed["optimizer_state"] - gone}
+    left = None if limit is None else limit - _blocks(lowered, names)
     changed = replace(
         problem,
-        backward=backward,
-        fixed_bytes=problem.fixed_bytes - gone,
+        forward=forward,
+        backward=tuple(backward),
+        fixed_bytes=problem.fixed_bytes - sum(gone.values()),
         second=replace(problem.second, limit_bytes=left),
-        carried=carried,
     )
-    return replace(lowered, problem=changed, fixed=fixed)
+    return replace(lowered, problem=changed, fixed=fixed, carried=frozenset(names))
 
 
-def _timed(
-    problem: Problem, second: SecondMemory, states: Sequence[tuple[int, str, int]], ahead: int
-) -> tuple[Carried, ...]:
-    """``states``: stage, storage and bytes, in the order of the stages. Reads are issued as late as they hide, and
-    writes waited for as early, by the fastest operators' times and one channel; neither past ``ahead`` other updates.
-    """
-    begins = [0.0, *accumulate(min(q.time_s for q in operator.implementations) for operator in problem.backward)]
-    stages = sorted({stage for stage, _, _ in states})
-    rank = {stage: k for k, stage in enumerate(stages)}
-    last = len(problem.backward) - 1
-    issues: dict[str, int] = {}
-    following = begins[-1]
-    for stage, name, size in reversed(states):
-        seconds = second.read_s(size)
-        following = min(begins[stage], following) - seconds
-        wanted = following - SLACK * seconds
-        first = stages[rank[stage] - ahead] + 1 if rank[stage] >= ahead else 0
-        issues[name] = next((r for r in range(stage, first, -1) if begins[r] <= wanted), min(first, stage))
-        following -= second.write_s(size)  # of another one, which is written meanwhile
-    found = []
-    free = 0.0
-    for stage, name, size in states:
-        seconds = second.write_s(size)
-        free = max(free, begins[stage + 1]) + seconds
-        until = stages[rank[stage] + ahead] - 1 if rank[stage] + ahead < len(stages) else last
-        wanted, until = free + SLACK * seconds, max(until, stage)
-        release = next((w for w in range(stage, until) if begins[w + 1] >= wanted), until)
-        free += second.read_s(size)
-        found.append(Carried(name, size, issues[name], stage, release))
-    return tuple(found)
+def least_copied_s(lowered: Lowered) -> float:
+    """Seconds that the channel takes in each step: all that is carried is read, and what an update changes written."""
+    second, offers = lowered.problem.second, lowered.catalogue
+    if second is None or not lowered.carried:
+        return 0.0
+    updates = [op.name for op in offers.graph.backward if isinstance(op.target, ParameterUpdate)]
+    runs = [run for name in updates for run in offers.backward[name].values()]
+    changed = {offers.storage(name) for run in runs for name in run.inputs()} & lowered.carried
+    sizes = {name: offers.values[name].storage_bytes for name in lowered.carried}
+    return sum(map(second.read_s, sizes.values())) + sum(second.write_s(sizes[name]) for name in changed)
+
+
+def _with_more(operator: ForwardOperator, first: int, again: int) -> ForwardOperator:
+    """With so many bytes more while it runs the first time, and again (where the gradients have the spare ones)."""
+    runs = []
+    for run in operator.implementations:
+        repeated = run.workspace_bytes if run.recompute_workspace_bytes is None else run.recompute_workspace_bytes
+        workspace = run.workspace_bytes + first
+        runs.append(replace(run, workspace_bytes=workspace, recompute_workspace_bytes=repeated + again))
+    return replace(operator, implementations=tuple(runs))

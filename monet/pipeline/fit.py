@@ -83,8 +83,7 @@ class Fit:
     def has_orders(self) -> bool:
         """Whether other orders than the captured one are searched in. Copies are timed along that one, and baselines
         are defined along it."""
-        problem = self.lowered.problem
-        return self.variant in ABLATION and problem.second is None and not problem.carried
+        return self.variant in ABLATION and self.lowered.problem.second is None
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.orders import FirstOrder, along, first_orders, in_order, order_of
-from monet.pipeline.placement import ORDER_S, placement
+from monet.pipeline.placement import ORDER_S, as_placed, placement
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
 from monet.planner.construction.kept import keep_what_fits
@@ -98,7 +98,7 @@ def _known(fit: Fit, parts: Sequence[Placed]) -> Placed | None:
     """The fastest plan of earlier searches, ``parts`` among them: their order may fit where the captured one does
     not."""
     placed = recall(fit.lowered, fit.variant, fit.budget_bytes) if fit.remembers else None
-    others = () if fit.lowered.problem.carried else parts
+    others = () if fit.lowered.carried else parts
     return min((p for p in (placed, *others) if p is not None), key=lambda p: p[0].objective_s, default=None)
 
 
@@ -202,7 +202,7 @@ class _Search:
             except SolverError as error:
                 logger.warning("a solver failed, the best plan so far is kept: %s", error)
                 return
-            placed = with_runs(best[0], fuller, problem), made
+            placed = as_placed(with_runs(best[0], fuller, problem), lowered, made), made
             excess_bytes = fit.excess_bytes(placed)
             if excess_bytes <= 0:
                 if fit.remembers:  # along the order of its search it is one to begin with
@@ -297,5 +297,7 @@ def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered, tim
     ``time_limit_s``: for all of them, as for ``placement``.
     """
     fixed_bytes, plans = lowered.problem.fixed_bytes, [plan for plan in candidates if plan is not None]
-    placed = [(plan, placement(plan.runs, lowered, fixed_bytes, time_limit_s / len(plans))) for plan in plans]
+    each_s = time_limit_s / len(plans)
+    made = [(plan, placement(plan.runs, lowered, fixed_bytes, each_s)) for plan in plans]
+    placed = [(as_placed(plan, lowered, of), of) for plan, of in made]
     return min(placed, key=lambda pair: pair[1].layout.arena_bytes)

@@ -104,5 +104,6 @@ def _key(lowered: Lowered, variant: str) -> str:
     """Also of the format and of all fields: another version of monet may have others, and finds nothing then."""
     profile = lowered.profile
     measured = sorted(profile.measurements.items(), key=lambda item: item[0])  # the cache has another order
-    parts = (variant, FORMAT, description(_Kept), lowered.problem, profile.environment, measured)
+    carried = sorted(lowered.carried)
+    parts = (variant, FORMAT, description(_Kept), lowered.problem, profile.environment, measured, carried)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

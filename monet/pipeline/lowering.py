@@ -38,7 +38,8 @@ class Lowered:
     """``recompute_name[operator][name]``: the catalogue's recompute implementation that the
     problem's implementation ``name`` stands for. ``fixed``: bytes by kind. ``leaving``: storages of gradients that have
     a place in the arena from when they are made, and outlive the step. ``elsewhere``: storages that the step makes on
-    another device than its own, of which the planner knows nothing. ``eager``: as in ``lower``."""
+    another device than its own, of which the planner knows nothing. ``eager``: as in ``lower``. ``carried``: storages
+    of parameters and of an optimiser's state that are in the second memory between steps."""
 
     problem: Problem
     catalogue: Catalogue
@@ -48,11 +49,7 @@ class Lowered:
     leaving: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
     eager: bool = False
-
-    @property
-    def carried(self) -> frozenset[str]:
-        """Storages of an optimiser's state that are in the second memory between steps."""
-        return frozenset(state.id for state in self.problem.carried)
+    carried: frozenset[str] = frozenset()
 
 
 def _leaving(graph: Graph) -> frozenset[str]:

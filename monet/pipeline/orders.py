@@ -56,7 +56,7 @@ def in_order(lowered: Lowered, order: Order) -> Lowered:
     problem = lowered.problem
     if order == Order(tuple(o.id for o in problem.forward), tuple(o.id for o in problem.backward)):
         return lowered
-    assert not problem.carried, "copies of state are timed along the captured order"
+    assert not lowered.carried, "copies of state are timed along the captured order"
     offers = lowered.catalogue
     graph = replace(
         offers.graph,

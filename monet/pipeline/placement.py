@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from monet.pipeline.carried_copies import copied, with_carried_copies
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.run_graph import as_scheduled, reorder
-from monet.pipeline.schedule import calls, with_copies
+from monet.pipeline.schedule import calls, with_moves
 from monet.pipeline.unrolling import Unrolled, place, unroll
+from monet.planner.channel import Traffic
 from monet.planner.layout import Layout, layout
 from monet.planner.layout.lifetimes import Lifetime, pieces_of
 from monet.planner.order import Ordered
 from monet.planner.replay import replay
-from monet.planner.solution import Runs
+from monet.planner.solution import Runs, Solution
 from monet.plans.format import ALIGNMENT, COPY_ALIGNMENT, CUDA_ALIGNMENT, Buffer
 
 ORDER_S = 10.0
 """Seconds for the order, where none of the fast ones is proven best."""
 FIRST_SHARE = 0.7
 """Of the time: for a layout of the order that the program counted in."""
+FILLED = (1.0, 0.97, 0.92, 0.85)
+"""Of the arena: what copies of parameters and state may fill, one after the other until a layout fits."""
 LAYOUT_S = 15.0
 """What a layout takes at most that ends after a number of tries."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Steps and the lifetimes of their buffers, with the certificates of their order and of the arena."""
+    """Steps and the lifetimes of their buffers, with the certificates of their order and of the arena. ``traffic``: all
+    that is copied, where parameters or state are."""
 
     unrolled: Unrolled
     ordered: Ordered
     layout: Layout
+    traffic: Traffic | None = None
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -50,9 +56,11 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     """
     deadline_s = time.monotonic() + time_limit_s
     capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
-    if runs.moved or lowered.problem.carried:
+    if lowered.carried:
+        return _streamed(runs, lowered, capacity_bytes, time_limit_s)
+    if runs.moved:
         arena = _Arena(COPY_ALIGNMENT, capacity_bytes)
-        unrolled = unroll(with_copies(runs, lowered), lowered)
+        unrolled = unroll(with_moves(runs, lowered), lowered)
         return Placement(unrolled, _as_planned(runs, lowered), arena.layout(unrolled, time_limit_s))
     cuda = lowered.catalogue.graph.device.type == "cuda"
     arena = _Arena(CUDA_ALIGNMENT if cuda else ALIGNMENT, capacity_bytes)
@@ -70,6 +78,35 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     if first is None or placed.arena_bytes < first.arena_bytes:
         return Placement(unrolled, ordered, placed)
     return Placement(counted, as_scheduled(schedule, lowered, ordered.bound_bytes), first)
+
+
+def _streamed(runs: Runs, lowered: Lowered, capacity_bytes: int, time_limit_s: float) -> Placement:
+    """With copies of parameters and state, which use the memory that the runs leave: the less of it, the more often one
+    has not fitted."""
+    arena, moves = _Arena(COPY_ALIGNMENT, capacity_bytes), with_moves(runs, lowered)
+    found: list[Placement] = []
+    for share in FILLED:
+        schedule = with_carried_copies(moves, lowered, int(share * capacity_bytes))
+        unrolled = unroll(schedule, lowered)
+        placed = arena.layout(unrolled, time_limit_s / len(FILLED))
+        found.append(Placement(unrolled, _as_planned(runs, lowered), placed, copied(schedule, lowered)))
+        if placed.arena_bytes <= capacity_bytes:
+            break
+    return min(found, key=lambda each: each.layout.arena_bytes)
+
+
+def as_placed(solution: Solution, lowered: Lowered, placed: Placement) -> Solution:
+    """``solution`` with the seconds of all copies, where its placement has decided on some of them."""
+    if placed.traffic is None:
+        return solution
+    counted = replay(lowered.problem, solution.runs)
+    moves = counted.traffic
+    counted_s = 0.0 if moves is None else moves.waited_s + moves.slowdown_s
+    objective_s = counted.objective_s - counted_s + placed.traffic.waited_s + placed.traffic.slowdown_s
+    status = solution.status
+    if status == "optimal" and objective_s > counted.objective_s * (1 + 1e-9):
+        status = "time_limit"  # of the search; when copies are made is not proven best
+    return replace(solution, objective_s=objective_s, status=status)
 
 
 @dataclass(frozen=True, slots=True)

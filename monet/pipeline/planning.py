@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from monet.base.amounts import ByteBudget, parse_budget, refusals_of
 from monet.errors import InfeasibleBudget, SolverError
-from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
+from monet.pipeline.carried_state import StateMoves, least_copied_s, state_choices, with_carried
 from monet.pipeline.fit import SHARES, Fit
 from monet.pipeline.fitting import fit_budget, orders_of, smallest_placed
 from monet.pipeline.known_plans import Placed, remember
+from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.orders import in_order, order_of
 from monet.pipeline.placement import Placement
@@ -24,7 +25,7 @@ from monet.planner.problem import Problem
 from monet.planner.schedules import MOVING, as_planned
 from monet.planner.search import Solving, smallest_plan
 from monet.planner.search.smallest import SmallestBudget
-from monet.planner.solution import Solution
+from monet.planner.solution import Proof, Solution
 from monet.plans.plan import Plan
 from monet.plans.verifier import verify
 
@@ -115,11 +116,20 @@ def _with_best_state(
     tried, (solution, placement) = best
     if interrupted:
         solution = replace(solution, status="interrupted")
-    if solution.proof is not None:  # what it is about does not choose which state is moved
-        which = "this state" if tried.problem.carried else "no state"
-        scope = "every plan" if solution.proof.scope == "full" else f"{solution.proof.scope}, a plan"
-        solution = replace(solution, proof=replace(solution.proof, scope=f"{scope} that moves {which}"))
+    solution = replace(solution, proof=_of_this_state(solution.proof, tried.lowered, solution.objective_s))
     return plan_result(tried, budget_bytes, solution, placement)
+
+
+def _of_this_state(proof: Proof | None, lowered: Lowered, objective_s: float) -> Proof | None:
+    """What a proof is about does not choose which state is moved; what that takes the channel is a bound, too."""
+    least_s = min(least_copied_s(lowered), objective_s)
+    if proof is None or proof.bound_s < least_s:
+        proof = Proof(least_s, "full") if least_s > 0 else proof
+    if proof is None:
+        return None
+    which = "this state" if lowered.carried else "no state"
+    scope = "every plan" if proof.scope == "full" else f"{proof.scope}, a plan"
+    return replace(proof, scope=f"{scope} that moves {which}")
 
 
 def _for_variant(prepared: Prepared, variant: str) -> Prepared:
@@ -252,4 +262,4 @@ def plan_result(prepared: Prepared, budget_bytes: int, solution: Solution, place
         },
     )
     verify(plan)
-    return PlanResult(plan, plan_summary(plan, solution, lowered), solution, lowered.problem)
+    return PlanResult(plan, plan_summary(plan, solution, lowered, placed.traffic), solution, lowered.problem)

@@ -37,11 +37,11 @@ class Copy:
 
 def calls(runs: Runs, lowered: Lowered) -> tuple[Call, ...]:
     """The runs in program order: forward, then stage by stage recomputation and backward."""
-    return tuple(call for call in with_copies(runs, lowered) if isinstance(call, Call))
+    return tuple(call for call in with_moves(runs, lowered) if isinstance(call, Call))
 
 
-def with_copies(runs: Runs, lowered: Lowered) -> tuple[Call | Copy, ...]:
-    """The same, and copies where the plan has them."""
+def with_moves(runs: Runs, lowered: Lowered) -> tuple[Call | Copy, ...]:
+    """The same, and copies where the plan moves what the step has made."""
     catalogue, profile = lowered.catalogue, lowered.profile
     graph = catalogue.graph
     schedule: list[Call | Copy] = []
@@ -62,19 +62,14 @@ def with_copies(runs: Runs, lowered: Lowered) -> tuple[Call | Copy, ...]:
             schedule.extend(Copy(WRITE, name) for name in chosen[op.name].writes)
             schedule.extend(Copy(WAIT, name) for name in chosen[op.name].releases)
     updates = updates_of(graph)
-    carried = lowered.problem.carried
-    for index, stage in enumerate(runs.stages):
+    for stage in runs.stages:
         schedule.extend(Copy(READ, name) for name in stage.issues)
         schedule.extend(Copy(WAIT, name, back=True) for name in stage.returns)
-        schedule.extend(Copy(READ, state.id) for state in carried if state.issue == index)
-        schedule.extend(Copy(WAIT, state.id, back=True) for state in carried if state.stage == index)
         for again in stage.recompute:
             name = lowered.recompute_name[again.operator][again.implementation]
             run("recompute", again, catalogue.recompute[again.operator], name)
         kind = "update" if stage.backward in updates else "backward"
         add(kind, stage.backward, catalogue.backward[stage.backward][stage.implementation])
-        schedule.extend(Copy(WRITE, state.id) for state in carried if state.stage == index)
-        schedule.extend(Copy(WAIT, state.id) for state in carried if state.release == index)
     return tuple(schedule)
 
 

@@ -12,6 +12,7 @@ from monet.planner.replay import replay
 
 if TYPE_CHECKING:
     from monet.pipeline.lowering import Lowered
+    from monet.planner.channel import Traffic
     from monet.planner.problem import Problem
     from monet.planner.solution import Runs, Solution
     from monet.plans.plan import Plan
@@ -89,8 +90,8 @@ class Summary:
         return {name: value for name, value in asdict(self).items() if value is not None or name in always}
 
 
-def plan_summary(plan: Plan, solution: Solution, lowered: Lowered) -> Summary:
-    """The summary of a model's plan, which was made of ``solution``."""
+def plan_summary(plan: Plan, solution: Solution, lowered: Lowered, traffic: Traffic | None = None) -> Summary:
+    """The summary of a model's plan, which was made of ``solution``. ``traffic``: as of ``Placement``."""
     baseline_s = float(plan.solver["baseline_s"])
     again = {run.operator for stage in solution.runs.stages for run in stage.recompute}
     return Summary(
@@ -119,17 +120,24 @@ def plan_summary(plan: Plan, solution: Solution, lowered: Lowered) -> Summary:
         if again and solution.status != "interrupted"
         else None,
         choices=_choices(plan, lowered),
-        second_memory=second_memory_summary(lowered.problem, solution.runs),
+        second_memory=second_memory_summary(lowered.problem, solution.runs, traffic, _carried_bytes(lowered)),
     )
 
 
-def second_memory_summary(problem: Problem, runs: Runs) -> SecondMemorySummary | None:
-    """What the runs move; None where there is no second memory."""
-    second, traffic = problem.second, replay(problem, runs).traffic
+def _carried_bytes(lowered: Lowered) -> list[int]:
+    return [lowered.catalogue.values[name].storage_bytes for name in sorted(lowered.carried)]
+
+
+def second_memory_summary(
+    problem: Problem, runs: Runs, traffic: Traffic | None = None, carried_bytes: Sequence[int] = ()
+) -> SecondMemorySummary | None:
+    """What the runs move; None where there is no second memory. ``traffic``: where more is copied than what the runs
+    move; ``carried_bytes``: of each such tensor."""
+    second, traffic = problem.second, traffic or replay(problem, runs).traffic
     if second is None or traffic is None:
         return None
     size = {tensor.id: tensor.bytes for tensor in problem.tensors}
-    moved = [*(size[name] for name in runs.moved), *(state.bytes for state in problem.carried)]
+    moved = [*(size[name] for name in runs.moved), *carried_bytes]
     return SecondMemorySummary(
         len(moved), sum(moved), traffic.written_bytes, traffic.read_bytes,
         traffic.hidden_bytes, traffic.waited_s, second.write_rate, second.read_rate, second.mode,

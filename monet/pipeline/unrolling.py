@@ -49,7 +49,7 @@ class _Builder:
     placed: frozenset[str]  # storages that live in the arena
     leaving: frozenset[str]  # those of them that outlive the step
     eager: bool  # what autograd keeps is in use until then, though it is not read
-    carried: frozenset[str] = frozenset()  # storages that the second memory holds between steps
+    carried: frozenset[str] = frozenset()  # parameters and state that the second memory holds between steps
     steps: list[PlanStep] = field(default_factory=list)
     buffers: list[_Buffer] = field(default_factory=list)
     holder: dict[str, _Buffer] = field(default_factory=dict)  # storage → the buffer that has it now
@@ -153,7 +153,8 @@ class _Builder:
 
     def _note_update(self, call: Call) -> None:
         """From here on the parameter and its state have their new contents."""
-        self.updated |= {self.catalogue.storage(name) for name in call.implementation.inputs()} - self.placed
+        read = {self.catalogue.storage(name) for name in call.implementation.inputs()}
+        self.updated |= (read - self.placed) | (read & self.carried)
 
     def _make(self, call: Call) -> tuple[tuple[int | None, ...], dict[str, int]]:
         """The buffer of each request, or None where PyTorch's allocator serves it; and the results' storages, each with
@@ -198,7 +199,7 @@ class _Builder:
         return {self._content(new): buffer.id}
 
     def _change_carried(self, call: Call) -> dict[str, int]:
-        """What an update leaves of state that is carried: another content in the same buffer."""
+        """What an update leaves of its parameter and state that are carried: another content in the same buffer."""
         changed = {}
         for storage in dict.fromkeys(self.catalogue.storage(name) for name in call.implementation.inputs()):
             if storage in self.carried:

@@ -5,11 +5,12 @@ Of each place in the second memory the steps tell a story, which must be this on
     write ── wait ── read ── wait ── read ── wait …
     from its buffer   into a buffer of its own each time
 
-A place whose story begins with a ``read`` holds state from one step to the next. An update changes what was read, and
-it must be written back::
+A place whose story begins with a ``read`` holds a parameter or state from one step to the next. It is read as often as
+it is used, into a buffer of its own each time. Where an update changes what was read last, that must be written back,
+and ends the story::
 
-    read ── wait ── update ── write ── wait
-    into a buffer   in place  from that buffer
+    read ── wait ── read ── wait ── update ── write ── wait
+    into a buffer           …       in place  from that buffer
 
 Public code has got each of these edges wrong: a read before its write was over, memory given away under a write, a
 value used before it was back. Nothing raises then, and the loss still falls.
@@ -39,13 +40,14 @@ class _Place:
     buffer: int
     carried: bool = False
     changed: str | None = None  # of what is carried: the name of its content once its update has changed it
+    written: bool = False  # and that has been issued to be written back
 
 
 def check_copies(plan: PlanData) -> None:
     """Raises ``InvalidPlan``, which names the step, where a copy does not belong or something interferes with it."""
     buffers = {buffer.id: buffer for buffer in plan.buffers}
     carried = carried_places(plan)
-    held: dict[int, _Place] = {}  # by the buffer that has what is carried, until it is written
+    held: dict[int, _Place] = {}  # by each buffer that what is carried was read into
     places: dict[int, _Place] = {}
     taken: list[tuple[int, int]] = []  # of places, in order
     moved: set[str] = set()
@@ -75,9 +77,8 @@ def check_copies(plan: PlanData) -> None:
             places[begin] = under_way[buffer] = held[buffer] = _Place(step.node, size, begin, end, READ, buffer, True)
         elif step.kind == WRITE and place is not None and place.carried:
             _check_written_back(step, name, place, buffer)
-            place.state, place.value = WRITE, step.node
+            place.state, place.value, place.written = WRITE, step.node, True
             under_way[buffer] = place
-            del held[buffer]
         elif step.kind == WRITE:
             if step.node in moved:
                 raise InvalidPlan(f"{name}: is written to the second memory already")
@@ -90,7 +91,9 @@ def check_copies(plan: PlanData) -> None:
             raise InvalidPlan(f"{name}: its place holds {place.bytes} bytes of {place.value!r}, and it copies {size}")
         elif step.kind == READ:
             if place.carried:
-                raise InvalidPlan(f"{name}: {place.value!r} is carried to the next step, and was read already")
+                if place.changed is not None:
+                    raise InvalidPlan(f"{name}: {place.value!r} has changed in buffer {place.buffer} since it was read")
+                held[buffer] = place
             if place.state == WRITE:
                 raise InvalidPlan(f"{name}: is issued before the wait for the write of {place.value!r}")
             if place.state == READ:
@@ -108,7 +111,8 @@ def check_copies(plan: PlanData) -> None:
         if place.state != _THERE:
             raise InvalidPlan(f"{place.value!r}: nothing waits for its {place.state} before the step ends")
     for place in held.values():
-        raise InvalidPlan(f"{place.value!r}: is read from the second memory, and not written back for the next step")
+        if place.changed is not None and not place.written:
+            raise InvalidPlan(f"{place.value!r}: is changed by an update, and not written back for the next step")
 
 
 def carried_places(plan: PlanData) -> frozenset[int]:
@@ -121,14 +125,22 @@ def carried_places(plan: PlanData) -> frozenset[int]:
 
 
 def _follow_updates(step: PlanStep, name: str, held: dict[int, _Place]) -> None:
-    """State that is carried is changed once, by the update that reads it, and by nothing else."""
+    """What is carried is changed by every update that reads it, and by nothing else."""
+    if step.kind == "update":
+        for value, buffer in step.reads.items():
+            if buffer in held and buffer not in step.writes.values():
+                raise InvalidPlan(
+                    f"{name}: reads {value!r} and leaves it as it was, and an update changes what it reads"
+                )
     for value, buffer in step.writes.items():
         place = held.get(buffer)
         if place is None:
             continue
+        if place.buffer != buffer:
+            raise InvalidPlan(f"{name}: changes buffer {buffer}, and {place.value!r} was read again since")
         if step.kind != "update" or step.reads.get(place.value) != buffer:
             raise InvalidPlan(f"{name}: changes buffer {buffer} with {place.value!r}, which an update alone may change")
-        place.changed = value
+        place.changed, place.written = value, False
 
 
 def _check_written_back(step: PlanStep, name: str, place: _Place, buffer: int) -> None:

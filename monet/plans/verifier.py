@@ -73,7 +73,8 @@ def _check_steps(plan: PlanData) -> None:
             raise InvalidPlan(f"{_name(plan, k)}: kind {step.kind!r} is none of {', '.join(KINDS)}")
         if step.kind == "forward" and forward_is_over and not whole:
             raise InvalidPlan(f"{_name(plan, k)}: a forward step after the first recompute or backward step")
-        ends_forward = step.kind in ("recompute", "backward", "update", READ)
+        back = step.kind == READ and step.place not in carried
+        ends_forward = back or step.kind in ("recompute", "backward", "update")
         if forward_is_over and step.kind == WRITE and step.place not in carried:
             raise InvalidPlan(f"{_name(plan, k)}: writes after the forward pass")
         forward_is_over = forward_is_over or ends_forward

@@ -328,6 +328,7 @@ from test_carried_state import OPTIMIZERS, batch, make_model, trained_by
 from peak_meter import held_bytes
 from monet.native import allocator
 from monet.plans.plan import Plan
+allocator.live_bytes()  # from here on it knows what is freed, too
 plan, model = Plan.load(sys.argv[1]), make_model()
 torch.set_num_threads(plan.environment["threads"])
 optimizer = OPTIMIZERS["adam"](list(model.parameters()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -10,15 +11,20 @@ from module_cases import costs_by_bytes
 from torch import nn
 from trainer_cases import case_loss
 
-from monet.pipeline.carried_state import AHEAD, StateMoves, state_choices, with_carried
+from monet.base.graph import PARAMETER
+from monet.ops.offers.implementation import Implementation
+from monet.pipeline.carried_copies import copied, with_carried_copies
+from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
 from monet.pipeline.offloading import offloaded
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, prepare_whole
+from monet.pipeline.schedule import with_moves
+from monet.pipeline.unrolling import unroll
 from monet.planner.construction.first_plans import fastest_plan
-from monet.planner.replay import replay
+from monet.planner.problem import recompute_cost
 from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
-from monet.plans.format import whole_blocks
+from monet.plans.format import COPY_ALIGNMENT, whole_blocks
 from monet.step.second_memory.offload import parse_offload
 from monet.step.training_step.whole_step import capture_whole_step
 
@@ -42,12 +48,14 @@ def _with(prepared: Prepared, text: str) -> Prepared:
 
 
 def test_choices_are_of_whole_updates_and_of_large_tensors(prepared: Prepared) -> None:
-    none, half, everything, waiting = state_choices(prepared.lowered)
+    none, half, states, everything, waiting = state_choices(prepared.lowered)
     values = prepared.lowered.catalogue.values
-    assert none == StateMoves() and len(everything.names) == 4 and half.names < everything.names
+    assert none == StateMoves() and len(states.names) == 4 and half.names < states.names < everything.names
     assert {values[name].storage_bytes for name in everything.names} == {2_000_000}
-    assert {name.rpartition(".")[0] for name in half.names} < {name.rpartition(".")[0] for name in everything.names}
-    assert waiting == replace(everything, ahead=0)
+    assert {name.rpartition(".")[0] for name in half.names} < {name.rpartition(".")[0] for name in states.names}
+    parameters = {s.value for s in prepared.lowered.catalogue.graph.sources if s.kind == PARAMETER}
+    assert len(everything.names - states.names) == 2 and everything.names - states.names < parameters
+    assert waiting == replace(everything, beside=False)
 
 
 def test_no_choice_where_nothing_can_be_moved(prepared: Prepared) -> None:
@@ -58,47 +66,53 @@ def test_no_choice_where_nothing_can_be_moved(prepared: Prepared) -> None:
     assert state_choices(without) == [StateMoves()]
 
 
-@pytest.mark.parametrize("rate", ["1GB/s", "8GB/s", "1000GB/s"])
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_bytes_and_times(prepared: Prepared, rate: str, number: int) -> None:
-    prepared = _with(prepared, f"bandwidth={rate},limit=1GB")
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_the_program_counts_what_an_operator_uses(prepared: Prepared, number: int) -> None:
+    prepared = _with(prepared, "bandwidth=8GB/s,limit=1GB")
     moves = state_choices(prepared.lowered)[number]
     lowered = with_carried(prepared.lowered, moves)
-    problem, before = lowered.problem, prepared.problem
-    gone = sum(lowered.catalogue.values[name].storage_bytes for name in moves.names)
-    assert problem.fixed_bytes == before.fixed_bytes - gone == sum(lowered.fixed.values())
-    assert problem.second is not None and problem.second.limit_bytes == 1_000_000_000 - sum(
-        whole_blocks(state.bytes) for state in problem.carried
-    )
-    for k, (operator, old) in enumerate(zip(problem.backward, before.backward, strict=True)):
-        there = sum(whole_blocks(s.bytes) for s in problem.carried if s.issue <= k <= s.release)
-        assert operator.live_before_bytes - old.live_before_bytes == there
-        assert operator.live_during_bytes - old.live_during_bytes == there
-    stages = [state.stage for state in problem.carried]
-    assert stages == sorted(stages)
-    for state in problem.carried:
-        assert 0 <= state.issue <= state.stage <= state.release < len(problem.backward)
-        assert problem.backward[state.stage].id.startswith("update ")
-        between = {s for s in stages if state.issue <= s < state.stage}
-        later = {s for s in stages if state.stage < s <= state.release}
-        assert len(between) < AHEAD + (moves.ahead == 0) and len(later) < AHEAD + (moves.ahead == 0)
-        if moves.ahead == 0:
-            assert state.issue == state.stage == state.release
+    problem, before, offers = lowered.problem, prepared.problem, lowered.catalogue
+    size = {name: offers.values[name].storage_bytes for name in moves.names}
+    assert problem.fixed_bytes == before.fixed_bytes - sum(size.values()) == sum(lowered.fixed.values())
+    blocks = {name: whole_blocks(bytes) for name, bytes in size.items()}
+    assert problem.second is not None and problem.second.limit_bytes == 1_000_000_000 - sum(blocks.values())
+    spare = max(blocks.values()) if moves.beside else 0
+
+    def used(runs: Mapping[str, Implementation]) -> int:
+        read = {offers.storage(name) for run in runs.values() for name in run.inputs()}
+        return sum(blocks[name] for name in read & moves.names)
+
+    for now, old in zip(problem.backward, before.backward, strict=True):
+        assert now.live_before_bytes - old.live_before_bytes == spare
+        assert now.live_during_bytes - old.live_during_bytes == spare + used(offers.backward[now.id])
+    for operator, earlier in zip(problem.forward, before.forward, strict=True):
+        for run, was in zip(operator.implementations, earlier.implementations, strict=True):
+            assert run.workspace_bytes - was.workspace_bytes == spare + used(offers.forward[operator.id])
+            again = used(offers.recompute.get(operator.id, {}))
+            assert recompute_cost(run)[1] - recompute_cost(was)[1] == again
 
 
-def test_the_replayed_channel_waits_for_a_slow_memory(prepared: Prepared) -> None:
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_copies_wait_for_a_slow_memory(prepared: Prepared, number: int) -> None:
     waited = []
     for rate in ("0.1GB/s", "1GB/s", "100000GB/s"):
-        lowered = with_carried(_with(prepared, f"bandwidth={rate}").lowered, state_choices(prepared.lowered)[2])
+        moves = state_choices(prepared.lowered)[number]
+        lowered = with_carried(_with(prepared, f"bandwidth={rate}").lowered, moves)
         plan = fastest_plan(lowered.problem)
         assert plan is not None
-        cost = replay(lowered.problem, plan.runs)
-        traffic = cost.traffic
-        assert traffic is not None
-        assert traffic.written_bytes == traffic.read_bytes == sum(s.bytes for s in lowered.problem.carried)
+        capacity = plan.peak_bytes - lowered.problem.fixed_bytes
+        schedule = with_carried_copies(with_moves(plan.runs, lowered), lowered, capacity)
+        traffic = copied(schedule, lowered)
+        size = {name: lowered.catalogue.values[name].storage_bytes for name in moves.names}
+        assert traffic.written_bytes == sum(size.values()) <= traffic.read_bytes
         waited.append(traffic.waited_s)
-        # What is not waited for is hidden behind operators.
-        assert 0 <= traffic.copy_s - traffic.waited_s <= cost.objective_s - traffic.waited_s
+        unrolled = unroll(schedule, lowered)
+        begins = {tick for buffer in unrolled.buffers for tick in (buffer.begin,)}
+        load = max(
+            sum(whole_blocks(buffer.bytes) for buffer in unrolled.buffers if buffer.begin <= tick < buffer.end)
+            for tick in begins
+        )
+        assert load <= capacity + len(unrolled.buffers) * (COPY_ALIGNMENT - 1)
     assert waited[0] > waited[1] > waited[2] and waited[2] == pytest.approx(0, abs=1e-6)
 
 

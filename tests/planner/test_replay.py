@@ -11,12 +11,10 @@ from monet.errors import InvalidPlan
 from monet.planner.problem import (
     BackwardImplementation,
     BackwardOperator,
-    Carried,
     ForwardImplementation,
     ForwardOperator,
     Intermediate,
     Problem,
-    SecondMemory,
     Tensor,
 )
 from monet.planner.replay import replay
@@ -147,26 +145,3 @@ def test_operators_that_cannot_be_recomputed_are_not() -> None:
     fixed = replace(HAND, forward=(replace(HAND.forward[0], recomputable=False), *HAND.forward[1:]))
     with pytest.raises(InvalidPlan, match="cannot be recomputed"):
         replay(fixed, RECOMPUTE)
-
-
-def test_state_that_is_carried_is_read_and_written_beside_operators() -> None:
-    """norm' 0.6 s, relu' 0.1 s, conv' 1 s; 100 bytes take a second each way.
-
-    The state of relu' is read from the beginning of norm' on, so relu' waits for 0.4 s; its write ends 1 s later, as
-    conv' does. That of conv' comes after it: the write is behind it in the queue, and the step's end waits for it.
-    """
-    second = SecondMemory(100.0, 100.0, smallest_bytes=1)
-    first = Carried("s", 100, issue=0, stage=1, release=2)
-    problem = replace(HAND, second=second, carried=(first,))
-    alone = replay(HAND, KEEP_ALL)
-    cost = replay(problem, KEEP_ALL)
-    assert cost.traffic is not None
-    assert (cost.traffic.written_bytes, cost.traffic.read_bytes) == (100, 100)
-    assert cost.traffic.waited_s == pytest.approx(0.4) and cost.traffic.copy_s == 2.0
-    assert cost.objective_s == pytest.approx(alone.objective_s + 0.4)
-    assert cost.peak_bytes == alone.peak_bytes  # its bytes are among the gradients, which whoever carries it adds
-    both = replay(replace(problem, carried=(first, Carried("t", 50, 2, 2, 2))), KEEP_ALL)
-    assert both.traffic is not None
-    # conv' waits for the write of s (1 s) and the read of t (0.5 s), and the step's end for the write of t (0.5 s).
-    assert both.traffic.waited_s == pytest.approx(0.4 + 1.5 + 0.5)
-    assert replay(replace(problem, second=None), KEEP_ALL).objective_s == alone.objective_s

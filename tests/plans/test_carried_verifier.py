@@ -20,12 +20,22 @@ from monet.plans.plan import Plan
 from monet.plans.verifier import verify
 
 UPDATES, BYTES = 4, 5000
+W, W_AGAIN, Z = 60, 61, 62  # buffers
 MUTATIONS = 1000
 
 
 def carried_plan() -> Plan:
-    """Four updates, the state of each read two steps before and waited for two steps after."""
-    steps: list[PlanStep] = [PlanStep("forward", "f", "aten", {}, {"x": 100}, (100,), (64,), 0)]
+    """Four updates, the state of each read two steps before and waited for two steps after. The last one changes a
+    parameter, too, which is read for the forward pass and once more for the backward pass. A frozen one is read."""
+    w, z = (UPDATES * whole_blocks(BYTES), (UPDATES + 1) * whole_blocks(BYTES))
+    steps: list[PlanStep] = [
+        PlanStep(READ, "w", "copy", {}, {}, (W,), (BYTES,), 0, place=w),
+        PlanStep(READ, "z", "copy", {}, {}, (Z,), (BYTES,), 0, place=z),
+        PlanStep(WAIT, "w", "copy", {}, {"w": W}, (), (), 0, place=w),
+        PlanStep("forward", "f", "aten", {"w": W}, {"x": 100}, (100,), (64,), 0),
+        PlanStep(WAIT, "z", "copy", {}, {"z": Z}, (), (), 0, place=z),
+        PlanStep("forward", "h", "aten", {"z": Z, "x": 100}, {}, (), (), 0),
+    ]
     for n in range(UPDATES):
         s, g, place = f"s{n}", f"g{n}", n * whole_blocks(BYTES)
         steps += [
@@ -37,10 +47,32 @@ def carried_plan() -> Plan:
             PlanStep("backward", f"c{n}", "aten", {"x": 100}, {}, (), (), 0),
             PlanStep(WAIT, f"{s}+1", "copy", {f"{s}+1": n}, {}, (), (), 0, place=place),
         ]
-    sizes = {100: 64, **{n: BYTES for n in range(UPDATES)}, **{10 + n: 256 for n in range(UPDATES)}}
-    names = {100: "x", **{n: f"s{n}" for n in range(UPDATES)}, **{10 + n: f"g{n}" for n in range(UPDATES)}}
+        if n == UPDATES - 1:
+            steps[-4] = PlanStep(
+                "update", f"u{n}", "aten", {g: 10 + n, s: n, "w": W_AGAIN}, {f"{s}+1": n, "w+1": W_AGAIN}, (), (), 0
+            )
+            steps[-6:-6] = [PlanStep(READ, "w", "copy", {}, {}, (W_AGAIN,), (BYTES,), 0, place=w)]
+            steps[-4:-4] = [PlanStep(WAIT, "w", "copy", {}, {"w": W_AGAIN}, (), (), 0, place=w)]
+            steps[-3:-3] = [PlanStep(WRITE, "w+1", "copy", {"w+1": W_AGAIN}, {}, (), (), 0, place=w)]
+            steps += [PlanStep(WAIT, "w+1", "copy", {"w+1": W_AGAIN}, {}, (), (), 0, place=w)]
+    sizes = {
+        100: 64,
+        W: BYTES,
+        W_AGAIN: BYTES,
+        Z: BYTES,
+        **{n: BYTES for n in range(UPDATES)},
+        **{10 + n: 256 for n in range(UPDATES)},
+    }
+    names = {
+        100: "x",
+        W: "w",
+        W_AGAIN: "w",
+        Z: "z",
+        **{n: f"s{n}" for n in range(UPDATES)},
+        **{10 + n: f"g{n}" for n in range(UPDATES)},
+    }
     drafts = tuple(Buffer(id, names[id], size, 0, 0, 1, 0, 0) for id, size in sizes.items())
-    second = UPDATES * whole_blocks(BYTES)
+    second = (UPDATES + 2) * whole_blocks(BYTES)
     plan = in_order(Plan(1 << 20, 0, 0, 0, {}, (), drafts, second), steps)
     lifetimes = [Lifetime(b.id, whole_blocks(b.bytes), b.begin, b.end) for b in plan.buffers]
     placed = layout(lifetimes, alignment=COPY_ALIGNMENT)
@@ -55,11 +87,11 @@ def plan() -> Plan:
 
 def test_the_plan_is_valid_and_shares_memory(plan: Plan) -> None:
     verify(plan)
-    assert carried_places(plan) == {n * whole_blocks(BYTES) for n in range(UPDATES)}
-    assert plan.arena_bytes < UPDATES * BYTES
+    assert carried_places(plan) == {n * whole_blocks(BYTES) for n in range(UPDATES + 2)}
+    assert plan.arena_bytes < (UPDATES + 2) * BYTES
     expected = contents_seen(plan, EAGER)
     carried = dict(expected[-1][1])
-    assert len(carried) == UPDATES and 0 not in carried.values()
+    assert len(carried) == UPDATES + 2 and 0 not in carried.values()
     for timing in (LAZY, 1, 2, 3):
         assert contents_seen(plan, timing) == expected
 
@@ -107,6 +139,12 @@ def read_twice(plan: Plan) -> Plan:
     return with_new_step(with_new_step(more, k + 1, again), k + 2, wait)
 
 
+def read_by_an_update_and_not_changed(plan: Plan) -> Plan:
+    k = at(plan, "update", "u3")
+    other = with_step(plan, k, writes={name: id for name, id in plan.steps[k].writes.items() if name != "w+1"})
+    return without_step(without_step(other, at(plan, WAIT, "w+1")), at(plan, WRITE, "w+1"))
+
+
 def two_places_of_one_state(plan: Plan) -> Plan:
     steps = [replace(s, node="s0") if s.node == "s1" and s.kind == READ else s for s in plan.steps]
     return replace(plan, steps=tuple(steps))
@@ -132,12 +170,13 @@ def written_to_anothers_place(plan: Plan) -> Plan:
 
 REFUSED: list[tuple[Callable[[Plan], Plan], str]] = [
     (update_before_the_wait, "nothing was written there yet|no step makes"),
-    (not_written_back, "'s1': is read from the second memory, and not written back"),
+    (not_written_back, r"'s1': is changed by an update, and not written back for the next step"),
     (nothing_waits_for_the_write, "nothing waits for its write before the step ends"),
     (written_before_the_update, "no update has changed 's1' since it was read"),
     (no_update, "no update has changed 's1' since it was read"),
     (changed_by_a_backward_step, "with 's1', which an update alone may change"),
-    (read_twice, "is carried to the next step, and was read already"),
+    (read_twice, r"'s1\+1' has changed in buffer 1 since it was read|issued before the wait for the write"),
+    (read_by_an_update_and_not_changed, "reads 'w' and leaves it as it was"),
     (two_places_of_one_state, "has another place in the second memory already|one value and one buffer|nothing waits"),
     (freed_before_it_is_written, "it is in use during steps .* only"),
     (the_next_state_in_its_memory, r"overlap by \d+ bytes"),
@@ -158,6 +197,10 @@ def test_what_the_replay_of_contents_refuses_too(plan: Plan) -> None:
         check_copies(early)
     with pytest.raises(InvalidPlan, match="uses buffer 1, into which 's1' is still being read"):
         check_copies(update_before_the_wait(plan))
+    k = at(plan, "update", "u3")
+    reads, writes = {**plan.steps[k].reads, "w": W}, {**plan.steps[k].writes, "w+1": W}
+    with pytest.raises(InvalidPlan, match="changes buffer 60, and 'w' was read again since"):
+        check_copies(with_step(plan, k, reads=reads, writes=writes))
     k = at(plan, WRITE, "s1+1")
     with pytest.raises(InvalidPlan, match="buffer 2 is not that of 's1', which is 1"):
         check_copies(with_step(plan, k, reads={"s1+1": 2}))

@@ -53,7 +53,7 @@ def planned_again(
 
 def _with_costs(result: PlanResult, other: Solution | None, prepared: Prepared, taken_s: float) -> PlanResult:
     """``result``'s plan with the seconds that its step took, and the bound that ``other`` has on any."""
-    bound_s = 0.0 if other is None else other.bound_s
+    bound_s = 0.0 if other is None else min(other.bound_s, taken_s)
     gap, scope = (taken_s - bound_s) / taken_s, "none" if other is None else other.bound_scope
     status = "time_limit" if other is None else other.status
     eager = {"baseline_s": prepared.eager_s, "eager_memory_s": prepared.eager_memory_s}
