@@ -14,6 +14,10 @@ import torch
 from monet.base.graph import Value
 from monet.errors import ExecutionError
 from monet.executor.copying.disk_copies import DiskCopies
+from monet.native.heap import trim
+
+_MOST_DIRTY = 64 << 20
+"""Bytes of the file that are in memory while tensors are put there, at most, but for a tensor that is larger."""
 
 
 class CarriedState:
@@ -22,7 +26,7 @@ class CarriedState:
     def __init__(self, copies: DiskCopies, value_of: Callable[[str], Value]) -> None:
         self._copies = copies
         self._mapping = copies.channel.mapped()
-        self._changed = False  # here, since the last step
+        self._dirty = 0  # bytes changed here since they were last given back
         self._versions: dict[str, int] = {}  # of parameters, when the last step began
         self.tensors = {
             storage: self._tensor(place, value_of(storage)) for place, storage in sorted(copies.carried.items())
@@ -47,8 +51,8 @@ class CarriedState:
         self._take_over(storage, tensor)
         return own
 
-    def take_parameter(self, storage: str, parameter: torch.Tensor) -> None:
-        """Have the parameter's memory be the file, with the same content.
+    def take_parameter(self, storage: str, parameter: torch.Tensor, values: torch.Tensor | None = None) -> None:
+        """Have the parameter's memory be the file, with the same content, or with ``values``.
 
         Raises ``ExecutionError`` where that is what a step that was cut short has lost, and nobody has written to the
         parameter since.
@@ -57,7 +61,7 @@ class CarriedState:
         if parameter.data_ptr() != own.data_ptr():
             if parameter.shape != own.shape or parameter.dtype != own.dtype:
                 return  # which the check of all sources refuses
-            self._take_over(storage, parameter.detach())
+            self._take_over(storage, parameter.detach() if values is None else values)
             parameter.data = own
         elif self._versions[storage] == parameter._version:
             self._check_lost(storage)
@@ -66,9 +70,12 @@ class CarriedState:
         self._versions[storage] = parameter._version
 
     def _take_over(self, storage: str, tensor: torch.Tensor) -> None:
-        self.tensors[storage].copy_(tensor)
-        self._changed = True
+        own = self.tensors[storage]
+        own.copy_(tensor)
         self._copies.lost.discard(storage)
+        self._dirty += own.nbytes
+        if self._dirty >= _MOST_DIRTY:
+            self.release_pages()
 
     def _check_lost(self, storage: str) -> None:
         if storage in self._copies.lost:
@@ -78,8 +85,9 @@ class CarriedState:
             )
 
     def release_pages(self) -> None:
-        """Hold nothing of it in memory: a step is about to begin."""
-        if self._changed:
+        """Hold nothing of it in memory, as when a step is about to begin."""
+        if self._dirty:
             self._mapping.flush()
-            self._changed = False
+            self._dirty = 0
+            trim()  # of what these tensors had before: holes in the heap, whose pages may have been touched
         self._copies.channel.forget_pages(self._mapping)

@@ -10,7 +10,7 @@ import torch
 from monet.base.graph import PARAMETER, STATE, Source
 from monet.capture import Captured
 from monet.capture.guards.model_guard import ModelGuard
-from monet.errors import ExecutionError, PlanMismatch
+from monet.errors import ConfigError, ExecutionError, PlanMismatch
 from monet.executor.carried_state import CarriedState
 from monet.executor.copying.disk_copies import DiskCopies
 from monet.executor.planned_step import PlannedStep, owner_of
@@ -35,7 +35,9 @@ class Trainer:
         updates: Mapping[str, LiveUpdate],
         optimizer: torch.optim.Optimizer,
         plain: Callable[[Any], Any],
+        weights: Callable[[str], torch.Tensor] | None = None,
     ) -> None:
+        """``weights``: the values of the model's parameters and buffers, by their name in its ``state_dict``."""
         self.optimizer = optimizer
         self._updates = updates
         self._plain = plain
@@ -65,6 +67,31 @@ class Trainer:
             )
         self._groups = self._parameters()
         self._owners = {name: owner_of(module, name) for name in updates}
+        if weights is not None:
+            self._load(module, weights)
+
+    @torch.no_grad()
+    def _load(self, module: torch.nn.Module, weights: Callable[[str], torch.Tensor]) -> None:
+        """One tensor at a time; what is moved goes to its place, and its own memory is not touched. Raises
+        ``ConfigError`` where there is none of the right shape."""
+        model = module.model
+        assert isinstance(model, torch.nn.Module)
+        moved = {id(owner._parameters[key]): storage for storage, owner, key in self._moved}
+        kept = {name for name, _ in model.state_dict(keep_vars=True).items()}
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name not in kept:  # a buffer that is made by the model, and not saved
+                continue
+            values = weights(name)
+            if not isinstance(values, torch.Tensor) or values.shape != tensor.shape:
+                found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+                raise ConfigError(f"weights({name!r}) is {found}; the model's tensor is {tuple(tensor.shape)}")
+            storage = moved.get(id(tensor))
+            if storage is None or self._carried is None:
+                tensor.copy_(values)
+            else:
+                self._carried.take_parameter(storage, tensor, values)
+        if self._carried is not None:
+            self._carried.release_pages()
 
     @property
     def plan(self) -> Plan:

@@ -168,6 +168,23 @@ def offload_smallest(result: Any) -> Iterable[Row]:
         )  # fmt: skip
 
 
+def state(result: Any) -> Iterable[Row]:
+    """Parameters and state that are larger than memory."""
+    head = ["decoder", "parameters", "gradients and state with them", "budget", "in steps, of the promise", "resident"]
+    yield [*head, "s a step", "predicted", "bound", "without moves"]
+    for name, found in result.items():
+        last = found["steps"][1:]
+        seconds = sorted(row["seconds"] for row in last)[len(last) // 2]
+        most = max(row["step_bytes"] for row in last)
+        resident = max(row["resident_bytes"] for row in last)
+        yield [
+            name, f"{found['parameters'] / 1e6:.0f} M", f"{found['state_bytes'] / 1e9:.2f} GB",
+            f"{found['budget_bytes'] / 1e9:.2f} GB", f"{most - found['promised_peak_bytes']:+d} bytes",
+            f"{resident / 1e9:.2f} GB", f"{seconds:.2f}", f"{found['objective_s']:.2f}", f"{found['bound_s']:.2f}",
+            f"{found['baseline_s']:.2f}",
+        ]  # fmt: skip
+
+
 def offload_published(result: Any) -> Iterable[Row]:
     """One profile under budgets and bandwidths, by each part of the program and by all of it."""
     yield "budget", "bandwidth each way", "recomputation", "moves", "both", "bound", "moved", "recomputed"
@@ -233,6 +250,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "offload": ("offload.json", offload),
     "offload-smallest": ("offload.json", offload_smallest),
     "offload-published": ("offload.json", offload_published),
+    "state": ("state.json", state),
 }
 
 

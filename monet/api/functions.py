@@ -266,6 +266,7 @@ def optimize(
     exact: bool = False,
     fused: bool = False,
     offload: str | None = None,
+    weights: Callable[[str], torch.Tensor] | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
     gap: float = _SOLVING.gap,
@@ -286,7 +287,9 @@ def optimize(
     ``budget``: bytes, or text as ``"6GB"``, ``"50%"`` (of eager's peak); it counts parameters, optimiser state, the
     batch, outputs, gradients, activations and temporaries. ``plan``: of an earlier call, or its file, instead.
     ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
-    ``offload``: a second memory for activations and the optimiser's state, as ``"disk:/scratch"``.
+    ``offload``: a second memory for activations, parameters and the optimiser's state, as ``"disk:/scratch"``.
+    ``weights``: a function that gives the values of a parameter or buffer by its name in the model's ``state_dict``,
+    for a model that was made empty (``to_empty``) and is larger than memory: it is then never in memory whole.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
     bit. ``fused``: as for ``monet.plan``; with ``return_outputs=False`` a language model's logits are never whole.
     ``dynamic``: as for ``monet.plan``, by argument of the model, and ``"targets"`` for the targets.
@@ -303,6 +306,11 @@ def optimize(
         plan = Plan.of(plan)
     elif dynamic is not None and offload is not None:
         raise ConfigError(_NO_COPIES)
+    if weights is None and (name := next((n for n, p in model.named_parameters() if p.is_meta), None)) is not None:
+        raise ConfigError(
+            f"{name} is on the meta device, without values: before the optimizer is made, model.to_empty(device='cpu') "
+            "gives it memory, which is not touched, and weights=, a function of a name, its values"
+        )
     step = capture_whole_step(
         model, sample_inputs, sample_targets, loss_fn=loss_fn, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
         return_outputs=return_outputs, dynamic=dynamic if plan is None else ranges_of_plan(plan),
@@ -322,7 +330,7 @@ def optimize(
             f"autocast is {autocast.describe(now)}, and the plan was made with autocast {autocast.describe(planned)}; "
             "call optimize under the same torch.autocast"
         )
-    return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs)
+    return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs, weights)
 
 
 def apply(

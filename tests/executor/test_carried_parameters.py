@@ -16,7 +16,7 @@ from torch import nn
 from trainer_cases import Batch, EagerStep, assert_same, both_step, case_loss
 
 import monet
-from monet.errors import ExecutionError
+from monet.errors import ConfigError, ExecutionError
 from monet.executor.copying.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.format import READ, WRITE
@@ -185,3 +185,45 @@ def test_what_a_cut_step_has_lost_is_told_until_it_is_written_anew(disk: Path) -
     trainer.optimizer.load_state_dict(kept[1])
     assert_right(trainer, eager, range(1, 3))
     assert not copies.lost
+
+
+class Empty:
+    """Values of a model by name, and which were asked for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values: dict[str, torch.Tensor] = {k: v.clone() for k, v in model.state_dict().items()}
+        self.asked: list[str] = []
+
+    def __call__(self, name: str) -> torch.Tensor:
+        self.asked.append(name)
+        return self.values[name]
+
+
+def test_an_empty_model_gets_its_values_one_by_one(disk: Path) -> None:
+    full = make_model()
+    weights = Empty(full)
+    with torch.device("meta"):
+        model = make_model()
+    with pytest.raises(ConfigError, match=r"words.weight is on the meta device, without values: .*to_empty"):
+        trainer_of(disk, model)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    model.layers[2].requires_grad_(False)
+    optimizer = make_optimizer(list(model.parameters()))
+    trainer = monet.optimize(
+        model, *batch(0), loss_fn=case_loss, optimizer=optimizer, plan=plan_in(disk), weights=weights
+    )
+    assert sorted(weights.asked) == sorted(name for name, _ in full.named_parameters())
+    assert_same(model.state_dict(), full.state_dict(), "model")
+    assert_right(trainer, eager_of(full), range(2))
+
+
+def test_values_of_another_shape_are_refused(disk: Path) -> None:
+    model = make_model()
+    with pytest.raises(ConfigError, match=r"weights\('words.weight'\) is \(2, 3\); the model's tensor is \(600, 528\)"):
+        monet.optimize(
+            model, *batch(0), loss_fn=case_loss, optimizer=make_optimizer(list(model.parameters())),
+            plan=plan_in(disk), weights=lambda name: torch.zeros(2, 3),
+        )  # fmt: skip

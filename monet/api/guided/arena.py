@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import logging
 import threading
@@ -24,6 +23,7 @@ from monet.base.torch_versions import say_if_untested
 from monet.errors import ConfigError, ExecutionError
 from monet.native.allocator import live_bytes, uncounted_bytes
 from monet.native.guided import MOST_REQUESTS, GuidedArena, Places, StepCounts
+from monet.native.heap import trim
 
 _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -219,7 +219,7 @@ class ProfileGuidedArena:
         had = self._largest()
         had_bytes = 0 if had is None else had.arena_bytes
         # What the recorded step has freed is the system's again before the arena takes as much.
-        _trim()
+        trim()
         more_bytes = max(0, placement.arena_bytes - had_bytes)
         if self._limit_bytes and live_bytes() + self._uncounted_bytes + more_bytes > self._limit_bytes:
             _log.warning(
@@ -301,10 +301,3 @@ def profile_guided(
     if limit is not None and limit_bytes == 0:
         raise ConfigError("a limit of 0 bytes leaves no memory; without a limit it is None")
     return ProfileGuidedArena(limit_bytes, max_plans, layout_s)
-
-
-def _trim() -> None:
-    """Give the system back what the C library keeps of freed memory, where it can (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
