@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,9 +61,10 @@ class PlannedStep:
         captured: Captured,
         guard: ModelGuard,
         state: Callable[[Source], Locate] | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
         """``captured``: of ``model``, in the modes it was planned in, as ``guard`` knows it. ``state``: where an
-        optimiser's state is found.
+        optimiser's state is found. ``checkpoint``: as of ``copies_of``.
 
         Raises ``PlanMismatch`` where the plan is not this model's, or not this machine's.
         """
@@ -71,7 +73,7 @@ class PlannedStep:
         self._device = self.graph.device.type
         self._autocast = plan.model.get("autocast")
         self._check_environment()
-        self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges, captured.islands)
+        self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges, captured.islands, checkpoint)
         self._guard = guard
         assigned = [write for write in captured.writes if write.expected is None]
         guard.leave_out([(write.module, write.key) for write in assigned if not write.of_object])

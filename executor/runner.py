@@ -8,6 +8,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from monet.base.graph import Value, tangents_behind
 from monet.base.sizes import Ranges
 from monet.base.torch_versions import say_if_untested
+from monet.base.vector_functions import find_kernels
 from monet.capture import autocast
 from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.arena_requests import arena_requests
@@ -59,16 +61,18 @@ class Runner:
         catalogue: Catalogue,
         ranges: Ranges | None = None,
         islands: Mapping[str, Island] | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
         """``ranges``: which sizes vary, where the plan is for more than one shape. ``islands``: by key, parts of the
-        model that run as they are."""
+        model that run as they are. ``checkpoint``: as of ``copies_of``."""
         say_if_untested()
         self.plan = plan
         self.graph = catalogue.graph
         self._device = self.graph.device
         devices.require_plannable(self._device)
+        find_kernels()
         self.arena: allocator.Arena | None = None
-        self.copies = copies_of(plan, self._is_inside, self._device)
+        self.copies = copies_of(plan, self._is_inside, self._device, checkpoint)
         self.varying = None if ranges is None else Varying.of(plan, catalogue, ranges)
         self.places = Places.of(plan)
         self.islands = IslandCalls(self.graph, islands or {})

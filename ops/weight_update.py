@@ -152,6 +152,10 @@ class LiveUpdate:
             self._fresh = tensor
         self.state[key] = tensor
 
+    def begin_anew(self) -> None:
+        """Its state is there, and no step has used it."""
+        self._fresh = next(reversed(self.state.values()), None)
+
     def done(self) -> None:
         self._fresh = None
 

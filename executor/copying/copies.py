@@ -45,8 +45,11 @@ class Copies(Protocol):
     def settle(self) -> None: ...
 
 
-def copies_of(plan: Plan, inside: Callable[[int], bool], device: torch.device) -> Copies | None:
-    """What a plan's copies go through; None where it has none. ``inside``: as for ``DiskCopies``.
+def copies_of(
+    plan: Plan, inside: Callable[[int], bool], device: torch.device, checkpoint: Path | None = None
+) -> Copies | None:
+    """What a plan's copies go through; None where it has none. ``inside``: as for ``DiskCopies``. ``checkpoint``: a
+    file that stays, in which what is carried from step to step is there twice.
 
     Raises ``PlanMismatch`` where the plan was made for another disk or GPU, or for rates alone; ``ConfigError`` and
     ``ExecutionError`` where the second memory cannot be had.
@@ -55,7 +58,7 @@ def copies_of(plan: Plan, inside: Callable[[int], bool], device: torch.device) -
         return None
     described: Mapping[str, Any] = plan.environment.get("second_memory", {})
     if described.get("disk"):
-        return _on_disk(plan, described, inside)
+        return _on_disk(plan, described, inside, checkpoint)
     if described.get("host"):
         return _in_main_memory(plan, described, device)
     raise PlanMismatch(
@@ -64,8 +67,10 @@ def copies_of(plan: Plan, inside: Callable[[int], bool], device: torch.device) -
     )
 
 
-def _on_disk(plan: Plan, described: Mapping[str, Any], inside: Callable[[int], bool]) -> DiskCopies:
-    named = described.get("folder")
+def _on_disk(
+    plan: Plan, described: Mapping[str, Any], inside: Callable[[int], bool], checkpoint: Path | None
+) -> DiskCopies:
+    named = described.get("folder") if checkpoint is None else checkpoint.parent
     folder = find_folder(None if named is None else Path(named))
     device = device_of(folder)
     if described.get("device") not in (None, device):
@@ -73,8 +78,15 @@ def _on_disk(plan: Plan, described: Mapping[str, Any], inside: Callable[[int], b
             f"the plan's copies were timed for the disk [{described['device']}], and {folder} lies on [{device}]; plan "
             "again, or name a folder on that disk"
         )
-    check_room(folder, plan.second_bytes)
-    return DiskCopies(Channel(folder, plan.second_bytes), inside, carried=carried_storages(plan))
+    carried = carried_storages(plan)
+    if checkpoint is None:
+        check_room(folder, plan.second_bytes)
+        return DiskCopies(Channel(folder, plan.second_bytes), inside, carried=carried)
+    size = 2 * plan.second_bytes
+    check_room(folder, size - (checkpoint.stat().st_size if checkpoint.exists() else 0))
+    written = frozenset(s.place for s in plan.steps if s.kind == WRITE and s.place is not None) & carried.keys()
+    channel = Channel(folder, size, name=checkpoint.name)
+    return DiskCopies(channel, inside, carried=carried, rewritten=written, half_bytes=plan.second_bytes)
 
 
 def _in_main_memory(plan: Plan, described: Mapping[str, Any], device: torch.device) -> HostCopies:

@@ -32,7 +32,8 @@ class DiskCopies:
     """``channel``: the disk, and the thread that copies. ``inside``: whether memory is the arena's: only there does a
     plan leave room for whole blocks. ``carried``: by place, the storage that it holds from one step to the next.
     ``lost``: of these, what the place does not hold any more, since a step was cut short between its update and the end
-    of its copy."""
+    of its copy. ``rewritten``: places that a step reads from one half of the file, and writes to the other: nothing is
+    lost then. ``half``: 0 or 1, where the next step reads; ``half_bytes``: of one."""
 
     channel: Channel
     inside: Callable[[int], bool]
@@ -40,6 +41,9 @@ class DiskCopies:
     process: int = field(default_factory=os.getpid)
     carried: Mapping[int, str] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
+    rewritten: frozenset[int] = frozenset()
+    half: int = 0
+    half_bytes: int = 0
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
     _written_back: set[int] = field(default_factory=set)  # places of ``carried`` with a copy under way to them
 
@@ -59,8 +63,9 @@ class DiskCopies:
             bounce, aligned = _aligned(size)
             ctypes.memmove(aligned, pointer, min(size, tensor.untyped_storage().nbytes()))
             pointer = aligned
-        self._under_way[place] = _UnderWay(self.channel.write(pointer, place, size), bounce)
-        if place in self.carried:
+        there = place + (1 - self.half) * self.half_bytes if place in self.rewritten else place
+        self._under_way[place] = _UnderWay(self.channel.write(pointer, there, size), bounce)
+        if place in self.carried and place not in self.rewritten:
             self._written_back.add(place)
 
     def read(self, value: Value, place: int, size: int) -> torch.Tensor:
@@ -68,13 +73,18 @@ class DiskCopies:
         # torch.UntypedStorage(size) would not ask the allocator that serves the arena.
         storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
         pointer = storage.data_ptr()
+        there = self.place_now(place)
         if self.inside(pointer):
-            self._under_way[place] = _UnderWay(self.channel.read(pointer, place, size))
+            self._under_way[place] = _UnderWay(self.channel.read(pointer, there, size))
         else:
             bounce, aligned = _aligned(size)
-            self._under_way[place] = _UnderWay(self.channel.read(aligned, place, size), bounce, pointer, size)
+            self._under_way[place] = _UnderWay(self.channel.read(aligned, there, size), bounce, pointer, size)
         made: torch.Tensor = torch.empty(0, dtype=value.dtype).set_(storage, value.offset, value.shape, value.stride)
         return made
+
+    def place_now(self, place: int) -> int:
+        """Where in the file a place's content is when a step begins."""
+        return place + self.half * self.half_bytes if place in self.rewritten else place
 
     def wait(self, place: int) -> None:
         """Until the newest copy of the place is over. Raises ``ExecutionError`` where it has failed."""

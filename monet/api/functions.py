@@ -26,6 +26,7 @@ from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of, example_inputs, ranges_of_plan
 from monet.capture.varying_inputs import given_axes, largest, ranges_of
 from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
+from monet.executor.copying.checkpoint import checkpoint_at, plan_of, plan_path
 from monet.executor.module import require_unplanned
 from monet.executor.trainer import Trainer
 from monet.ops.offers.offering import Offering
@@ -267,6 +268,7 @@ def optimize(
     fused: bool = False,
     offload: str | None = None,
     weights: Callable[[str], torch.Tensor] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
     gap: float = _SOLVING.gap,
@@ -290,6 +292,8 @@ def optimize(
     ``offload``: a second memory for activations, parameters and the optimiser's state, as ``"disk:/scratch"``.
     ``weights``: a function that gives the values of a parameter or buffer by its name in the model's ``state_dict``,
     for a model that was made empty (``to_empty``) and is larger than memory: it is then never in memory whole.
+    ``checkpoint``: a file that has model and optimiser after every step, whatever ends the process; where there is one,
+    training goes on from it, by its plan, and ``trainer.steps`` says how many steps were made.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
     bit. ``fused``: as for ``monet.plan``; with ``return_outputs=False`` a language model's logits are never whole.
     ``dynamic``: as for ``monet.plan``, by argument of the model, and ``"targets"`` for the targets.
@@ -302,6 +306,9 @@ def optimize(
     if (budget is None) == (plan is None):
         raise TypeError("optimize takes a budget or a plan, and exactly one of them")
     _require_module(model)
+    kept = None if checkpoint is None else checkpoint_at(checkpoint)
+    if kept is not None and plan is None:
+        plan = plan_of(kept)
     if plan is not None:
         plan = Plan.of(plan)
     elif dynamic is not None and offload is not None:
@@ -324,13 +331,15 @@ def optimize(
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
+        if kept is not None:
+            plan.save(plan_path(kept))
     planned, now = plan.model.get("autocast"), autocast.state(device_type(model, sample_inputs))
     if planned != now:
         raise PlanMismatch(
             f"autocast is {autocast.describe(now)}, and the plan was made with autocast {autocast.describe(planned)}; "
             "call optimize under the same torch.autocast"
         )
-    return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs, weights)
+    return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs, weights, kept)
 
 
 def apply(

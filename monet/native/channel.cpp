@@ -1,4 +1,4 @@
-// A second memory on a disk: an unlinked file, and a thread that copies to and from it while operators run.
+// A second memory on a disk: an unlinked file, or one that stays, and a thread that copies to and from it while operators run.
 //
 // Copies are executed in the order in which they are issued, in chunks, by direct I/O where the file system has it, so
 // that the page cache holds nothing of them. Where it has not, what was written is forced out and dropped from the page
@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <pthread.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -33,6 +34,7 @@ constexpr int64_t kChunk = int64_t{4} << 20;
 constexpr int kInMemory = -1000;  // the folder is no disk
 constexpr int kClosed = -1001;
 constexpr int kShort = -1002;     // a read ended before its length
+constexpr int kTaken = -1003;     // another process has the file
 
 struct Copy {
   bool write;
@@ -160,6 +162,17 @@ int open_unlinked(const char* folder, int flags) {
   return file;
 }
 
+// A file that stays, with what it holds; nobody else has it meanwhile.
+int open_named(const char* path, int flags) {
+  int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | flags, 0600);
+  if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) != 0) {
+    close(file);
+    errno = EWOULDBLOCK;
+    return -1;
+  }
+  return file;
+}
+
 bool is_in_memory(const char* folder) {
   struct statfs found;
   if (statfs(folder, &found) != 0) return false;
@@ -183,9 +196,9 @@ int issue(Channel* channel, Copy copy, int64_t* ticket) {
 
 extern "C" {
 
-// A channel to `bytes` bytes in `folder`, all of them set aside on the disk. `buffered`: without direct I/O. nullptr:
-// *error says why, an errno or one of the above.
-Channel* monet_channel_open(const char* folder, int64_t bytes, int buffered, int* error) {
+// A channel to `bytes` bytes in `folder`, all of them set aside on the disk. `name`: of a file there that stays; nullptr:
+// it has none. `buffered`: without direct I/O. nullptr: *error says why, an errno or one of the above.
+Channel* monet_channel_open(const char* folder, const char* name, int64_t bytes, int buffered, int* error) {
   *error = 0;
   if (is_in_memory(folder)) {
     *error = kInMemory;
@@ -194,12 +207,15 @@ Channel* monet_channel_open(const char* folder, int64_t bytes, int buffered, int
   auto* channel = new Channel;
   channel->bytes = rounded(bytes);
   channel->direct = buffered == 0;
-  channel->file = open_unlinked(folder, channel->direct ? O_DIRECT : 0);
+  const auto open_file = [&](int flags) {
+    return name == nullptr ? open_unlinked(folder, flags) : open_named((std::string(folder) + "/" + name).c_str(), flags);
+  };
+  channel->file = open_file(channel->direct ? O_DIRECT : 0);
   if (channel->file < 0 && channel->direct && errno == EINVAL) {
     channel->direct = false;
-    channel->file = open_unlinked(folder, 0);
+    channel->file = open_file(0);
   }
-  if (channel->file < 0) *error = errno;
+  if (channel->file < 0) *error = name != nullptr && errno == EWOULDBLOCK ? kTaken : errno;
   if (*error == 0 && channel->bytes > 0) *error = posix_fallocate(channel->file, 0, channel->bytes);
   if (*error != 0) {
     if (channel->file >= 0) close(channel->file);

@@ -15,11 +15,12 @@ from monet.plans.format import COPY_ALIGNMENT
 
 ALIGNMENT = COPY_ALIGNMENT
 """Bytes: of memory and places that are copied, and of the lengths that are really copied; ``kAlign`` in C++."""
-_IN_MEMORY, _CLOSED, _SHORT = -1000, -1001, -1002
+_IN_MEMORY, _CLOSED, _SHORT, _TAKEN = -1000, -1001, -1002, -1003
 _SAID = {
     _IN_MEMORY: "it lies in main memory (tmpfs), where nothing would be gained; name a folder on a disk",
     _CLOSED: "it belongs to the process that this one was forked from",
     _SHORT: "the file ended before what was to be read",
+    _TAKEN: "a trainer, or a model that it trained, has this file, here or in another process",
 }
 _TURN_MS = 100
 """How long a wait may keep Ctrl-C waiting."""
@@ -36,7 +37,7 @@ def _library() -> ctypes.CDLL:
     declare(
         free,
         {
-            "monet_channel_open": (pointer, [ctypes.c_char_p, number, integer, pointer]),
+            "monet_channel_open": (pointer, [ctypes.c_char_p, ctypes.c_char_p, number, integer, pointer]),
             "monet_channel_file": (integer, [pointer]),
             "monet_channel_is_direct": (integer, [pointer]),
             "monet_channel_write": (integer, [pointer, pointer, number, number, pointer]),
@@ -56,10 +57,12 @@ def _why(error: int) -> str:
     return _SAID.get(error) or os.strerror(error)
 
 
-def _opened(library: ctypes.CDLL, folder: Path, size: int, *, buffered: bool = False) -> ctypes.c_void_p | str:
+def _opened(
+    library: ctypes.CDLL, folder: Path, size: int, *, name: str | None = None, buffered: bool = False
+) -> ctypes.c_void_p | str:
     """What stands for the open channel, or why there is none."""
-    error = ctypes.c_int()
-    opened = library.monet_channel_open(os.fsencode(folder), size, int(buffered), ctypes.byref(error))
+    error, named = ctypes.c_int(), None if name is None else os.fsencode(name)
+    opened = library.monet_channel_open(os.fsencode(folder), named, size, int(buffered), ctypes.byref(error))
     return ctypes.c_void_p(opened) if opened else _why(error.value)
 
 
@@ -84,21 +87,23 @@ class Copied:
 
 
 class Channel:
-    """``bytes`` bytes in a file that has no name, all of them set aside, and a thread that copies.
+    """``bytes`` bytes in a file, all of them set aside, and a thread that copies.
 
     Copies are over in the order in which they are issued. Memory and places are multiples of ``ALIGNMENT``; a copy
     touches its length rounded up to that. ``direct``: copied past the page cache; else it is written out and dropped
-    from there, chunk by chunk. The file is gone when the process ends, however it ends.
+    from there, chunk by chunk. ``name``: of a file that stays, with what it holds; without one, it is gone when the
+    process ends, however it ends.
 
-    Raises ``ExecutionError`` where the folder lies in main memory, cannot be written to, or has too little room.
+    Raises ``ExecutionError`` where the folder lies in main memory, cannot be written to, or has too little room, or
+    where another process has the file.
     """
 
     _open = False
 
-    def __init__(self, folder: Path, size: int, *, buffered: bool = False) -> None:
+    def __init__(self, folder: Path, size: int, *, name: str | None = None, buffered: bool = False) -> None:
         self._lib = _library()
         self.folder, self.bytes = folder, size
-        opened = _opened(self._lib, folder, size, buffered=buffered)
+        opened = _opened(self._lib, folder, size, name=name, buffered=buffered)
         if isinstance(opened, str):
             raise ExecutionError(f"{folder} cannot hold a second memory of {size:,} bytes: {opened}")
         self._channel = opened
@@ -145,6 +150,10 @@ class Channel:
         """Hold nothing of the mapping in memory, but for what was changed there and is not flushed; a copy finds it."""
         mapping.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(self._lib.monet_channel_file(self._channel), 0, self.bytes, os.POSIX_FADV_DONTNEED)
+
+    def sync(self) -> None:
+        """Until what was copied to the file is on the disk, whatever happens to the machine."""
+        os.fsync(self._lib.monet_channel_file(self._channel))
 
     def copied(self) -> Copied:
         """What has been copied so far."""

@@ -176,8 +176,8 @@ def test_through_the_page_cache(disk: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Where the file system has no direct access."""
     real = Channel.__init__
 
-    def buffered(self: Channel, folder: Path, size: int) -> None:
-        real(self, folder, size, buffered=True)
+    def buffered(self: Channel, folder: Path, size: int, *, name: str | None = None) -> None:
+        real(self, folder, size, name=name, buffered=True)
 
     monkeypatch.setattr(Channel, "__init__", buffered)
     model = make_model()

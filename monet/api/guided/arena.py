@@ -19,11 +19,11 @@ from monet.api.guided.report import GuidedReport
 from monet.api.guided.requests import Requests
 from monet.base.amounts import parse_byte_count
 from monet.base.files.atomic import write_text_atomically
+from monet.base.heap import trim
 from monet.base.torch_versions import say_if_untested
 from monet.errors import ConfigError, ExecutionError
 from monet.native.allocator import live_bytes, uncounted_bytes
 from monet.native.guided import MOST_REQUESTS, GuidedArena, Places, StepCounts
-from monet.native.heap import trim
 
 _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])

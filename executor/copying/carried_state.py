@@ -7,30 +7,49 @@ past the mapping.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from monet.base.graph import Value
+from monet.base.heap import trim
 from monet.errors import ExecutionError
 from monet.executor.copying.disk_copies import DiskCopies
-from monet.native.heap import trim
 
 _MOST_DIRTY = 64 << 20
 """Bytes of the file that are in memory while tensors are put there, at most, but for a tensor that is larger."""
 
 
 class CarriedState:
-    """``tensors``: by storage, what model and optimiser have."""
+    """The file's tensors, and whether they hold what model and optimiser should have."""
 
     def __init__(self, copies: DiskCopies, value_of: Callable[[str], Value]) -> None:
         self._copies = copies
         self._mapping = copies.channel.mapped()
         self._dirty = 0  # bytes changed here since they were last given back
         self._versions: dict[str, int] = {}  # of parameters, when the last step began
-        self.tensors = {
-            storage: self._tensor(place, value_of(storage)) for place, storage in sorted(copies.carried.items())
-        }
+        self._halves = tuple(self._of_half(half, value_of) for half in range(2 if copies.half_bytes else 1))
+
+    def _of_half(self, half: int, value_of: Callable[[str], Value]) -> dict[str, torch.Tensor]:
+        copies, found = self._copies, {}
+        for place, storage in sorted(copies.carried.items()):
+            there = place + half * copies.half_bytes if place in copies.rewritten else place
+            found[storage] = self._tensor(there, value_of(storage))
+        return found
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """By storage, what model and optimiser have."""
+        return self._halves[self._copies.half]
+
+    def turn(self, half: int) -> None:
+        """From here on what the last step left is in this half."""
+        self._copies.half = half
+
+    def adopt(self, storage: str, parameter: torch.Tensor) -> None:
+        """Have the parameter be what the file holds."""
+        parameter.data = self.tensors[storage]
+        self._versions[storage] = parameter._version
 
     def _tensor(self, place: int, value: Value) -> torch.Tensor:
         count = value.storage_bytes // value.dtype.itemsize

@@ -1,0 +1,108 @@
+"""A training that goes on after whatever ends its process: a file with all that is moved, and one that says how far.
+
+What a step changes is in the file twice: it is read from one half, and written to the other. A step is finished when a
+small second file is, which says which half is good, and has what is not moved: it replaces the one before by its name,
+which the file system does at once or not at all. A step that is cut short has touched nothing of the half before it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monet.errors import ConfigError
+from monet.plans.plan import Plan
+
+FORMAT = 1
+
+
+def checkpoint_at(path: str | os.PathLike[str]) -> Path:
+    """Where a checkpoint is. Raises ``ConfigError`` where none can be."""
+    found = Path(path)
+    if not found.parent.is_dir() or found.is_dir():
+        raise ConfigError(f"checkpoint {found}: a file in a folder that is there is needed")
+    return found.resolve()
+
+
+def head_of(path: Path) -> Path:
+    """The small file beside a checkpoint."""
+    return path.with_name(f"{path.name}.step")
+
+
+def plan_path(path: Path) -> Path:
+    """The plan beside a checkpoint."""
+    return path.with_name(f"{path.name}.plan.json")
+
+
+def plan_of(path: Path) -> Plan | None:
+    """The plan of a checkpoint that training goes on from; None where there is none."""
+    return Plan.load(plan_path(path)) if head_of(path).exists() and plan_path(path).exists() else None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """``steps``: how many were made. ``half``: which has what they left. ``tensors``: by name, what is not moved.
+    ``groups``: of the optimiser, without their parameters. ``fresh``: updates that were not made yet. ``random``: the
+    state of the generator."""
+
+    steps: int
+    half: int
+    tensors: Mapping[str, torch.Tensor]
+    groups: list[dict[str, Any]]
+    fresh: list[str]
+    random: torch.Tensor
+
+
+class Checkpoint:
+    """``path``: of the large file; the small one is beside it. ``described``: of the plan, what must be the same.
+    ``moves``: whether there is a large file."""
+
+    def __init__(self, path: Path, described: Mapping[str, Any], *, moves: bool) -> None:
+        self.path, self._described, self._moves = path, dict(described), moves
+        self._head = head_of(path)
+
+    def last(self) -> Finished | None:
+        """What the last finished step left; None where there is none. Raises ``ConfigError`` where that cannot be read,
+        or is of another plan."""
+        if not self._head.exists():
+            return None
+        try:
+            found = torch.load(self._head, weights_only=True)
+            described, finished = found.pop("described"), Finished(**found)
+        except (OSError, RuntimeError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+            raise ConfigError(
+                f"{self._head} cannot be read ({type(error).__name__}): it is no checkpoint of monet.optimize, or was "
+                f"damaged. Begin a new one under another name, or remove it and {self.path.name}"
+            ) from error
+        differing = sorted(key for key, value in self._described.items() if described.get(key) != value)
+        if differing or (self._moves and not self.path.exists()):
+            what = (
+                f"is of another plan ({', '.join(differing)})"
+                if differing
+                else f"belongs to {self.path}, which is gone"
+            )
+            raise ConfigError(
+                f"{self._head} {what}; go on with the model and the plan that it was begun with, or begin a new "
+                "checkpoint under another name"
+            )
+        return finished
+
+    def finish(self, finished: Finished) -> None:
+        """A step is made. Raises ``OSError`` where the disk does not take it."""
+        beside = self._head.with_name(f"{self._head.name}.new")
+        with beside.open("wb") as file:
+            torch.save({"described": self._described, **vars(finished)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._head)
+        folder = os.open(self._head.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

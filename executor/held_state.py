@@ -1,0 +1,198 @@
+"""What a trainer has from one step to the next: where a second memory holds parameters and state, and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monet.base.graph import PARAMETER, STATE
+from monet.errors import ConfigError, ExecutionError, PlanMismatch
+from monet.executor.copying.carried_state import CarriedState
+from monet.executor.copying.checkpoint import Checkpoint, Finished
+from monet.executor.copying.disk_copies import DiskCopies
+from monet.executor.planned_step import PlannedStep, owner_of
+from monet.ops.weight_update import LiveUpdate
+
+
+class HeldState:
+    """``steps``: how many were made."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        step: PlannedStep,
+        updates: Mapping[str, LiveUpdate],
+        optimizer: torch.optim.Optimizer,
+        path: Path | None,
+    ) -> None:
+        """``module``: the model with its loss. ``path``: of a checkpoint. Raises ``PlanMismatch`` where the plan moves
+        what model and optimiser do not have."""
+        self._module, self._updates, self._optimizer = module, updates, optimizer
+        self.steps = 0
+        self._begun = False  # whether the checkpoint has something to go on from
+        copies = step.runner.copies
+        self._copies = copies if isinstance(copies, DiskCopies) and copies.carried else None
+        self._carried = None if self._copies is None else CarriedState(self._copies, step.graph.values.__getitem__)
+        self._moved: list[tuple[str, torch.nn.Module, str]] = []  # storage of a parameter, and whose it is
+        self._states: dict[str, dict[str, str]] = {name: {} for name in updates}  # parameter → key → storage
+        for source in step.graph.sources:
+            if self._carried is None or source.value not in self._carried.tensors:
+                continue
+            if source.kind == PARAMETER:
+                self._moved.append((source.value, *owner_of(module, source.target)))
+            elif source.kind == STATE:
+                name, _, key = source.target.rpartition(".")
+                self._states[name][key] = source.value
+        if copies is not None and len(copies.carried) != len(self._moved) + sum(map(len, self._states.values())):
+            raise PlanMismatch(
+                "the plan keeps what is no parameter of this model and no state of this optimizer in the second "
+                "memory; plan again"
+            )
+        self._checkpoint = None if path is None else self._checkpoint_at(path, step)
+
+    def _checkpoint_at(self, path: Path, step: PlannedStep) -> Checkpoint:
+        copies, plan = self._copies, step.plan
+        described = {
+            "model": plan.model.get("fingerprint"),
+            "places": {} if copies is None else {storage: place for place, storage in copies.carried.items()},
+            "bytes": plan.second_bytes,
+        }
+        return Checkpoint(path, described, moves=copies is not None)
+
+    @torch.no_grad()
+    def load(self, weights: Callable[[str], torch.Tensor]) -> None:
+        """One tensor at a time; what is moved goes to its place, and its own memory is not touched. Raises
+        ``ConfigError`` where there is none of the right shape."""
+        model = self._module.model
+        assert isinstance(model, torch.nn.Module)
+        moved = {id(owner._parameters[key]): storage for storage, owner, key in self._moved}
+        saved = set(model.state_dict(keep_vars=True))  # other buffers are made by the model
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name not in saved:
+                continue
+            values = weights(name)
+            if not isinstance(values, torch.Tensor) or values.shape != tensor.shape:
+                found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+                raise ConfigError(f"weights({name!r}) is {found}; the model's tensor is {tuple(tensor.shape)}")
+            storage = moved.get(id(tensor))
+            if storage is None or self._carried is None:
+                tensor.copy_(values)
+            else:
+                self._carried.take_parameter(storage, tensor, values)
+        if self._carried is not None:
+            self._carried.release_pages()
+
+    def resume(self) -> bool:
+        """Go on from the checkpoint; False where there is none. Raises ``ConfigError``."""
+        last = None if self._checkpoint is None else self._checkpoint.last()
+        if last is None:
+            return False
+        self._put(last)
+        for name in last.fresh:
+            self._updates[name].begin_anew()
+        self._begun = True
+        return True
+
+    def take_state(self, name: str) -> None:
+        """Have the state of this parameter's update be the file's. Raises ``ExecutionError`` where it was lost."""
+        live = self._updates[name]
+        for key, storage in self._states[name].items():
+            assert self._carried is not None
+            live.exchange(key, self._carried.taken_over(storage, live.state[key]))
+
+    def ready(self) -> None:
+        """Before a step, once all state is taken. Raises ``ExecutionError`` where a parameter was lost."""
+        if self._carried is not None:
+            for storage, parameter in self._moved_parameters():
+                self._carried.take_parameter(storage, parameter)
+            self._carried.release_pages()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a step. One that ends by an error has changed nothing, where there is a checkpoint."""
+        if self._checkpoint is None:
+            yield
+            self.steps += 1
+            return
+        if not self._begun:
+            self._finish(self.steps, self._half)
+            self._begun = True
+        try:
+            yield
+            self._finish(self.steps + 1, 1 - self._half if self._copies is not None else 0)
+        except BaseException:
+            last = self._checkpoint.last()
+            assert last is not None
+            self._put(last)
+            raise
+        self.steps += 1
+        self._adopt(1 - self._half)
+
+    @property
+    def _half(self) -> int:
+        return 0 if self._copies is None else self._copies.half
+
+    def _moved_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for storage, owner, key in self._moved:
+            parameter = owner._parameters[key]
+            assert parameter is not None
+            yield storage, parameter
+
+    def _finish(self, steps: int, half: int) -> None:
+        """All that a step left is on the disk, and is what a later process goes on from."""
+        assert self._checkpoint is not None
+        if self._copies is not None:
+            self._copies.channel.sync()
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        fresh = [name for name, live in self._updates.items() if live.first]
+        try:
+            self._checkpoint.finish(Finished(steps, half, dict(self._others()), groups, fresh, torch.get_rng_state()))
+        except OSError as error:
+            raise ExecutionError(f"the checkpoint {self._checkpoint.path} cannot be written: {error}") from error
+
+    def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is not moved: of model and loss, and of the optimiser, by name."""
+        moved = {id(parameter) for _, parameter in self._moved_parameters()}
+        for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
+            if id(tensor) not in moved:
+                yield name, tensor.detach()
+        for name, live in self._updates.items():
+            for key, tensor in self._optimizer.state.get(live.parameter, {}).items():
+                if key not in self._states[name] and isinstance(tensor, torch.Tensor):
+                    yield f"{name}/{key}", tensor
+
+    @torch.no_grad()
+    def _put(self, last: Finished) -> None:
+        """Model and optimiser are what the checkpoint has."""
+        self.steps = last.steps
+        own: dict[str, Any] = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+        for name, tensor in last.tensors.items():
+            target, _, key = name.partition("/")
+            if not key:
+                own[name].copy_(tensor)
+                continue
+            state = self._optimizer.state[self._updates[target].parameter]
+            if isinstance(state.get(key), torch.Tensor):
+                state[key].copy_(tensor)
+            else:
+                state[key] = tensor
+        for group, saved in zip(self._optimizer.param_groups, last.groups, strict=True):
+            group.update(saved)
+        torch.set_rng_state(last.random)
+        self._adopt(last.half)
+
+    def _adopt(self, half: int) -> None:
+        """Parameters and state that are moved are what this half of the file holds."""
+        if self._carried is None or self._copies is None:
+            return
+        self._copies.lost.clear()  # that was of the other half
+        self._carried.turn(half)
+        for storage, parameter in self._moved_parameters():
+            self._carried.adopt(storage, parameter)
+        for name, live in self._updates.items():
+            for key, storage in self._states[name].items():
+                self._optimizer.state[live.parameter][key] = self._carried.tensors[storage]

@@ -1,0 +1,262 @@
+"""Training that goes on after its process was killed, or a step failed: bitwise as if nothing had happened."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from module_cases import costs_by_bytes
+from moved_steps import RATES, disk_or_skip
+from repository import ROOT
+from torch import nn
+from trainer_cases import Batch, assert_same, case_loss
+
+import monet
+from monet.errors import ConfigError, ExecutionError
+from monet.executor.copying.disk_copies import DiskCopies
+from monet.native.channel import Channel
+from monet.plans.plan import Plan
+
+WIDTH = 528
+
+
+def make_model() -> nn.Module:
+    """With dropout, batch statistics, and small parameters: what is moved, and what is not."""
+    torch.manual_seed(4)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.2))]
+    return nn.Sequential(*layers, nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 10))
+
+
+def make_optimizer(model: nn.Module, name: str = "adam") -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, dampening=0.3)
+    return torch.optim.AdamW(model.parameters(), 1e-2)
+
+
+def batch(step: int) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(60, WIDTH, generator=generator), torch.arange(60) % 10
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return disk_or_skip(tmp_path_factory.mktemp("disk"))
+
+
+@cache
+def plan_in(folder: Path | None, name: str = "adam") -> Plan:
+    model = make_model()
+    where = {} if folder is None else {"offload": f"disk:{folder},{RATES}"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+        return monet.optimize(
+            model, *batch(0), loss_fn=case_loss, optimizer=make_optimizer(model, name), exact=True, time_limit_s=5,
+            budget=10**9 if folder is None else 9_000_000, **where,  # type: ignore[arg-type]
+        ).plan  # fmt: skip
+
+
+def trainer_at(path: Path | None, plan: Plan, name: str = "adam", **options: Any) -> monet.Trainer:
+    model = make_model()
+    optimizer = make_optimizer(model, name)
+    return monet.optimize(
+        model, *batch(0), loss_fn=case_loss, optimizer=optimizer, plan=plan, checkpoint=path, **options
+    )
+
+
+def contents(trainer: monet.Trainer) -> list[Any]:
+    model = trainer._step.model.model
+    assert isinstance(model, nn.Module)
+    return [
+        {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        {n: {k: v.clone() for k, v in s.items()} for n, s in trainer.optimizer.state_dict()["state"].items()},
+        torch.get_rng_state(),
+    ]
+
+
+def steps_on(trainer: monet.Trainer, count: int) -> list[Any]:
+    """Up to this step, as a loop would."""
+    if trainer.steps == 0:
+        torch.manual_seed(11)
+    while trainer.steps < count:
+        trainer(*batch(trainer.steps))
+    return contents(trainer)
+
+
+@cache
+def expected(folder: Path | None, name: str, count: int) -> list[Any]:
+    """Without a checkpoint, in one go."""
+    return steps_on(trainer_at(None, plan_in(folder, name), name), count)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("moved", [True, False])
+def test_training_goes_on(disk: Path, tmp_path: Path, name: str, moved: bool) -> None:
+    """In another trainer, again and again, from the first moment on."""
+    where = disk if moved else None
+    path, plan = (disk if moved else tmp_path) / f"run-{name}", plan_in(where, name)
+    assert (plan.second_bytes > 0) == moved
+    for count in (1, 1, 2, 4):
+        trainer = trainer_at(path, plan, name)
+        found = steps_on(trainer, count)
+        assert trainer.steps == count
+        assert_same(found, expected(where, name, count), f"step {count}")
+        del trainer
+        gc.collect()
+    again = trainer_at(path, plan, name)
+    assert again.steps == 4
+    assert_same(contents(again), expected(where, name, 4), "what was found")
+
+
+def test_a_learning_rate_and_the_plan_are_found_again(disk: Path) -> None:
+    path = disk / "run-plan"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+
+        def trainer() -> monet.Trainer:
+            model = make_model()
+            return monet.optimize(
+                model, *batch(0), loss_fn=case_loss, optimizer=make_optimizer(model), exact=True, time_limit_s=5,
+                budget=9_000_000, offload=f"disk:{disk},{RATES}", checkpoint=path,
+            )  # fmt: skip
+
+        first = trainer()
+        for group in first.optimizer.param_groups:
+            group["lr"] = 0.003
+        steps_on(first, 2)
+        plan = first.plan
+        del first, group  # what it has of the model is the file, too
+        gc.collect()
+        patched.setattr("monet.api.functions._How.plan", None)  # nothing is planned
+        second = trainer()
+    assert second.plan == plan and second.steps == 2
+    assert [group["lr"] for group in second.optimizer.param_groups] == [0.003]
+
+
+def test_a_step_that_fails_has_changed_nothing(disk: Path) -> None:
+    trainer = trainer_at(disk / "run-fails", plan_in(disk))
+    before = steps_on(trainer, 2)
+    copies = trainer._step.runner.copies
+    assert isinstance(copies, DiskCopies)
+    for chunk in (0, 5, 11, 20):
+        copies.channel.disturb(failing_chunk=chunk, error=5)
+        with pytest.raises(ExecutionError, match="Input/output error"):
+            trainer(*batch(2))
+        copies.channel.disturb()
+        assert trainer.steps == 2 and not copies.lost
+        assert_same(contents(trainer), before, "after a step that failed")
+    assert_same(steps_on(trainer, 4), expected(disk, "adam", 4), "step 4")
+
+
+def test_a_disk_that_does_not_take_the_end_of_a_step(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_at(disk / "run-full", plan_in(disk))
+    before = steps_on(trainer, 1)
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(ExecutionError, match=r"run-full cannot be written: .*No space left"):
+            trainer(*batch(1))
+    assert_same(contents(trainer), before, "after a step that could not be finished")
+    assert_same(steps_on(trainer, 2), expected(disk, "adam", 2), "step 2")
+
+
+def test_what_is_refused(disk: Path, tmp_path: Path) -> None:
+    path, plan = disk / "run-refused", plan_in(disk)
+    trainer = trainer_at(path, plan)
+    steps_on(trainer, 1)
+    with pytest.raises(ExecutionError, match="a trainer, or a model that it trained, has this file"):
+        trainer_at(path, plan)
+    del trainer
+    gc.collect()
+    with pytest.raises(ConfigError, match=r"run-refused.step is of another plan \(bytes, model, places\)"):
+        trainer_at(path, plan_in(disk, "sgd"), "sgd")
+    with pytest.raises(ConfigError, match="a file in a folder that is there is needed"):
+        trainer_at(tmp_path / "no" / "run", plan)
+    head = disk / "run-refused.step"
+    head.write_bytes(head.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"run-refused.step cannot be read .*Begin a new one under another name"):
+        trainer_at(path, plan)
+
+
+KILLED = """
+import sys
+import torch
+from pathlib import Path
+from test_killed_training import steps_on, trainer_at
+from monet.plans.plan import Plan
+plan = Plan.load(sys.argv[2])
+torch.set_num_threads(plan.environment["threads"])
+trainer = trainer_at(Path(sys.argv[1]), plan)
+print(trainer.steps, flush=True)
+copies = trainer._step.runner.copies
+copies.channel.disturb(delay_s=0.002)
+torch.save(steps_on(trainer, int(sys.argv[3])), sys.argv[4])
+"""
+
+
+def killed_until(disk: Path, name: str, kills: int, count: int) -> tuple[list[int], Any]:
+    """How many steps were made when each process began, and what the last one left."""
+    plan_in(disk).save(disk / f"{name}.plan")
+    paths = os.pathsep.join(str(ROOT / "tests" / folder) for folder in ("support", "executor"))
+    command = [
+        sys.executable,
+        "-c",
+        KILLED,
+        str(disk / name),
+        str(disk / f"{name}.plan"),
+        str(count),
+        str(disk / name) + ".pt",
+    ]
+    rng, begun = random.Random(3), []
+    for number in range(kills + 1):
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}
+        )  # fmt: skip
+        assert process.stdout is not None
+        begun.append(int(process.stdout.readline()))
+        if number < kills:
+            time.sleep(rng.uniform(0.0, 0.5))
+            process.send_signal(signal.SIGKILL)
+        code = process.wait()
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    return begun, torch.load(f"{disk / name}.pt")
+
+
+def test_processes_that_are_killed(disk: Path) -> None:
+    begun, left = killed_until(disk, "run-killed", 2, 6)
+    assert begun == sorted(begun)
+    assert_same(left, expected(disk, "adam", 6), "step 6")
+
+
+@pytest.mark.slow
+def test_twenty_kills(disk: Path) -> None:
+    begun, left = killed_until(disk, "run-twenty", 20, 40)
+    assert begun == sorted(begun) and begun[-1] > 3
+    assert_same(left, expected(disk, "adam", 40), "step 40")
+
+
+def test_buffered_files(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Channel.__init__
+
+    def buffered(self: Channel, folder: Path, size: int, *, name: str | None = None) -> None:
+        real(self, folder, size, name=name, buffered=True)
+
+    monkeypatch.setattr(Channel, "__init__", buffered)
+    path, plan = disk / "run-buffered", plan_in(disk)
+    steps_on(trainer_at(path, plan), 2)
+    gc.collect()
+    assert_same(steps_on(trainer_at(path, plan), 3), expected(disk, "adam", 3), "step 3")
