@@ -74,6 +74,11 @@ class PlannedStep:
         self._autocast = plan.model.get("autocast")
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges, captured.islands, checkpoint)
+        if state is None and self.runner.copies is not None and self.runner.copies.carried:
+            raise PlanMismatch(
+                "the plan keeps parameters in a second memory between steps; use it with monet.optimize, not with "
+                "MonetModule"
+            )
         self._guard = guard
         assigned = [write for write in captured.writes if write.expected is None]
         guard.leave_out([(write.module, write.key) for write in assigned if not write.of_object])

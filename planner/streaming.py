@@ -61,6 +61,7 @@ class Stay:
 @dataclass(slots=True)
 class _Stay:
     tensor: Streamed
+    earliest: int  # position to issue its read at: after the stay before
     first: int
     last: int
     changed: bool
@@ -114,13 +115,13 @@ def _kept(tensors: Sequence[Streamed], seconds: Sequence[float], left: NDArray[n
             closed[name].add(before)
     stays = []
     for tensor in tensors:
-        first = tensor.uses[0]
+        earliest, first = 0, tensor.uses[0]
         for use, following in pairwise((*tensor.uses, None)):
             assert use is not None
             if use not in closed[tensor.id]:
                 changed = tensor.changed and following is None
-                stays.append(_Stay(tensor, first, use, changed))
-                first = use if following is None else following
+                stays.append(_Stay(tensor, earliest, first, use, changed))
+                earliest, first = use + 1, use if following is None else following
     return sorted(stays, key=lambda stay: (stay.first, stay.tensor.id))
 
 
@@ -143,7 +144,8 @@ def _issued(stays: Sequence[_Stay], seconds: Sequence[float], left: NDArray[np.i
                 # The next chance comes after this operator, and after what it waits for.
                 ready = max([clock, *(channel.done_s(each.tensor.id) for each in needed[position])]) + taken_s
                 room = bool(left[position : stay.first].min() >= stay.held_bytes)
-                early = memory.mode != SYNCHRONOUS and wanted[id(stay)] < ready and free_s <= ready
+                early = memory.mode != SYNCHRONOUS and stay.earliest <= position
+                early = early and wanted[id(stay)] < ready and free_s <= ready
                 if not (early and room):
                     break
             left[position : stay.first] -= stay.held_bytes

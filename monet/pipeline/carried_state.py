@@ -33,10 +33,12 @@ class StateMoves:
 
 def state_choices(lowered: Lowered) -> list[StateMoves]:
     """Nothing; the largest updates' state, up to a half; all state; all state and parameters; the last of these with no
-    memory for copies beside operators. Nothing alone for a model on a GPU: PyTorch's optimisers want their state there.
+    memory for copies beside operators. Nothing alone for a step without updates, whose parameters are its caller's, and
+    for a model on a GPU: PyTorch's optimisers want their state there.
     """
     second, graph = lowered.problem.second, lowered.catalogue.graph
-    if second is None or second.mode == STATIC or graph.device.type != "cpu":
+    whole = any(isinstance(op.target, ParameterUpdate) for op in graph.backward)
+    if second is None or second.mode == STATIC or not whole or graph.device.type != "cpu":
         return [StateMoves()]
     groups = sorted(_states_of_updates(lowered), key=lambda names: (-_bytes(lowered, names), names))
     parameters = _parameters(lowered)

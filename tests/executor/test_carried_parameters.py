@@ -16,8 +16,10 @@ from torch import nn
 from trainer_cases import Batch, EagerStep, assert_same, both_step, case_loss
 
 import monet
-from monet.errors import ConfigError, ExecutionError
+from monet.capture.guards.model_guard import ModelGuard
+from monet.errors import ConfigError, ExecutionError, PlanMismatch
 from monet.executor.copying.disk_copies import DiskCopies
+from monet.executor.planned_step import PlannedStep
 from monet.native.channel import Channel
 from monet.plans.format import READ, WRITE
 from monet.plans.plan import Plan
@@ -227,3 +229,9 @@ def test_values_of_another_shape_are_refused(disk: Path) -> None:
             model, *batch(0), loss_fn=case_loss, optimizer=make_optimizer(list(model.parameters())),
             plan=plan_in(disk), weights=lambda name: torch.zeros(2, 3),
         )  # fmt: skip
+
+
+def test_the_plan_is_no_modules(disk: Path) -> None:
+    step = trainer_of(disk, make_model())._step
+    with pytest.raises(PlanMismatch, match=r"keeps parameters in a second memory .* use it with monet\.optimize"):
+        PlannedStep(step.model, step.plan, step.captured, ModelGuard(step.model))

@@ -17,7 +17,7 @@ from monet.pipeline.carried_copies import copied, with_carried_copies
 from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
 from monet.pipeline.offloading import offloaded
 from monet.pipeline.planning import plan_prepared
-from monet.pipeline.preparation import Prepared, prepare_whole
+from monet.pipeline.preparation import Prepared, prepare, prepare_whole
 from monet.pipeline.schedule import with_moves
 from monet.pipeline.unrolling import unroll
 from monet.planner.construction.first_plans import fastest_plan
@@ -64,6 +64,14 @@ def test_no_choice_where_nothing_can_be_moved(prepared: Prepared) -> None:
     assert len(state_choices(_with(prepared, "bandwidth=8GB/s,limit=5MB").lowered)) == 3
     without = replace(prepared.lowered, problem=replace(prepared.problem, second=None))
     assert state_choices(without) == [StateMoves()]
+
+
+def test_no_choice_for_a_module_whose_parameters_are_its_callers(prepared: Prepared) -> None:
+    model = nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 500))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+        alone = offloaded(prepare(model, (torch.randn(40, 1000),), {}), parse_offload("bandwidth=8GB/s"))
+    assert state_choices(alone.lowered) == [StateMoves()]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
