@@ -117,6 +117,8 @@ def _with_best_state(
     if interrupted:
         solution = replace(solution, status="interrupted")
     solution = replace(solution, proof=_of_this_state(solution.proof, tried.lowered, solution.objective_s))
+    if solution.status == "time_limit" and solution.gap <= solving.gap:
+        solution = replace(solution, status="optimal")
     return plan_result(tried, budget_bytes, solution, placement)
 
 

@@ -123,6 +123,7 @@ def test_steps_equal_eager_bit_by_bit(disk: Path) -> None:
     # All of it is read at least once, and all but the frozen layer written, by one channel.
     copied = sum(step.request_bytes[0] for step in plan.steps if step.kind == READ and step.node not in parameters)
     assert plan.solver["bound_s"] > copied / 1e9
+    assert plan.solver["status"] != "time_limit" or plan.solver["gap"] > 0.01
 
 
 def test_a_slow_disk_and_poison_change_nothing(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
