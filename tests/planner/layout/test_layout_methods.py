@@ -222,9 +222,10 @@ def test_a_plan_is_not_made_of_an_interrupted_layout(monkeypatch: pytest.MonkeyP
         buffers = ()
 
     class Lowered:
+        carried = frozenset[str]()
+
         class problem:
             fixed_bytes = 0
-            carried = ()
 
         class catalogue:
             class graph:
