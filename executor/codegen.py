@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from monet.base.graph import Graph, Operator, operator_inputs
-from monet.errors import PlanMismatch
+from monet.errors import InvalidPlan, PlanMismatch
 from monet.executor.copying.copies import Copies
 from monet.executor.gradient_parts import Part, gradient_parts
 from monet.executor.places import Places
@@ -97,9 +98,11 @@ def generate(
 
     ``part_bytes``: the backward pass in parts of so many bytes of gradients, as ``gradient_parts`` takes it.
 
-    Raises ``PlanMismatch`` as ``implementation_of`` does, and ``InvalidPlan`` where a step reads what nothing has made.
+    Raises ``PlanMismatch`` as ``implementation_of`` does, and ``InvalidPlan`` where a step reads what nothing has made,
+    or where an operator is not run as often as a step runs it.
     """
     graph = catalogue.graph
+    _check_complete(plan, graph)
     sizes = {buffer.id: buffer.bytes for buffer in plan.buffers}
     steps: list[CopyStep | Implementation] = []
     for step in plan.steps:
@@ -131,6 +134,21 @@ def generate(
         guards=tuple(sorted({i.guard for i in implementations if i.guard is not None}, key=str)),
         parts=tuple(part.sources for part in parts),
     )
+
+
+def _check_complete(plan: Plan, graph: Graph) -> None:
+    """Each operator is run once, but for what runs again in the backward pass: an operator may have effects that no
+    step's reads and writes tell of."""
+    passes = {"forward": graph.forward, "backward": graph.backward}
+    for name, operators in passes.items():
+        due = [op.name for op in operators if not op.view]
+        kinds = ("forward",) if name == "forward" else ("backward", "update")
+        run = Counter(step.node for step in plan.steps if step.kind in kinds)
+        for node in due:
+            if run[node] != 1:
+                raise InvalidPlan(
+                    f"{name} operator {node} is run {run[node]} times, and a step runs it once; plan again"
+                )
 
 
 def _storage_of(content: str, catalogue: Catalogue) -> str:

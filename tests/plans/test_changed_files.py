@@ -13,7 +13,7 @@ from repository import ROOT
 from torch import nn
 
 import monet
-from monet.errors import ExecutionError
+from monet.errors import ExecutionError, InvalidPlan
 
 
 def run(script: str, *options: str) -> str:
@@ -39,6 +39,21 @@ def test_results_of_one_size_with_each_others_requests_are_found_in_the_first_st
     monet.MonetModule(model, plan)(x).sum().backward()
     with pytest.raises(ExecutionError, match=rf"step {k} .*_batch_norm_.* lies \d+ bytes (above|below) its place"):
         monet.MonetModule(model, changed)(x)
+
+
+def test_an_operator_that_is_left_out_or_run_twice_is_found() -> None:
+    """Also where nothing reads what it makes: batch norm's number of batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    x = torch.randn(4, 3, 12, 12)
+    plan = monet.plan(model, x, budget="100%", exact=True, time_limit_s=2, cores=1)
+    k = next(i for i, step in enumerate(plan.steps) if step.node == "add")
+    norm = next(step.node for step in plan.steps if "batch_norm" in step.node)
+    steps = list(plan.steps)
+    steps[k] = dataclasses.replace(steps[k], node=norm)
+    changed = dataclasses.replace(plan, steps=tuple(steps))
+    with pytest.raises(InvalidPlan, match=rf"forward operator ({norm}|add) is run [02] times, and a step runs it once"):
+        monet.MonetModule(model, changed)
 
 
 @pytest.mark.slow
