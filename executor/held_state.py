@@ -33,7 +33,7 @@ class HeldState:
         what model and optimiser do not have."""
         self._module, self._updates, self._optimizer = module, updates, optimizer
         self.steps = 0
-        self._begun = False  # whether the checkpoint has something to go on from
+        self._settled = True  # False while a step is under way, where there is a checkpoint
         copies = step.runner.copies
         self._copies = copies if isinstance(copies, DiskCopies) and copies.carried else None
         self._carried = None if self._copies is None else CarriedState(self._copies, step.graph.values.__getitem__)
@@ -74,7 +74,10 @@ class HeldState:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name not in saved:
                 continue
-            values = weights(name)
+            try:
+                values = weights(name)
+            except KeyError as error:
+                raise ConfigError(f"weights has nothing for {name!r}, a tensor {tuple(tensor.shape)}") from error
             if not isinstance(values, torch.Tensor) or values.shape != tensor.shape:
                 found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
                 raise ConfigError(f"weights({name!r}) is {found}; the model's tensor is {tuple(tensor.shape)}")
@@ -82,7 +85,8 @@ class HeldState:
             if storage is None or self._carried is None:
                 tensor.copy_(values)
             else:
-                self._carried.take_parameter(storage, tensor, values)
+                self._carried.take(storage, values)
+                self._carried.adopt(storage, tensor)
         if self._carried is not None:
             self._carried.release_pages()
 
@@ -92,45 +96,79 @@ class HeldState:
         if last is None:
             return False
         self._put(last)
-        for name in last.fresh:
-            self._updates[name].begin_anew()
-        self._begun = True
         return True
 
-    def take_state(self, name: str) -> None:
-        """Have the state of this parameter's update be the file's. Raises ``ExecutionError`` where it was lost."""
-        live = self._updates[name]
-        for key, storage in self._states[name].items():
-            assert self._carried is not None
-            live.exchange(key, self._carried.taken_over(storage, live.state[key]))
+    def recover(self) -> None:
+        """Before anything is looked at: what was cut short between two steps is undone."""
+        if not self._settled:
+            self._restore()
 
+    @torch.no_grad()
     def ready(self) -> None:
-        """Before a step, once all state is taken. Raises ``ExecutionError`` where a parameter was lost."""
-        if self._carried is not None:
-            for storage, parameter in self._moved_parameters():
-                self._carried.take_parameter(storage, parameter)
-            self._carried.release_pages()
+        """Before a step, once the optimiser has its state: parameters and state that are moved are the file's. Raises
+        ``ExecutionError`` where one was lost."""
+        if self._carried is None:
+            return
+        carried = self._carried
+        states = [(storage, name, key) for name, keys in self._states.items() for key, storage in keys.items()]
+        strange: dict[str, torch.Tensor] = {}  # by storage, what has its memory elsewhere
+        for storage, name, key in states:
+            tensor = self._updates[name].state[key]
+            if not carried.has(storage, tensor):
+                strange[storage] = tensor
+            else:
+                carried.check_lost(storage)
+        for storage, parameter in self._moved_parameters():
+            if not carried.has(storage, parameter):
+                strange[storage] = parameter.detach()
+            else:
+                carried.check_lost(storage)
+        fitting = {storage: tensor for storage, tensor in strange.items() if carried.fits(storage, tensor)}
+        # Of those in each other's places, all are read before one is written.
+        fitting = {s: t.clone() if carried.is_inside(t) else t for s, t in fitting.items()}
+        for storage, tensor in fitting.items():
+            carried.take(storage, tensor)
+        for storage, parameter in self._moved_parameters():
+            if storage in fitting:
+                carried.adopt(storage, parameter)
+        for storage, name, key in states:
+            if storage in fitting:
+                self._updates[name].exchange(key, carried.tensors[storage])
+        carried.release_pages()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step. One that ends by an error has changed nothing, where there is a checkpoint."""
+        """Around a step. One that ends by an error has changed nothing, where there is a checkpoint: what there was
+        before it is written first, with all that was done between steps."""
         if self._checkpoint is None:
-            yield
+            try:
+                yield
+            except BaseException:
+                if self._carried is not None:
+                    self._carried.empty_lost()
+                raise
             self.steps += 1
             return
-        if not self._begun:
-            self._finish(self.steps, self._half)
-            self._begun = True
+        self._finish(self.steps, self._half)
+        self._settled = False
+        half = 1 - self._half if self._copies is not None else 0
         try:
             yield
-            self._finish(self.steps + 1, 1 - self._half if self._copies is not None else 0)
+            self._finish(self.steps + 1, half)
         except BaseException:
-            last = self._checkpoint.last()
-            assert last is not None
-            self._put(last)
+            self._restore()
             raise
         self.steps += 1
-        self._adopt(1 - self._half)
+        self._adopt(half)
+        self._settled = True
+
+    def _restore(self) -> None:
+        """Model and optimiser are what the checkpoint has."""
+        last = None if self._checkpoint is None else self._checkpoint.last()
+        if last is None:
+            raise ExecutionError("the checkpoint of this training is gone, and a step was cut short: begin anew")
+        self._put(last)
+        self._settled = True
 
     @property
     def _half(self) -> int:
@@ -147,12 +185,20 @@ class HeldState:
         assert self._checkpoint is not None
         if self._copies is not None:
             self._copies.channel.sync()
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        groups = [
+            {"names": names, **{k: _plain(v) for k, v in group.items() if k != "params" and _is_plain(_plain(v))}}
+            for names, group in zip(self._names(), self._optimizer.param_groups, strict=True)
+        ]
         fresh = [name for name, live in self._updates.items() if live.first]
         try:
             self._checkpoint.finish(Finished(steps, half, dict(self._others()), groups, fresh, torch.get_rng_state()))
         except OSError as error:
             raise ExecutionError(f"the checkpoint {self._checkpoint.path} cannot be written: {error}") from error
+
+    def _names(self) -> list[list[str]]:
+        """Of each group's parameters."""
+        named = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        return [[named.get(id(p), "") for p in group["params"]] for group in self._optimizer.param_groups]
 
     def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What is not moved: of model and loss, and of the optimiser, by name."""
@@ -168,6 +214,8 @@ class HeldState:
     @torch.no_grad()
     def _put(self, last: Finished) -> None:
         """Model and optimiser are what the checkpoint has."""
+        if [group["names"] for group in last.groups] != self._names():
+            raise ConfigError("the checkpoint's optimizer has other groups of parameters; make it as it was")
         self.steps = last.steps
         own: dict[str, Any] = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
         for name, tensor in last.tensors.items():
@@ -181,9 +229,11 @@ class HeldState:
             else:
                 state[key] = tensor
         for group, saved in zip(self._optimizer.param_groups, last.groups, strict=True):
-            group.update(saved)
+            group.update({key: value for key, value in saved.items() if key != "names"})
         torch.set_rng_state(last.random)
         self._adopt(last.half)
+        for name in last.fresh:
+            self._updates[name].begin_anew()
 
     def _adopt(self, half: int) -> None:
         """Parameters and state that are moved are what this half of the file holds."""
@@ -196,3 +246,15 @@ class HeldState:
         for name, live in self._updates.items():
             for key, storage in self._states[name].items():
                 self._optimizer.state[live.parameter][key] = self._carried.tensors[storage]
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's."""
+    return value.item() if hasattr(value, "item") and not isinstance(value, torch.Tensor) else value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a checkpoint may have it: another setting is the caller's to make again."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)

@@ -170,6 +170,10 @@ class StepWriter:
                 self.lines.append(f"{self.variable(step.storage)} = {coming}")
                 self.lines.append(f"del {coming}")
                 self.born(step.storage)
+                for source in self.catalogue.graph.sources:  # a tied parameter has several names
+                    if source.value != step.storage and self.catalogue.storage(source.value) == step.storage:
+                        self.lines.append(f"{self.variable(source.value)} = {self.variable(step.storage)}")
+                        self.alive[step.storage].add(source.value)
 
     def _coming(self, storage: str) -> str:
         """The variable of what is being read back; the value's own may still be there."""

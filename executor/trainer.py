@@ -82,6 +82,7 @@ class Trainer:
 
     def _check_optimizer(self) -> None:
         """The optimiser would do nothing besides what is planned, and its state is there."""
+        self._held.recover()
         if self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks:
             raise ExecutionError(
                 "the optimizer has step hooks, and a planned step has no moment at which to call them; remove them, or "
@@ -106,7 +107,6 @@ class Trainer:
                     "gradients over several batches, plan the module alone (monet.plan, MonetModule)"
                 )
             live.prepare()
-            self._held.take_state(name)
         self._held.ready()
 
     def _parameters(self) -> list[list[int]]:

@@ -27,15 +27,18 @@ class CarriedState:
         self._copies = copies
         self._mapping = copies.channel.mapped()
         self._dirty = 0  # bytes changed here since they were last given back
-        self._versions: dict[str, int] = {}  # of parameters, when the last step began
-        self._halves = tuple(self._of_half(half, value_of) for half in range(2 if copies.half_bytes else 1))
-
-    def _of_half(self, half: int, value_of: Callable[[str], Value]) -> dict[str, torch.Tensor]:
-        copies, found = self._copies, {}
-        for place, storage in sorted(copies.carried.items()):
-            there = place + half * copies.half_bytes if place in copies.rewritten else place
-            found[storage] = self._tensor(there, value_of(storage))
-        return found
+        self._base = torch.frombuffer(self._mapping, dtype=torch.uint8).data_ptr()
+        self._emptied: set[str] = set()  # what was lost, and held no numbers then
+        self._value_of = value_of
+        halves = range(2 if copies.half_bytes else 1)
+        self._places = {
+            storage: [place + half * copies.half_bytes if place in copies.rewritten else place for half in halves]
+            for place, storage in sorted(copies.carried.items())
+        }
+        self._halves = tuple(
+            {storage: self._tensor(places[half], value_of(storage)) for storage, places in self._places.items()}
+            for half in halves
+        )
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -49,59 +52,61 @@ class CarriedState:
     def adopt(self, storage: str, parameter: torch.Tensor) -> None:
         """Have the parameter be what the file holds."""
         parameter.data = self.tensors[storage]
-        self._versions[storage] = parameter._version
 
     def _tensor(self, place: int, value: Value) -> torch.Tensor:
         count = value.storage_bytes // value.dtype.itemsize
         flat = torch.frombuffer(self._mapping, dtype=value.dtype, count=count, offset=place)
         return flat.as_strided(value.shape, value.stride)
 
-    def taken_over(self, storage: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor to have in the place of ``tensor``, which the optimiser has, with the same content.
+    def is_inside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory is the file."""
+        return self._base <= tensor.data_ptr() < self._base + len(self._mapping)
 
-        Raises ``ExecutionError`` where it is the one whose content a step that was cut short has lost.
-        """
+    def has(self, storage: str, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's memory is the storage's place. PyTorch may have moved the file's tensor itself elsewhere
+        (``share_memory``): then another takes its place."""
+        there, own = self._base + self._places[storage][self._copies.half], self.tensors[storage]
+        if own.data_ptr() != there:
+            value = self._value_of(storage)
+            self._halves[self._copies.half][storage] = self._tensor(there - self._base, value)
+        return tensor.data_ptr() == there
+
+    def take(self, storage: str, tensor: torch.Tensor) -> None:
+        """What the storage holds from here on. Tensors of another shape or dtype are left to the check of sources."""
         own = self.tensors[storage]
-        if tensor is own:
-            self._check_lost(storage)
-            return own
-        if tensor.shape != own.shape or tensor.dtype != own.dtype:
-            return tensor  # which the check of all sources refuses
-        self._take_over(storage, tensor)
-        return own
-
-    def take_parameter(self, storage: str, parameter: torch.Tensor, values: torch.Tensor | None = None) -> None:
-        """Have the parameter's memory be the file, with the same content, or with ``values``.
-
-        Raises ``ExecutionError`` where that is what a step that was cut short has lost, and nobody has written to the
-        parameter since.
-        """
-        own = self.tensors[storage]
-        if parameter.data_ptr() != own.data_ptr():
-            if parameter.shape != own.shape or parameter.dtype != own.dtype:
-                return  # which the check of all sources refuses
-            self._take_over(storage, parameter.detach() if values is None else values)
-            parameter.data = own
-        elif self._versions[storage] == parameter._version:
-            self._check_lost(storage)
-        else:
+        if tensor.shape == own.shape:
+            own.copy_(tensor)
             self._copies.lost.discard(storage)
-        self._versions[storage] = parameter._version
+            self._emptied.discard(storage)
+            self._dirty += own.nbytes
+            if self._dirty >= _MOST_DIRTY:
+                self.release_pages()
 
-    def _take_over(self, storage: str, tensor: torch.Tensor) -> None:
+    def fits(self, storage: str, tensor: torch.Tensor) -> bool:
         own = self.tensors[storage]
-        own.copy_(tensor)
-        self._copies.lost.discard(storage)
-        self._dirty += own.nbytes
-        if self._dirty >= _MOST_DIRTY:
-            self.release_pages()
+        return tensor.shape == own.shape and tensor.dtype == own.dtype
 
-    def _check_lost(self, storage: str) -> None:
-        if storage in self._copies.lost:
-            raise ExecutionError(
-                f"an earlier step was cut short after it had changed {storage} and before that was written to the "
-                "disk: it is lost. Load the model and the optimizer from a checkpoint (load_state_dict), then go on"
-            )
+    def empty_lost(self) -> None:
+        """After a step that was cut short: what it has lost holds no numbers, so that what is not written anew shows
+        itself."""
+        for storage in self._copies.lost - self._emptied:
+            own = self.tensors[storage]
+            if own.is_floating_point():
+                own.fill_(torch.nan)
+                self._emptied.add(storage)
+
+    def check_lost(self, storage: str) -> None:
+        """Raises ``ExecutionError`` where a step that was cut short has lost it, and not all was written since."""
+        if storage not in self._copies.lost:
+            return
+        if storage in self._emptied and not self.tensors[storage].isnan().any():
+            self._copies.lost.discard(storage)
+            self._emptied.discard(storage)
+            return
+        raise ExecutionError(
+            f"an earlier step was cut short after it had changed {storage} and before that was written to the "
+            "disk: it is lost. Load the model and the optimizer from a checkpoint (load_state_dict), then go on"
+        )
 
     def release_pages(self) -> None:
         """Hold nothing of it in memory, as when a step is about to begin."""

@@ -7,6 +7,7 @@ which the file system does at once or not at all. A step that is cut short has t
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ def checkpoint_at(path: str | os.PathLike[str]) -> Path:
     found = Path(path)
     if not found.parent.is_dir() or found.is_dir():
         raise ConfigError(f"checkpoint {found}: a file in a folder that is there is needed")
+    if found.exists() and not head_of(found).exists() and not plan_path(found).exists():
+        raise ConfigError(f"checkpoint {found}: there is a file that is no checkpoint; remove it, or name another one")
     return found.resolve()
 
 
@@ -96,8 +99,10 @@ class Checkpoint:
     def finish(self, finished: Finished) -> None:
         """A step is made. Raises ``OSError`` where the disk does not take it."""
         beside = self._head.with_name(f"{self._head.name}.new")
+        content = io.BytesIO()
+        torch.save({"described": self._described, **vars(finished)}, content)
         with beside.open("wb") as file:
-            torch.save({"described": self._described, **vars(finished)}, file)
+            file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self._head)

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from monet.base.graph import Value
-from monet.errors import PlanMismatch
+from monet.errors import ConfigError, PlanMismatch
+from monet.executor.copying.checkpoint import head_of
 from monet.executor.copying.disk_copies import DiskCopies
 from monet.executor.copying.host_copies import HostCopies
 from monet.native.channel import Channel
-from monet.plans.format import READ, WRITE, PlanStep
+from monet.plans.format import READ, WRITE, PlanStep, whole_blocks
 from monet.plans.plan import Plan
 from monet.step.second_memory.folder import check_room, device_of, find_folder
 from monet.step.second_memory.streams import CopyStreams, check_host_room, device_name, pinned, released
@@ -83,6 +84,11 @@ def _on_disk(
         check_room(folder, plan.second_bytes)
         return DiskCopies(Channel(folder, plan.second_bytes), inside, carried=carried)
     size = 2 * plan.second_bytes
+    if head_of(checkpoint).exists() and (not checkpoint.exists() or checkpoint.stat().st_size != whole_blocks(size)):
+        raise ConfigError(
+            f"{checkpoint} has not the {size:,} bytes of this plan: it was cut short, is gone, or is another plan's. "
+            "Begin a new checkpoint under another name"
+        )
     check_room(folder, size - (checkpoint.stat().st_size if checkpoint.exists() else 0))
     written = frozenset(s.place for s in plan.steps if s.kind == WRITE and s.place is not None) & carried.keys()
     channel = Channel(folder, size, name=checkpoint.name)

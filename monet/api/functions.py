@@ -331,8 +331,8 @@ def optimize(
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
-        if kept is not None:
-            plan.save(plan_path(kept))
+    if kept is not None and not plan_path(kept).exists():
+        plan.save(plan_path(kept))
     planned, now = plan.model.get("autocast"), autocast.state(device_type(model, sample_inputs))
     if planned != now:
         raise PlanMismatch(

@@ -171,6 +171,53 @@ def test_parameters_are_the_users(disk: Path) -> None:
     assert {name: id(p) for name, p in model.named_parameters()} == before
 
 
+def test_memory_that_was_put_elsewhere_is_found(disk: Path) -> None:
+    """Two parameters in each other's places, one that other processes share, state in another's place."""
+    model = make_model()
+    trainer, eager = trainer_of(disk, model), eager_of(model)
+    assert_right(trainer, eager, range(2))
+    for each in (model, eager.model):
+        a, b = each.get_parameter("layers.0.weight"), each.get_parameter("layers.1.weight")
+        a.data, b.data = b.data, a.data
+    assert_right(trainer, eager, range(2, 4))
+    model.share_memory()
+    assert_right(trainer, eager, range(4, 6))
+    for optimizer in (trainer.optimizer, eager.optimizer):
+        x, y = (optimizer.state[optimizer.param_groups[0]["params"][k]] for k in (1, 3))
+        x["exp_avg"], y["exp_avg"] = y["exp_avg"], x["exp_avg"]
+    assert_right(trainer, eager, range(6, 8))
+
+
+class TwoNames(nn.Module):
+    """An embedding and a head that are one parameter, each in a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.words(ids)
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def test_a_parameter_with_two_names(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+    torch.manual_seed(3)
+    model = TwoNames()
+    trainer = monet.optimize(
+        model, *batch(0), loss_fn=case_loss, optimizer=make_optimizer(list(model.parameters())), budget=9_500_000,
+        offload=f"disk:{disk},{RATES}", exact=True, time_limit_s=6,
+    )  # fmt: skip
+    assert trainer.plan.fixed["parameters"] < LARGE
+    assert_right(trainer, eager_of(model), range(3))
+    assert model.head.weight is model.words.weight
+
+
 def test_what_a_cut_step_has_lost_is_told_until_it_is_written_anew(disk: Path) -> None:
     model = make_model()
     trainer, eager = trainer_of(disk, model), eager_of(model)
@@ -181,9 +228,15 @@ def test_what_a_cut_step_has_lost_is_told_until_it_is_written_anew(disk: Path) -
         (s.value, s.target) for s in trainer._step.graph.sources if s.target.endswith("layers.1.weight")
     )
     copies.lost.add(storage)
+    assert trainer._held._carried is not None
+    trainer._held._carried.empty_lost()
     with pytest.raises(ExecutionError, match=f"had changed {storage} .* it is lost"):
         trainer(*batch(1))
     assert name.endswith("layers.1.weight")
+    with torch.no_grad():  # which does not bring it back
+        model.get_parameter("layers.1.weight").clamp_(-1, 1)
+    with pytest.raises(ExecutionError, match="it is lost"):
+        trainer(*batch(1))
     model.load_state_dict(kept[0])
     trainer.optimizer.load_state_dict(kept[1])
     assert_right(trainer, eager, range(1, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from module_cases import costs_by_bytes
@@ -23,6 +25,7 @@ from trainer_cases import Batch, assert_same, case_loss
 
 import monet
 from monet.errors import ConfigError, ExecutionError
+from monet.executor.copying.carried_state import CarriedState
 from monet.executor.copying.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.plan import Plan
@@ -172,6 +175,82 @@ def test_a_disk_that_does_not_take_the_end_of_a_step(disk: Path, monkeypatch: py
     assert_same(steps_on(trainer, 2), expected(disk, "adam", 2), "step 2")
 
 
+def test_what_was_done_between_steps_is_there_after_a_step_that_fails(disk: Path) -> None:
+    """Weights that were loaded, a schedule's learning rate (numpy's number), random numbers."""
+    trainer = trainer_at(disk / "run-between", plan_in(disk))
+    first = steps_on(trainer, 1)
+    steps_on(trainer, 2)
+    model = trainer._step.model.model
+    assert isinstance(model, nn.Module)
+    model.load_state_dict(first[0])
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = np.float64(0.002)
+    torch.manual_seed(5)
+    before = contents(trainer)
+    copies = trainer._step.runner.copies
+    assert isinstance(copies, DiskCopies)
+    copies.channel.disturb(failing_chunk=11, error=5)
+    with pytest.raises(ExecutionError):
+        trainer(*batch(2))
+    copies.channel.disturb()
+    assert_same(contents(trainer), before, "after a step that failed")
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.002]
+    trainer(*batch(2))
+    del trainer, model, copies, group
+    gc.collect()
+    assert trainer_at(disk / "run-between", plan_in(disk)).steps == 3
+
+
+def test_a_first_step_that_cannot_be_finished_is_still_the_first(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Momentum has no past then, and dampening does not apply."""
+    trainer = trainer_at(disk / "run-first", plan_in(disk, "sgd"), "sgd")
+    torch.manual_seed(11)
+    real, calls = Path.replace, []
+
+    def second_fails(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return real(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", second_fails)
+        with pytest.raises(ExecutionError, match=r"cannot be written: .*No space left"):
+            trainer(*batch(0))
+    while trainer.steps < 2:
+        trainer(*batch(trainer.steps))
+    assert_same(contents(trainer), expected(disk, "sgd", 2), "step 2")
+
+
+@pytest.mark.parametrize("number", [0, 3, 9])
+def test_an_interrupt_after_a_step_was_made_leaves_it_made(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """While parameters become what the other half has; then a second one, while that is mended."""
+    trainer = trainer_at(disk / f"run-late-{number}", plan_in(disk))
+    steps_on(trainer, 1)
+    real, calls = CarriedState.adopt, []
+
+    def late(self: CarriedState, storage: str, parameter: torch.Tensor) -> None:
+        calls.append(storage)
+        if len(calls) in (number + 1, number + 4):
+            raise KeyboardInterrupt
+        real(self, storage, parameter)
+
+    monkeypatch.setattr(CarriedState, "adopt", late)
+    for _ in range(9):
+        if trainer.steps >= 3:
+            break
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer(*batch(trainer.steps))
+            continue
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer._held.recover()
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer._held.recover()
+    assert_same(contents(trainer), expected(disk, "adam", 3), "step 3")
+
+
 def test_what_is_refused(disk: Path, tmp_path: Path) -> None:
     path, plan = disk / "run-refused", plan_in(disk)
     trainer = trainer_at(path, plan)
@@ -180,10 +259,13 @@ def test_what_is_refused(disk: Path, tmp_path: Path) -> None:
         trainer_at(path, plan)
     del trainer
     gc.collect()
-    with pytest.raises(ConfigError, match=r"run-refused.step is of another plan \(bytes, model, places\)"):
+    with pytest.raises(ConfigError, match=r"run-refused has not the [\d,]+ bytes of this plan"):
         trainer_at(path, plan_in(disk, "sgd"), "sgd")
     with pytest.raises(ConfigError, match="a file in a folder that is there is needed"):
         trainer_at(tmp_path / "no" / "run", plan)
+    (tmp_path / "notes.txt").write_text("not a checkpoint")
+    with pytest.raises(ConfigError, match="there is a file that is no checkpoint"):
+        trainer_at(tmp_path / "notes.txt", plan)
     head = disk / "run-refused.step"
     head.write_bytes(head.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"run-refused.step cannot be read .*Begin a new one under another name"):
