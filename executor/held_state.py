@@ -61,7 +61,7 @@ class HeldState:
             "places": {} if copies is None else {storage: place for place, storage in copies.carried.items()},
             "bytes": plan.second_bytes,
         }
-        return Checkpoint(path, described, moves=copies is not None)
+        return Checkpoint(path, described)
 
     @torch.no_grad()
     def load(self, weights: Callable[[str], torch.Tensor]) -> None:
@@ -111,18 +111,14 @@ class HeldState:
             return
         carried = self._carried
         states = [(storage, name, key) for name, keys in self._states.items() for key, storage in keys.items()]
+        held = [(storage, self._updates[name].state[key]) for storage, name, key in states]
+        held += [(storage, parameter.detach()) for storage, parameter in self._moved_parameters()]
         strange: dict[str, torch.Tensor] = {}  # by storage, what has its memory elsewhere
-        for storage, name, key in states:
-            tensor = self._updates[name].state[key]
-            if not carried.has(storage, tensor):
+        for storage, tensor in held:
+            if carried.has(storage, tensor):
+                carried.check_lost(storage)
+            else:
                 strange[storage] = tensor
-            else:
-                carried.check_lost(storage)
-        for storage, parameter in self._moved_parameters():
-            if not carried.has(storage, parameter):
-                strange[storage] = parameter.detach()
-            else:
-                carried.check_lost(storage)
         fitting = {storage: tensor for storage, tensor in strange.items() if carried.fits(storage, tensor)}
         # Of those in each other's places, all are read before one is written.
         fitting = {s: t.clone() if carried.is_inside(t) else t for s, t in fitting.items()}

@@ -72,15 +72,14 @@ class CarriedState:
         return tensor.data_ptr() == there
 
     def take(self, storage: str, tensor: torch.Tensor) -> None:
-        """What the storage holds from here on. Tensors of another shape or dtype are left to the check of sources."""
+        """What the storage holds from here on: a tensor of its shape."""
         own = self.tensors[storage]
-        if tensor.shape == own.shape:
-            own.copy_(tensor)
-            self._copies.lost.discard(storage)
-            self._emptied.discard(storage)
-            self._dirty += own.nbytes
-            if self._dirty >= _MOST_DIRTY:
-                self.release_pages()
+        own.copy_(tensor)
+        self._copies.lost.discard(storage)
+        self._emptied.discard(storage)
+        self._dirty += own.nbytes
+        if self._dirty >= _MOST_DIRTY:
+            self.release_pages()
 
     def fits(self, storage: str, tensor: torch.Tensor) -> bool:
         own = self.tensors[storage]

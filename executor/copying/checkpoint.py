@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
+from monet.base.files.atomic import write_bytes_atomically
 from monet.errors import ConfigError
 from monet.plans.plan import Plan
-
-FORMAT = 1
 
 
 def checkpoint_at(path: str | os.PathLike[str]) -> Path:
@@ -63,11 +62,10 @@ class Finished:
 
 
 class Checkpoint:
-    """``path``: of the large file; the small one is beside it. ``described``: of the plan, what must be the same.
-    ``moves``: whether there is a large file."""
+    """``path``: of the large file; the small one is beside it. ``described``: of the plan, what must be the same."""
 
-    def __init__(self, path: Path, described: Mapping[str, Any], *, moves: bool) -> None:
-        self.path, self._described, self._moves = path, dict(described), moves
+    def __init__(self, path: Path, described: Mapping[str, Any]) -> None:
+        self.path, self._described = path, dict(described)
         self._head = head_of(path)
 
     def last(self) -> Finished | None:
@@ -84,28 +82,19 @@ class Checkpoint:
                 f"damaged. Begin a new one under another name, or remove it and {self.path.name}"
             ) from error
         differing = sorted(key for key, value in self._described.items() if described.get(key) != value)
-        if differing or (self._moves and not self.path.exists()):
-            what = (
-                f"is of another plan ({', '.join(differing)})"
-                if differing
-                else f"belongs to {self.path}, which is gone"
-            )
+        if differing:
             raise ConfigError(
-                f"{self._head} {what}; go on with the model and the plan that it was begun with, or begin a new "
-                "checkpoint under another name"
+                f"{self._head} is of another plan ({', '.join(differing)})"
+                "; go on with the model and the plan that it was begun with, or begin a new checkpoint under another "
+                "name"
             )
         return finished
 
     def finish(self, finished: Finished) -> None:
         """A step is made. Raises ``OSError`` where the disk does not take it."""
-        beside = self._head.with_name(f"{self._head.name}.new")
         content = io.BytesIO()
         torch.save({"described": self._described, **vars(finished)}, content)
-        with beside.open("wb") as file:
-            file.write(content.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._head)
+        write_bytes_atomically(self._head, content.getvalue())
         folder = os.open(self._head.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -84,12 +84,13 @@ def _streamed(runs: Runs, lowered: Lowered, capacity_bytes: int, time_limit_s: f
     """With copies of parameters and state, which use the memory that the runs leave: the less of it, the more often one
     has not fitted."""
     arena, moves = _Arena(COPY_ALIGNMENT, capacity_bytes), with_moves(runs, lowered)
+    ordered = _as_planned(runs, lowered)
     found: list[Placement] = []
     for share in FILLED:
         schedule = with_carried_copies(moves, lowered, int(share * capacity_bytes))
         unrolled = unroll(schedule, lowered)
         placed = arena.layout(unrolled, time_limit_s / len(FILLED))
-        found.append(Placement(unrolled, _as_planned(runs, lowered), placed, copied(schedule, lowered)))
+        found.append(Placement(unrolled, ordered, placed, copied(schedule, lowered)))
         if placed.arena_bytes <= capacity_bytes:
             break
     return min(found, key=lambda each: each.layout.arena_bytes)

@@ -164,11 +164,11 @@ def test_a_disk_that_does_not_take_the_end_of_a_step(disk: Path, monkeypatch: py
     trainer = trainer_at(disk / "run-full", plan_in(disk))
     before = steps_on(trainer, 1)
 
-    def full(self: Path, target: Path) -> None:
+    def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", full)
+        patched.setattr(os, "replace", full)
         with pytest.raises(ExecutionError, match=r"run-full cannot be written: .*No space left"):
             trainer(*batch(1))
     assert_same(contents(trainer), before, "after a step that could not be finished")
@@ -205,16 +205,16 @@ def test_a_first_step_that_cannot_be_finished_is_still_the_first(disk: Path, mon
     """Momentum has no past then, and dampening does not apply."""
     trainer = trainer_at(disk / "run-first", plan_in(disk, "sgd"), "sgd")
     torch.manual_seed(11)
-    real, calls = Path.replace, []
+    real, calls = os.replace, []
 
-    def second_fails(self: Path, target: Path) -> Path:
+    def second_fails(source: Path, target: Path) -> None:
         calls.append(target)
         if len(calls) == 2:
             raise OSError(28, "No space left on device")
-        return real(self, target)
+        real(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", second_fails)
+        patched.setattr(os, "replace", second_fails)
         with pytest.raises(ExecutionError, match=r"cannot be written: .*No space left"):
             trainer(*batch(0))
     while trainer.steps < 2:
