@@ -32,9 +32,9 @@ LEAST_RUNS = 2
 # What took longer the first time is timed once.
 SLOW_S = 0.3
 LEAST_SCRATCH_BYTES = 1 << 26
-# Tensors up to this size share memory of huge pages, so that thousands of them do not take as many arenas.
-SMALL_BYTES = 1 << 20
-SHARED_BYTES = 1 << 24
+# Tensors up to this size share memory of huge pages: a process has 1024 arenas at most (``kMaxArenas``).
+SMALL_BYTES = 1 << 22
+SHARED_BYTES = 1 << 25
 # Inputs are kept for the next measurement of equal shapes until they are this many bytes.
 MOST_INPUT_BYTES = 3 << 30
 _NOISE = 1 << 20

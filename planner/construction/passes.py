@@ -5,7 +5,7 @@ read is missing, what it needs is run again. Dynamic Tensor Rematerialization (K
 2021) evicts in the same way, but while training and blind to the future; here the next use of every
 tensor is known. A *thrifty* walk drops everything at once and takes the leanest implementations.
 
-Every choice is tried on a copy of the walk, and the walk goes on from the best copy.
+Every choice is tried and undone, and the walk goes on from the best one.
 
 The walk counts a tensor until it is dropped, replay until its last read: replay never finds more.
 """
@@ -45,7 +45,7 @@ def forward_pass(walk: Walk, kept: Container[str] | None = None) -> list[Run] | 
         best = best_trial(partial(_forward_trials, walk, i, needed, made))
         if best is None:
             return None
-        walk.adopt(best.walk)
+        walk.adopt(best.changes)
         for v in made:
             if make_intermediate(walk, v, index.problem.fixed_bytes, needed | making_reads(made), 0) >= NEVER:
                 return None
@@ -68,7 +68,7 @@ def _forward_trials(
     for q in index.runs_forward[i]:
         if q.overwrites in read_by_making:
             continue
-        trial = run_trial(walk.copy(thrifty), moment, q, q.time_s, q.workspace_bytes)
+        trial = run_trial(walk, moment, q, q.time_s, q.workspace_bytes, thrifty=thrifty)
         if trial is not None:
             yield trial
 
@@ -91,7 +91,7 @@ def backward_pass(walk: Walk) -> list[Stage] | None:
         best = best_trial(partial(_stage_trials, walk, stage))
         if best is None:
             return None
-        walk.adopt(best.walk)
+        walk.adopt(best.changes)
         over = {n for run in best.choice.recompute for n in (*outputs[run.operator], *run.intermediates)}
         if stage == 0:  # the forward pass leaves what was to stay, be it never read
             over |= walk.present
@@ -108,12 +108,13 @@ def _stage_trials(walk: Walk, stage: int, thrifty: bool) -> Iterator[Trial[Stage
     for q in walk.index.runs_backward[stage]:
         if walk.is_late():
             return
-        trial = walk.copy(thrifty)
-        seconds, runs, returns = _run_stage(trial, stage, q)
+        before = walk.begin(thrifty)
+        seconds, runs, returns = _run_stage(walk, stage, q)
+        changes = walk.undo(before)
         if seconds >= NEVER:
             continue
         done = Stage(tuple(runs), walk.index.problem.backward[stage].id, q.name, returns, returns)
-        yield Trial(done, trial, seconds)
+        yield Trial(done, changes, seconds)
 
 
 def _run_stage(walk: Walk, stage: int, q: BackwardImplementation) -> tuple[float, list[Run], tuple[str, ...]]:
@@ -178,7 +179,7 @@ def _run_again(walk: Walk, rerun: _Rerun) -> tuple[float, Run | None]:
     best = min(_rerun_trials(walk, rerun), key=Trial.order, default=None)
     if best is None:
         return NEVER, None
-    walk.adopt(best.walk)
+    walk.adopt(best.changes)
     seconds = best.own_s + best.lost_s
     for v in rerun.made:
         seconds += make_intermediate(walk, v, rerun.base_bytes, rerun.read_later | set(v.reads), stage)
@@ -197,7 +198,7 @@ def _rerun_trials(walk: Walk, rerun: _Rerun) -> Iterator[Trial[ForwardImplementa
     missing = [n for n in operator.outputs if n not in walk.present]
     moment = Moment(rerun.stage, base_bytes, rerun.reads, missing)
     for q in _usable_again(index, rerun):
-        trial = run_trial(walk.copy(thrifty=False), moment, q, *recompute_cost(q))
+        trial = run_trial(walk, moment, q, *recompute_cost(q), thrifty=False)
         if trial is not None:
             yield trial
 

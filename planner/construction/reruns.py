@@ -7,7 +7,7 @@ make the tensors, and those that make what they read in turn. Each runs by its f
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from monet.planner.problem import recompute_cost
 from monet.planner.program.index import Index
@@ -16,7 +16,7 @@ NEVER = float("inf")
 """Seconds to make again what cannot be made again."""
 
 
-def stage_seconds(index: Index, present: set[str], stage: int) -> float:
+def stage_seconds(index: Index, present: Container[str], stage: int) -> float:
     """How long ``stage`` takes at least with ``present`` in memory, reruns included; ``NEVER`` if it cannot run."""
     return min(
         (q.time_s + rerun_seconds(index, present, q.reads, stage) for q in index.runs_backward[stage]),
@@ -24,7 +24,7 @@ def stage_seconds(index: Index, present: set[str], stage: int) -> float:
     )
 
 
-def reruns(index: Index, present: set[str], names: Iterable[str], stage: int) -> dict[int, set[str]] | None:
+def reruns(index: Index, present: Container[str], names: Iterable[str], stage: int) -> dict[int, set[str]] | None:
     """Operators to run again at ``stage`` so that ``names`` are there, each with the intermediates it makes.
 
     In forward order; None if something cannot be made again at this stage.
@@ -61,7 +61,7 @@ def reruns(index: Index, present: set[str], names: Iterable[str], stage: int) ->
     return dict(sorted(operators.items()))
 
 
-def rerun_seconds(index: Index, present: set[str], names: Iterable[str], stage: int) -> float:
+def rerun_seconds(index: Index, present: Container[str], names: Iterable[str], stage: int) -> float:
     """How long the reruns for ``names`` take, the making of their intermediates included; ``NEVER`` without any."""
     operators = reruns(index, present, names, stage)
     if operators is None:

@@ -1,4 +1,4 @@
-"""Choices of a walk, each tried on a copy of it."""
+"""Choices of a walk, each tried on it and undone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from monet.planner.construction.reruns import NEVER
-from monet.planner.construction.walk import Walk
+from monet.planner.construction.walk import Changes, Walk
 from monet.planner.problem import ForwardImplementation, Intermediate
 from monet.planner.solution import Stage
 
@@ -17,20 +17,20 @@ Choice = TypeVar("Choice", ForwardImplementation, Stage)
 # These small values are not frozen: a search tries tens of thousands of runs, and freezing makes it a tenth slower.
 @dataclass(slots=True)
 class Trial(Generic[Choice]):
-    """``choice`` was tried, and ``walk`` is how it goes on.
+    """``choice`` was tried, and ``changes`` are what it did to the walk.
 
     ``own_s``: the choice's own seconds. ``lost_s``: those that dropping tensors for it will cost later.
     """
 
     choice: Choice
-    walk: Walk
+    changes: Changes
     own_s: float
     lost_s: float = 0.0
 
     def order(self) -> tuple[float, float]:
         """What a walk minimises: time, then memory; a thrifty one the other way round."""
-        peak = float(self.walk.peak_bytes)
-        return (peak, self.own_s) if self.walk.thrifty else (self.own_s + self.lost_s, peak)
+        peak = float(self.changes.peak_bytes)
+        return (peak, self.own_s) if self.changes.thrifty else (self.own_s + self.lost_s, peak)
 
 
 def best_trial(trials: Callable[[bool], Iterator[Trial[Choice]]]) -> Trial[Choice] | None:
@@ -56,17 +56,18 @@ class Moment:
 
 
 def run_trial(
-    trial: Walk, moment: Moment, q: ForwardImplementation, own_s: float, workspace_bytes: int
+    walk: Walk, moment: Moment, q: ForwardImplementation, own_s: float, workspace_bytes: int, *, thrifty: bool
 ) -> Trial[ForwardImplementation] | None:
     """A run by ``q``; None where it does not fit or destroys what the walk cannot do without."""
-    lost_s = trial.make_room(moment.base_bytes + workspace_bytes - q.aliased_bytes, moment.locked, moment.stage)
-    if lost_s >= NEVER:
-        return None
-    trial.take(moment.outputs)
-    if q.overwrites is not None:
-        lost_s += trial.without(q.overwrites, moment.stage)
-        trial.drop((q.overwrites,))
-    return Trial(q, trial, own_s, lost_s) if lost_s < NEVER else None
+    before = walk.begin(thrifty)
+    lost_s = walk.make_room(moment.base_bytes + workspace_bytes - q.aliased_bytes, moment.locked, moment.stage)
+    if lost_s < NEVER:
+        walk.take(moment.outputs)
+        if q.overwrites is not None:
+            lost_s += walk.without(q.overwrites, moment.stage)
+            walk.drop((q.overwrites,))
+    changes = walk.undo(before)
+    return Trial(q, changes, own_s, lost_s) if lost_s < NEVER else None
 
 
 def make_intermediate(walk: Walk, v: Intermediate, base_bytes: int, locked: Set[str], stage: int) -> float:

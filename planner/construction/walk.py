@@ -31,8 +31,33 @@ def aheads(index: Index) -> list[tuple[int, ...]]:
 
 
 @dataclass(slots=True)
+class Changes:
+    """What a trial did: what came into memory (True) or went, one after the other; the most bytes meanwhile; and
+    whether it was thrifty."""
+
+    names: list[tuple[bool, str]]
+    peak_bytes: int
+    thrifty: bool
+
+
+class _Without:
+    """A set but for one name, without a copy of it."""
+
+    __slots__ = ("_name", "_of")
+
+    def __init__(self, of: Set[str], name: str) -> None:
+        self._of, self._name = of, name
+
+    def __contains__(self, name: object) -> bool:
+        return name != self._name and name in self._of
+
+
+@dataclass(slots=True)
 class Walk:
     """Memory while the plan is being made.
+
+    A choice is tried on the walk itself, and undone: between ``begin`` and ``undo``. To copy what is present for each
+    trial would take the square of the number of operators.
 
     ``present``: tensors in memory, ``present_bytes`` of them. ``peak_bytes``: the most so far, fixed bytes included.
     ``thrifty``: drops all that it may at every moment, and prefers the least peak to the least time.
@@ -54,14 +79,31 @@ class Walk:
     present_bytes: int = 0
     peak_bytes: int = 0
     score: dict[str, float] = field(default_factory=dict)
+    _journal: list[tuple[bool, str]] = field(default_factory=list)
 
-    def copy(self, thrifty: bool) -> Walk:
-        """For a trial: its own memory, and its own peak from here on; scores are shared."""
-        # Spelled out: every trial copies, and dataclasses.replace is slower.
-        return Walk(
-            self.index, self.budget_bytes, self.thrifty or thrifty, self.chosen, self.deadline_s, self.ahead,
-            self.away, set(self.present), self.present_bytes, 0, self.score,
-        )  # fmt: skip
+    def begin(self, thrifty: bool) -> tuple[int, int, bool]:
+        """Begins a trial, with a peak of its own; what ``undo`` takes."""
+        before = len(self._journal), self.peak_bytes, self.thrifty
+        self.peak_bytes, self.thrifty = 0, self.thrifty or thrifty
+        return before
+
+    def undo(self, before: tuple[int, int, bool]) -> Changes:
+        """The walk is as it was before a trial; what that did."""
+        count, peak_bytes, thrifty = before
+        changes = Changes(self._journal[count:], self.peak_bytes, self.thrifty)
+        del self._journal[count:]
+        for taken, name in reversed(changes.names):
+            self._set(name, not taken)
+        self.peak_bytes, self.thrifty = peak_bytes, thrifty
+        return changes
+
+    def _set(self, name: str, present: bool) -> None:
+        if present:
+            self.present.add(name)
+            self.present_bytes += self.index.size[name]
+        else:
+            self.present.remove(name)
+            self.present_bytes -= self.index.size[name]
 
     @property
     def available(self) -> set[str]:
@@ -72,24 +114,26 @@ class Walk:
         """Whether the deadline is over: nothing fits any more."""
         return time.monotonic() > self.deadline_s
 
-    def adopt(self, trial: Walk) -> None:
+    def adopt(self, changes: Changes) -> None:
         """Goes on from a trial."""
-        self.present, self.present_bytes = trial.present, trial.present_bytes
-        self.peak_bytes = max(self.peak_bytes, trial.peak_bytes)
+        for taken, name in changes.names:
+            self._set(name, taken)
+        self._journal += changes.names
+        self.peak_bytes = max(self.peak_bytes, changes.peak_bytes)
 
     def take(self, names: Iterable[str]) -> None:
         """``names`` are in memory from here on."""
         for name in names:
             if name not in self.present:
-                self.present.add(name)
-                self.present_bytes += self.index.size[name]
+                self._set(name, True)
+                self._journal.append((True, name))
 
     def drop(self, names: Iterable[str]) -> None:
         """``names`` are not in memory any more."""
         for name in names:
             if name in self.present:
-                self.present.remove(name)
-                self.present_bytes -= self.index.size[name]
+                self._set(name, False)
+                self._journal.append((False, name))
 
     def make_room(self, extra_bytes: int, locked: Set[str], stage: int) -> float:
         """Drops tensors, but for ``locked``, until ``extra_bytes`` fit besides what is present; the seconds lost,
@@ -156,7 +200,7 @@ class Walk:
         for use in self.index.uses.get(name, ()):
             if use < stage:
                 continue
-            without = stage_seconds(self.index, available - {name}, use)
+            without = stage_seconds(self.index, _Without(available, name), use)
             extra = without - stage_seconds(self.index, available, use) if without < NEVER else NEVER
             if extra > 0:
                 return extra
@@ -174,5 +218,5 @@ class Walk:
             return 0.0 if index.runs_again[index.producer[name]] else NEVER
         last = index.last[name]
         with_it = rerun_seconds(index, available, [name], last)
-        without = rerun_seconds(index, available - {name}, [name], last)
+        without = rerun_seconds(index, _Without(available, name), [name], last)
         return without - with_it

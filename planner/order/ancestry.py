@@ -9,6 +9,10 @@ from monet.planner.order.graph import OrderGraph
 
 Bits = npt.NDArray[np.uint8]
 
+MOST_NODES = 20_000
+"""Working nodes of a graph whose ancestry is looked at: its rows grow by the square, to 100 MB there and 1 GB at 64,000
+nodes."""
+
 
 class Ancestry:
     """Ancestors and descendants of the working nodes, each row including the node itself.

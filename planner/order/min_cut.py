@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from monet.planner.order.ancestry import Ancestry
+from monet.planner.order.ancestry import MOST_NODES, Ancestry
 from monet.planner.order.forced_live import forced_live
 from monet.planner.order.graph import OrderGraph, memory_along
 from monet.planner.order.heuristics import Order
@@ -41,9 +41,12 @@ def min_cut(graph: OrderGraph, orders: Sequence[Order], stop: Callable[[], bool]
     ``orders``: known ones, whose bytes rule operators out. Operators get their cuts in falling order of their
     forced-live bound, until ``stop()``. Sizes are divided by their greatest common divisor, and rounded down to a
     larger unit where their sum still exceeds 2²⁹: the cut is then up to one unit a storage too small, never too large.
+    A graph of more than ``MOST_NODES`` nodes gets no cuts.
     """
     forced = forced_live(graph)
     bound = int(forced.max(initial=0))
+    if len(graph.working) > MOST_NODES:
+        return bound
     most = np.full(len(graph.working), np.iinfo(np.int64).max)
     place = {n: k for k, n in enumerate(graph.working)}
     for order in orders:

@@ -28,7 +28,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from monet.planner.order.ancestry import Ancestry
+from monet.planner.order.ancestry import MOST_NODES, Ancestry
 from monet.planner.order.graph import OrderGraph, memory_along
 from monet.planner.order.heuristics import Order, delayed, update_nodes
 from monet.planner.order.order_search import OrderSearch
@@ -42,14 +42,33 @@ TREE = "subgraph tree"
 
 def cuts(graph: OrderGraph) -> list[int]:
     """The ends of segments, as places in ``graph.working`` and in every other order: each node after such a place is a
-    descendant of each node before it. The first is 0, the last the number of nodes."""
-    ancestry = Ancestry(graph)
-    # For each node, the first place whose node is not its ancestor. Every order has the same cuts: one order will do.
-    strangers = [
-        min(k, int(np.argmin(np.append(ancestry.where(row), False)))) for k, row in enumerate(ancestry.ancestors)
-    ]
-    least = np.minimum.accumulate(np.array(strangers, np.int64)[::-1])[::-1]
-    return [0, *(k for k in range(1, ancestry.count) if least[k] >= k), ancestry.count]
+    descendant of each node before it. The first is 0, the last the number of nodes.
+
+    That is so where each *sink* of the nodes before, which none of them waits for, comes directly before each *source*
+    of the nodes after, which waits for none of them: on a way from a sink to a source there can be no other node. Every
+    order has the same cuts, so the pairs are counted along one, in linear time.
+    """
+    place = {n: k for k, n in enumerate(graph.working)}
+    before = [[place[m] for m in graph.predecessors[n] if m in place] for n in graph.working]
+    after = [[place[m] for m in graph.successors[n] if m in place] for n in graph.working]
+    waiting = [len(each) for each in before]
+    sinks: set[int] = set()
+    sources = {k for k, count in enumerate(waiting) if count == 0}
+    pairs, found = 0, [0]  # pairs: of a sink and a source that comes directly after it
+    for k in range(len(place) - 1):
+        sources.remove(k)
+        ended = sinks.intersection(before[k])
+        pairs -= len(ended) + sum(m in sources for u in ended for m in after[u])
+        sinks -= ended
+        sinks.add(k)
+        for m in after[k]:
+            waiting[m] -= 1
+            if waiting[m] == 0:
+                sources.add(m)
+                pairs += sum(u in sinks for u in before[m])
+        if pairs == len(sinks) * len(sources):
+            found.append(k + 1)
+    return [*found, len(place)]
 
 
 def climb(search: OrderSearch, workers: int = 1) -> None:
@@ -123,9 +142,10 @@ def side_nodes(graph: OrderGraph) -> frozenset[int]:
             side.add(n)
     if side and len(side) < len(graph.working):
         return frozenset(side)
+    if len(graph.working) > MOST_NODES:
+        return frozenset()
     ancestry = Ancestry(graph)
-    rows = [ancestry.where(row) for row in ancestry.ancestors]
-    longest = max(rows, key=lambda row: int(row.sum()), default=np.ones(0, np.bool_))
+    longest = max(map(ancestry.where, ancestry.ancestors), key=lambda row: int(row.sum()), default=np.ones(0, np.bool_))
     return frozenset(n for n, within in zip(graph.working, longest, strict=True) if not within)
 
 

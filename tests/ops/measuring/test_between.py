@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from repository import ROOT
 from torch import nn
 
+from monet.base.graph import Value
 from monet.capture import capture
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.measuring import bench, profiling
@@ -68,3 +71,17 @@ class TwoSizes(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.small(torch.relu(x)), self.large(torch.relu(y))
+
+
+def test_inputs_take_few_of_the_arenas_that_a_process_has() -> None:
+    """A joined list of a thousand tensors above a MiB took an arena each, of which there are ``kMaxArenas``."""
+    source = (ROOT / "monet" / "native" / "arena.h").read_text()
+    (most,) = re.findall(r"kMaxArenas = (\d+);", source)
+    of_their_own = bench.MOST_INPUT_BYTES // bench.SMALL_BYTES
+    shared = bench.MOST_INPUT_BYTES // (bench.SHARED_BYTES - bench.SMALL_BYTES)
+    assert of_their_own + shared < int(most)
+    made, cpu = Bench(), torch.device("cpu")
+    for k in range(40):
+        count = 300_000 + k
+        made._tensor(Value(f"t{k}", (count,), (1,), 0, torch.float32, cpu, f"t{k}", 4 * count), 0)
+    assert not made._homes and len(made._shared) < 4

@@ -73,3 +73,23 @@ def test_the_first_stage_ends_without_what_is_never_read() -> None:
     assert "unread" in walk.present
     assert backward_pass(walk) is not None
     assert walk.present == set()
+
+
+def test_a_trial_that_is_undone_has_changed_nothing() -> None:
+    walk = Walk(index_of(growing(6)), 10**5, thrifty=False)
+    assert forward_pass(walk) is not None
+    before, size, peak = set(walk.present), walk.present_bytes, walk.peak_bytes
+    first, *others = sorted(walk.present)
+    mark = walk.begin(thrifty=True)
+    walk.drop(others)
+    inner = walk.begin(thrifty=False)
+    walk.take(others[:1])
+    walk.drop([first])
+    again = walk.undo(inner)
+    assert walk.present == {first} and walk.thrifty
+    walk.adopt(again)
+    assert walk.present == {others[0]}
+    changes = walk.undo(mark)
+    assert (walk.present, walk.present_bytes, walk.peak_bytes, walk.thrifty) == (before, size, peak, False)
+    walk.adopt(changes)
+    assert walk.present == {others[0]} and walk.present_bytes == walk.index.size[others[0]]

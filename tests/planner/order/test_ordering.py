@@ -64,6 +64,20 @@ def test_the_forced_live_bound_holds_at_every_node_in_every_order(graph: OrderGr
             assert bounds[n] <= bytes_
 
 
+@settings(options, max_examples=100)
+@given(graph=graphs())
+def test_bounds_hold_and_orders_are_orders_where_a_graph_is_too_large_for_its_ancestry(graph: OrderGraph) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        for module in ("forced_live", "min_cut", "segments"):
+            patched.setattr(f"monet.planner.order.{module}.MOST_NODES", 1)
+        bounds = dict(zip(graph.working, forced_live(graph), strict=True))
+        for order in every_order(graph):
+            assert all(bounds[n] <= b for n, b in zip(order, memory_along(graph, order), strict=True))
+        found = best_order(graph)
+        check(graph, found)
+        assert found.bound_bytes <= least_peak(graph) <= found.peak_bytes
+
+
 @settings(options, max_examples=200)
 @given(graph=graphs(most=10), method=st.sampled_from(list(ORDERS)))
 def test_every_linear_order_is_valid(graph: OrderGraph, method: str) -> None:
