@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from monet.base.graph import Operator, Ref, operator_inputs
@@ -170,10 +171,19 @@ class StepWriter:
                 self.lines.append(f"{self.variable(step.storage)} = {coming}")
                 self.lines.append(f"del {coming}")
                 self.born(step.storage)
-                for source in self.catalogue.graph.sources:  # a tied parameter has several names
-                    if source.value != step.storage and self.catalogue.storage(source.value) == step.storage:
-                        self.lines.append(f"{self.variable(source.value)} = {self.variable(step.storage)}")
-                        self.alive[step.storage].add(source.value)
+                for name in self._tied.get(step.storage, ()):
+                    self.lines.append(f"{self.variable(name)} = {self.variable(step.storage)}")
+                    self.alive[step.storage].add(name)
+
+    @cached_property
+    def _tied(self) -> Mapping[str, Sequence[str]]:
+        """Storage → other names of it that the step is given: a tied parameter has several."""
+        names: dict[str, list[str]] = {}
+        for source in self.catalogue.graph.sources:
+            storage = self.catalogue.storage(source.value)
+            if storage != source.value:
+                names.setdefault(storage, []).append(source.value)
+        return names
 
     def _coming(self, storage: str) -> str:
         """The variable of what is being read back; the value's own may still be there."""

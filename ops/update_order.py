@@ -19,6 +19,11 @@ def updates_of(graph: Graph) -> frozenset[str]:
     return frozenset(op.name for op in graph.backward if isinstance(op.target, ParameterUpdate))
 
 
+def changed_by(offers: Catalogue, update: str) -> frozenset[str]:
+    """Storages that an update reads: its parameter and its state, which it changes, and its gradient."""
+    return frozenset(offers.storage(name) for run in offers.backward[update].values() for name in run.inputs())
+
+
 def late_updates(offers: Catalogue, backward: Sequence[str]) -> tuple[str, ...]:
     """The order ``backward`` with each weight update after the last operator before which a plan may run again what
     reads the weight: the program does not know that an update changes it."""

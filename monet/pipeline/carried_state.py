@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from monet.base.graph import PARAMETER, STATE
 from monet.ops.offers.implementation import Implementation
-from monet.ops.weight_update import ParameterUpdate
+from monet.ops.update_order import changed_by, updates_of
 from monet.pipeline.lowering import Lowered
 from monet.planner.problem import STATIC, SYNCHRONOUS, ForwardOperator
 from monet.plans.format import whole_blocks
@@ -37,8 +37,7 @@ def state_choices(lowered: Lowered) -> list[StateMoves]:
     for a model on a GPU: PyTorch's optimisers want their state there.
     """
     second, graph = lowered.problem.second, lowered.catalogue.graph
-    whole = any(isinstance(op.target, ParameterUpdate) for op in graph.backward)
-    if second is None or second.mode == STATIC or not whole or graph.device.type != "cpu":
+    if second is None or second.mode == STATIC or not updates_of(graph) or graph.device.type != "cpu":
         return [StateMoves()]
     groups = sorted(_states_of_updates(lowered), key=lambda names: (-_bytes(lowered, names), names))
     parameters = _parameters(lowered)
@@ -66,16 +65,9 @@ def state_choices(lowered: Lowered) -> list[StateMoves]:
 def _states_of_updates(lowered: Lowered) -> list[list[str]]:
     """Of each update, the storages of its state that are worth a copy."""
     graph = lowered.catalogue.graph
-    states = {source.value for source in graph.sources if source.kind == STATE}
-    found = []
-    for op in graph.backward:
-        if not isinstance(op.target, ParameterUpdate):
-            continue
-        read = [name for run in lowered.catalogue.backward[op.name].values() for name in run.inputs()]
-        names = [name for name in dict.fromkeys(read) if name in states and _is_large(lowered, name)]
-        if names:
-            found.append(names)
-    return found
+    states = {source.value for source in graph.sources if source.kind == STATE and _is_large(lowered, source.value)}
+    changed = (changed_by(lowered.catalogue, update) & states for update in updates_of(graph))
+    return [sorted(names) for names in changed if names]
 
 
 def _parameters(lowered: Lowered) -> list[str]:
@@ -144,11 +136,9 @@ def least_copied_s(lowered: Lowered) -> float:
     second, offers = lowered.problem.second, lowered.catalogue
     if second is None or not lowered.carried:
         return 0.0
-    updates = [op.name for op in offers.graph.backward if isinstance(op.target, ParameterUpdate)]
-    runs = [run for name in updates for run in offers.backward[name].values()]
-    changed = {offers.storage(name) for run in runs for name in run.inputs()} & lowered.carried
+    changed = frozenset[str]().union(*(changed_by(offers, update) for update in updates_of(offers.graph)))
     sizes = {name: offers.values[name].storage_bytes for name in lowered.carried}
-    return sum(map(second.read_s, sizes.values())) + sum(second.write_s(sizes[name]) for name in changed)
+    return sum(second.read_s(size) + (second.write_s(size) if name in changed else 0) for name, size in sizes.items())
 
 
 def _with_more(operator: ForwardOperator, first: int, again: int) -> ForwardOperator:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from monet.base.graph import BUFFER, CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Operator, operator_inputs
 from monet.base.measurement import Measurement
@@ -28,9 +29,11 @@ from monet.planner.problem import (
 from monet.planner.program.index import by_last
 from monet.plans.format import ALIGNMENT, FREED, aligned
 
-# A tensor under this share of all activations is always kept: the program is smaller, the loss is
-# at most (number of such tensors) times this share.
+# Tensors under the first share of all activations are always kept, the smallest first, as long as all of these are
+# under the second: the program is smaller, and no plan needs more than that for it. A network of thousands of small
+# tensors has no others.
 PINNED_SHARE = 1 / (1 << 14)
+PINNED_TOGETHER = 1 / (1 << 8)
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,18 @@ def fixed_bytes(
     }
 
 
+def _small(sizes: Mapping[str, int]) -> frozenset[str]:
+    """Storages that are not worth a decision."""
+    total = sum(sizes.values())
+    smallest = sorted(sizes, key=lambda storage: (sizes[storage], storage))
+    together = accumulate(sizes[storage] for storage in smallest)
+    return frozenset(
+        storage
+        for storage, so_far in zip(smallest, together, strict=True)
+        if sizes[storage] < total * PINNED_SHARE and so_far <= total * PINNED_TOGETHER
+    )
+
+
 def lower(
     catalogue: Catalogue,
     profile: Profile,
@@ -196,11 +211,9 @@ def lower(
                     saved.kind,
                 )
             )
-    total = sum(storages.bytes(storage) for storage in made)
-    tensors = tuple(
-        Tensor(s, storages.bytes(s), pinned=not again or storages.bytes(s) < total * PINNED_SHARE)
-        for s, again in made.items()
-    )
+    sizes = {storage: storages.bytes(storage) for storage in made}
+    small = _small(sizes)
+    tensors = tuple(Tensor(s, size, pinned=not made[s] or s in small) for s, size in sizes.items())
     problem = Problem(
         name=name,
         tensors=tensors,

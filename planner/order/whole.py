@@ -32,14 +32,15 @@ CUTS_SHARE = 0.25
 
 
 def start(search: OrderSearch) -> None:
-    """The forced-live bound and the linear-time orders, until one of them meets it; else the min-cut bound, too."""
+    """The forced-live bound and the linear-time orders, until one of them meets it or there is no time left; else the
+    min-cut bound, too."""
     search.prove(int(forced_live(search.graph).max(initial=0)))
     orders = []
     for method, heuristic in ORDERS.items():
         orders.append(heuristic.make(search.graph))
         peak = search.offer(orders[-1], method)
         log.debug("order: %s: %d bytes, bound %d", method, peak, search.bound_bytes)
-        if search.proven:
+        if not search.open:
             return
     bound(search, orders)
 

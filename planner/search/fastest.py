@@ -17,7 +17,7 @@ from monet.planner.progress import Progress
 from monet.planner.runs import without_useless
 from monet.planner.search.incumbent import Incumbent
 from monet.planner.search.policy import fastest
-from monet.planner.search.refusal import refusal
+from monet.planner.search.refusal import ORDERED, refusal
 from monet.planner.search.solving import Solving
 from monet.planner.search.state import SearchState, begun_state, cancelled_by_ctrl_c
 from monet.planner.solution import Runs, Solution
@@ -52,8 +52,7 @@ def plan_problem(
     solving = solving or Solving()
     least = floor_bytes(problem)
     if budget_bytes < least:
-        scope = "every plan in the order that is counted"
-        raise refusal(problem, budget_bytes, "infeasible", scope, solving.time_limit_s, least)
+        raise refusal(problem, budget_bytes, "infeasible", ORDERED, solving.time_limit_s, least)
     best = Incumbent.fastest_within(problem, budget_bytes)
     enough = float("-inf") if enough_s is None else enough_s
     state = begun_state(best, budget_bytes, solving, progress, enough=enough)

@@ -9,6 +9,7 @@ from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.problem import Problem
 from monet.planner.solution import Solution
 
+ORDERED = "every plan in the order that is counted"
 REFUSAL_SHARE = 0.25
 """Of the time limit: how long the smallest budget is looked for, at most, where no plan fits."""
 
@@ -48,7 +49,8 @@ def refusal(
     elif status == "infeasible":
         needed: Sentence = () if scope_needs_bytes is None else (", which needs ", scope_needs_bytes)
         counted = scope_needs_bytes
-        reason = (f"No plan of {problem.name} fits in ", *size, f": proven for {scope}", *needed, ".")
+        of = ORDERED if scope == "full" else scope
+        reason = (f"No plan of {problem.name} fits in ", *size, f": proven for {of}", *needed, ".")
         advice += ", or a larger window" if scope.startswith("window") else ""
     else:
         reason = (f"No plan of {problem.name} that fits in ", *size, f", was found in {time_limit_s:g} s.")

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from module_cases import costs_by_bytes
-from moved_steps import RATES, disk_or_skip
+from moved_steps import RATES, copies_of
 from poisoned_copies import poisoned
 from torch import nn
-from trainer_cases import Batch, EagerStep, assert_same, both_step, case_loss
+from trainer_cases import Batch, EagerStep, assert_same, assert_same_training, both_step, case_loss
 
 import monet
 from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import ConfigError, ExecutionError, PlanMismatch
-from monet.executor.copying.disk_copies import DiskCopies
 from monet.executor.planned_step import PlannedStep
 from monet.native.channel import Channel
 from monet.plans.format import READ, WRITE
@@ -59,11 +58,6 @@ def batch(seed: int) -> Batch:
     return ids, torch.randint(WORDS, (200,), generator=generator)
 
 
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return disk_or_skip(tmp_path_factory.mktemp("disk"))
-
-
 BUDGET = 9_500_000
 """Parameters, gradients and state take 24 MB."""
 
@@ -88,19 +82,10 @@ def eager_of(model: nn.Module) -> EagerStep:
     return EagerStep(model, make_optimizer)
 
 
-def copies_of(trainer: monet.Trainer) -> DiskCopies:
-    copies = trainer._step.runner.copies
-    assert isinstance(copies, DiskCopies)
-    return copies
-
-
 def assert_right(trainer: monet.Trainer, eager: EagerStep, seeds: range) -> None:
     for seed in seeds:
         both_step(trainer, eager, batch(seed), seed)
-    module = trainer._step.model
-    assert isinstance(module.model, nn.Module)
-    assert_same(module.model.state_dict(), eager.model.state_dict(), "model")
-    assert_same(trainer.optimizer.state_dict(), eager.optimizer.state_dict(), "optimizer")
+    assert_same_training(trainer, eager)
     arena = trainer._step.runner.arena
     assert arena is not None and arena.statistics().misses == 0
 

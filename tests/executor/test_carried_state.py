@@ -17,15 +17,14 @@ from typing import Any
 import pytest
 import torch
 from module_cases import costs_by_bytes
-from moved_steps import RATES, disk_or_skip
+from moved_steps import RATES, copies_of
 from poisoned_copies import poisoned
 from repository import ROOT
 from torch import nn
-from trainer_cases import Batch, EagerStep, Optimizer, assert_same, both_step, case_loss
+from trainer_cases import Batch, EagerStep, Optimizer, assert_same, assert_same_training, both_step, case_loss
 
 import monet
 from monet.errors import ExecutionError
-from monet.executor.copying.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.format import READ, WAIT, WRITE
 from monet.plans.plan import Plan
@@ -50,11 +49,6 @@ def make_model() -> nn.Module:
 def batch(seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(300, WIDTH, generator=generator), torch.arange(300) % 10
-
-
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return disk_or_skip(tmp_path_factory.mktemp("disk"))
 
 
 @cache
@@ -86,21 +80,8 @@ def trained_by(
     return monet.optimize(model, *batch(0), loss_fn=case_loss, optimizer=optimizer, plan=plan, clip_grad_norm=clip)
 
 
-def copies_of(trainer: monet.Trainer) -> DiskCopies:
-    copies = trainer._step.runner.copies
-    assert isinstance(copies, DiskCopies)
-    return copies
-
-
 def count(plan: Plan, kind: str) -> int:
     return sum(step.kind == kind for step in plan.steps)
-
-
-def assert_same_training(trainer: monet.Trainer, eager: EagerStep) -> None:
-    module = trainer._step.model
-    assert isinstance(module.model, nn.Module)
-    assert_same(module.model.state_dict(), eager.model.state_dict(), "model")
-    assert_same(trainer.optimizer.state_dict(), eager.optimizer.state_dict(), "optimizer")
 
 
 def assert_right(trainer: monet.Trainer, eager: EagerStep, seeds: range, clip: float | None = None) -> None:

@@ -23,7 +23,7 @@ from moved_steps import (
     assert_equal,
     case_inputs,
     case_model,
-    disk_or_skip,
+    copies_of,
     moved_plan,
     step_of,
     unmoved_plan,
@@ -51,20 +51,9 @@ from monet.step.second_memory.offload import parse_offload
 SHORT = -1002
 
 
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return disk_or_skip(tmp_path_factory.mktemp("disk"))
-
-
 @pytest.fixture
 def moved(disk: Path) -> monet.MonetModule:
     return monet.MonetModule(case_model("layers"), moved_plan("layers", disk))
-
-
-def copies_of(module: monet.MonetModule) -> DiskCopies:
-    copies = module._step.runner.copies
-    assert isinstance(copies, DiskCopies)
-    return copies
 
 
 def assert_no_misses(module: monet.MonetModule) -> None:

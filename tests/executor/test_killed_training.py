@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from module_cases import costs_by_bytes
-from moved_steps import RATES, disk_or_skip
+from moved_steps import RATES, copies_of
 from repository import ROOT
 from torch import nn
 from trainer_cases import Batch, assert_same, case_loss
@@ -26,7 +26,6 @@ from trainer_cases import Batch, assert_same, case_loss
 import monet
 from monet.errors import ConfigError, ExecutionError
 from monet.executor.copying.carried_state import CarriedState
-from monet.executor.copying.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.plan import Plan
 
@@ -49,11 +48,6 @@ def make_optimizer(model: nn.Module, name: str = "adam") -> torch.optim.Optimize
 def batch(step: int) -> Batch:
     generator = torch.Generator().manual_seed(step)
     return torch.randn(60, WIDTH, generator=generator), torch.arange(60) % 10
-
-
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return disk_or_skip(tmp_path_factory.mktemp("disk"))
 
 
 @cache
@@ -148,8 +142,7 @@ def test_a_learning_rate_and_the_plan_are_found_again(disk: Path) -> None:
 def test_a_step_that_fails_has_changed_nothing(disk: Path) -> None:
     trainer = trainer_at(disk / "run-fails", plan_in(disk))
     before = steps_on(trainer, 2)
-    copies = trainer._step.runner.copies
-    assert isinstance(copies, DiskCopies)
+    copies = copies_of(trainer)
     for chunk in (0, 5, 11, 20):
         copies.channel.disturb(failing_chunk=chunk, error=5)
         with pytest.raises(ExecutionError, match="Input/output error"):
@@ -187,8 +180,7 @@ def test_what_was_done_between_steps_is_there_after_a_step_that_fails(disk: Path
         group["lr"] = np.float64(0.002)
     torch.manual_seed(5)
     before = contents(trainer)
-    copies = trainer._step.runner.copies
-    assert isinstance(copies, DiskCopies)
+    copies = copies_of(trainer)
     copies.channel.disturb(failing_chunk=11, error=5)
     with pytest.raises(ExecutionError):
         trainer(*batch(2))

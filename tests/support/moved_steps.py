@@ -14,6 +14,7 @@ from torch import nn
 
 import monet
 from monet.errors import ExecutionError
+from monet.executor.copying.disk_copies import DiskCopies
 from monet.native.channel import Channel
 from monet.plans.plan import Plan
 
@@ -21,6 +22,12 @@ RATES = "write=8GB/s,read=8GB/s"
 """As if the disk were fast beside ``costs_by_bytes``: tensors are moved rather than made again."""
 ROWS = 1030
 """Of which a tensor of 256 columns has 1 MiB and a bit, and no whole number of blocks."""
+
+
+def copies_of(stepping: monet.MonetModule | monet.Trainer) -> DiskCopies:
+    copies = stepping._step.runner.copies
+    assert isinstance(copies, DiskCopies)
+    return copies
 
 
 def _layers(*after: Callable[[], nn.Module]) -> nn.Module:

@@ -112,6 +112,14 @@ def assert_same(a: Any, b: Any, what: str) -> None:
         assert a == b, what
 
 
+def assert_same_training(trainer: monet.Trainer, eager: EagerStep) -> None:
+    """Model and optimiser, bit by bit."""
+    module = trainer._step.model
+    assert isinstance(module.model, nn.Module)
+    assert_same(module.model.state_dict(), eager.model.state_dict(), "model")
+    assert_same(trainer.optimizer.state_dict(), eager.optimizer.state_dict(), "optimizer")
+
+
 def both_step(trainer: monet.Trainer, eager: EagerStep, batch: Batch, seed: int, *, clip: float | None = None) -> None:
     torch.manual_seed(seed)
     expected = eager.step(*batch, clip=clip)
