@@ -28,6 +28,14 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a disk that copies can go to."""
+    from moved_steps import disk_or_skip
+
+    return disk_or_skip(tmp_path_factory.mktemp("disk"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Built libraries may come from the user's cache, measurements may not: they must be made anew.
