@@ -7,45 +7,37 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
+from monet.api.how import NO_COPIES, How, require_module
 from monet.api.in_place import slot
 from monet.api.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
 from monet.api.in_place.plan_source import FOUND_OUT, PlanSource, options_of
 from monet.api.in_place.several import common_options, distinct_calls
 from monet.api.in_place.slot import Applied
-from monet.base.amounts import ByteBudget, ByteCount, parse_budget, refusals_in, refusals_of
-from monet.base.sizes import Ranges
+from monet.base.amounts import ByteCount, parse_budget, refusals_of
 from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of, example_inputs, ranges_of_plan
 from monet.capture.varying_inputs import given_axes, largest, ranges_of
 from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
 from monet.executor.copying.checkpoint import checkpoint_at, plan_of, plan_path
-from monet.executor.module import require_unplanned
 from monet.executor.trainer import Trainer
-from monet.ops.offers.offering import Offering
-from monet.pipeline.meter import on_stderr, silent
-from monet.pipeline.offloading import check_second_memory, offloaded
-from monet.pipeline.planning import plan_prepared
-from monet.pipeline.preparation import Prepared, Preparing, prepare, prepare_whole
+from monet.ops.measuring.in_place import as_in_step
+from monet.pipeline.preparation import prepare_whole
 from monet.planner.ablation import MONET
-from monet.planner.schedules import STORAGE, VARIANTS
 from monet.planner.search import Solving
-from monet.plans.format import FREED
 from monet.plans.plan import Plan
-from monet.step.second_memory.offload import Offload, parse_offload, variant_with
 from monet.step.training_step.whole_step import LossFunction, capture_whole_step, plain_inputs
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 _SOLVING = Solving()
-_NO_COPIES = "copies are timed for one shape: leave out offload, or plan each shape"
 
 
 def require_known(function: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -54,18 +46,6 @@ def require_known(function: str, given: Iterable[str], known: Collection[str]) -
         if name not in known:
             close = "".join(f"; did you mean {guess!r}?" for guess in difflib.get_close_matches(name, known, n=1))
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{close}")
-
-
-def _require_module(model: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
-    require_unplanned(model)
-
-
-def _kind_of_device(model: torch.nn.Module) -> str | None:
-    """Where a model's parameters are, as far as that says where it runs."""
-    kinds = {parameter.device.type for parameter in model.parameters()} & {"cpu", "cuda"}
-    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _guessing(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -127,14 +107,14 @@ def plan(
 
     Raises ``monet.InfeasibleBudget``, whose ``smallest_bytes`` is a budget to try, and other ``monet.MonetError``s.
     """
-    how = _How(
+    how = How(
         variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
         accumulate, gradients, bucket_bytes, fused, cores,
     )  # fmt: skip
     called, named = call_of(args, kwargs)
     if dynamic is None:
         return how.plan(how.module_step(model, called, named), parse_budget(budget))
-    _require_module(model)
+    require_module(model)
     ranges = ranges_of(model, called, named, dynamic)
     return how.plan(how.module_step(model, *largest(called, named, ranges), ranges), parse_budget(budget))
 
@@ -147,65 +127,6 @@ PLAN_OPTIONS: Mapping[str, Any] = MappingProxyType(
     }
 )
 """The keyword arguments of ``monet.plan`` for one shape and their defaults; ``budget`` has none that means anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class _How:
-    """The options of ``plan`` and ``optimize``, but for the budget."""
-
-    variant: str
-    exact: bool
-    offload: str | None
-    reserve_bytes: int
-    time_limit_s: float
-    gap: float
-    window: int | None
-    solver: str
-    prove: bool
-    cache: bool
-    progress: bool
-    seed: int
-    accumulate: bool = False
-    gradients: str = FREED
-    bucket_bytes: int = 0
-    fused: bool = False
-    cores: int | None = None
-
-    def module_step(
-        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ranges: Ranges | None = None
-    ) -> Prepared:
-        _require_module(model)
-        if ranges is not None and self.offload is not None:
-            raise ConfigError(_NO_COPIES)
-        return self.prepared(partial(prepare, model, args, kwargs, ranges=ranges), _kind_of_device(model))
-
-    def prepared(self, prepare: Callable[..., Prepared], device: str | None = None) -> Prepared:
-        """The step that ``prepare`` gives, with the second memory that was asked for; ``device``: as far as known."""
-        self._solving()  # and what is no variant: refused before anything is measured
-        if self.variant not in VARIANTS:
-            raise ConfigError(f"there is no variant {self.variant!r}; choose one of {', '.join(VARIANTS)}")
-        preparing = Preparing(
-            self.reserve_bytes, self.accumulate, self.cache, self.seed, self.gradients, bucket_bytes=self.bucket_bytes
-        )
-        offering = Offering(self.exact, STORAGE.get(self.variant, frozenset()), fused=self.fused)
-        offload, _ = self._moving()  # refused before anything is measured
-        check_second_memory(offload, device)
-        return offloaded(prepare(preparing, offering, progress=self.progress), offload, cache=self.cache)
-
-    def plan(self, prepared: Prepared, budget: ByteBudget) -> Plan:
-        _, variant = self._moving()
-        solving = self._solving()
-        meter = on_stderr if self.progress else silent
-        with refusals_in(budget.unit):
-            return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
-
-    def _solving(self) -> Solving:
-        return Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove, self.cores)
-
-    def _moving(self) -> tuple[Offload | None, str]:
-        """The second memory, and the variant that uses it. Raises ``ConfigError`` where these do not go together."""
-        offload = None if self.offload is None else parse_offload(self.offload)
-        return offload, variant_with(offload, self.variant)
 
 
 def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int, **options: Any) -> tuple[Plan, ...]:
@@ -221,8 +142,8 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
     """
     known = {name: default for name, default in PLAN_OPTIONS.items() if name != "budget"}
     require_known("plan_many", options, known)
-    how, asked = _How(**{**known, **options}), parse_budget(budget)
-    _require_module(model)
+    how, asked = How(**{**known, **options}), parse_budget(budget)
+    require_module(model)
     with slot.apart(model):
         calls = distinct_calls(samples)
         prepared = [how.module_step(model, args, kwargs) for args, kwargs in calls]
@@ -246,6 +167,25 @@ def plan_many(model: torch.nn.Module, samples: Sequence[Any], budget: str | int,
         if plans[number].solver["status"] == "interrupted":
             raise KeyboardInterrupt
     return tuple(plans[number] for number in range(len(calls)))
+
+
+def _plan_with(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    budget: str | int,
+    seconds: Mapping[str, Sequence[float]] | None = None,
+    **options: Any,
+) -> Plan:
+    """``plan``; with ``seconds``, by signature: what operators take in steps, which the others' costs follow."""
+    if seconds is None:
+        return _make_plan(model, args, kwargs, budget=budget, **options)
+    known = {name: default for name, default in PLAN_OPTIONS.items() if name != "budget"}
+    how = How(**{**known, **{name: value for name, value in options.items() if name != "dynamic"}})
+    alone = how.module_step(model, args, kwargs).lowered
+    how = replace(how, costs=as_in_step(alone.profile, alone.catalogue, seconds))
+    return how.plan(how.module_step(model, args, kwargs), parse_budget(budget))
 
 
 _make_plan = plan
@@ -305,14 +245,14 @@ def optimize(
     """
     if (budget is None) == (plan is None):
         raise TypeError("optimize takes a budget or a plan, and exactly one of them")
-    _require_module(model)
+    require_module(model)
     kept = None if checkpoint is None else checkpoint_at(checkpoint)
     if kept is not None and plan is None:
         plan = plan_of(kept)
     if plan is not None:
         plan = Plan.of(plan)
     elif dynamic is not None and offload is not None:
-        raise ConfigError(_NO_COPIES)
+        raise ConfigError(NO_COPIES)
     if weights is None and (name := next((n for n, p in model.named_parameters() if p.is_meta), None)) is not None:
         raise ConfigError(
             f"{name} is on the meta device, without values: before the optimizer is made, model.to_empty(device='cpu') "
@@ -324,7 +264,7 @@ def optimize(
     )  # fmt: skip
     if plan is None:
         assert budget is not None
-        how = _How(
+        how = How(
             variant, exact, offload, reserve_bytes, time_limit_s, gap, window, solver, prove, cache, progress, seed,
             fused=fused, cores=cores,
         )  # fmt: skip
@@ -352,6 +292,7 @@ def apply(
     concurrent: int = 1,
     process_group: Any = None,
     rungs: int = 1,
+    tune_steps: int = 0,
     **options: Any,
 ) -> None:
     """Run the training calls of ``model`` by a plan, in place, in any training loop: ``model`` stays what it is.
@@ -374,6 +315,10 @@ def apply(
     pass of the call before. Each beyond the first has an arena of its own, and ``budget`` is for each: the promise is
     the sum, which is said, and is ``monet.applied(model).peak_bytes``.
 
+    ``tune_steps``: so many steps of a plan are timed, operator by operator, where they run; then another plan is made
+    with these times and timed as well, and the faster of the two stays, also for the next start. Where sizes vary,
+    tensors move to a second memory, steps are concurrent or processes train together, it is not done.
+
     In ``DistributedDataParallel`` around ``model``, rank 0 plans at the first training call, and all run its plan;
     every process must have a first training call. ``process_group``: the same for the processes of that group, in
     other kinds of parallel training. Without one, each process plans for itself.
@@ -384,11 +329,13 @@ def apply(
     Raises ``ConfigError``, or ``PlanMismatch`` for a ``plan`` of another model; at the first training call as
     ``monet.plan``.
     """
-    _require_module(model)
+    require_module(model)
     slot.require_plain(model)
     require_known("apply", options, [*PLAN_OPTIONS, "dynamic"])
     if not isinstance(rungs, int) or isinstance(rungs, bool) or rungs < 1:
         raise ConfigError(f"rungs, how many plans there are for rising sizes, must be a number from 1 on: {rungs!r}")
+    if not isinstance(tune_steps, int) or isinstance(tune_steps, bool) or tune_steps < 0:
+        raise ConfigError(f"tune_steps, how many steps of a plan are timed, must be a number from 0 on: {tune_steps!r}")
     if (plan is None) == (budget is None):
         raise TypeError("apply takes a budget or a plan, and exactly one of them")
     plans: list[Plan] = []
@@ -404,7 +351,7 @@ def apply(
         options = {"dynamic": FOUND_OUT, **options}
     assert budget is not None
     family = PlanFamily(type(model).__name__, on_mismatch, max_plans, concurrent)
-    placed = slot.Applied(model, PlanSource(_make_plan, budget, options, rungs), family, process_group)
+    placed = slot.Applied(model, PlanSource(_plan_with, budget, options, rungs), family, process_group, tune_steps)
     for one in plans:
         placed.add(one)
     slot.put(placed)

@@ -191,7 +191,7 @@ def test_refusals(late: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_a_model_on_the_cpu_has_no_use_for_it(offload: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is told so before anything is measured."""
-    monkeypatch.setattr("monet.api.functions.prepare", lambda *_, **__: pytest.fail("prepared"))
+    monkeypatch.setattr("monet.api.how.prepare", lambda *_, **__: pytest.fail("prepared"))
     with pytest.raises(ConfigError, match=why):
         monet.plan(case_model("layers"), case_inputs("layers", 0), budget="10GB", offload=offload)
 

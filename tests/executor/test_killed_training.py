@@ -133,7 +133,7 @@ def test_a_learning_rate_and_the_plan_are_found_again(disk: Path) -> None:
         plan = first.plan
         del first, group  # what it has of the model is the file, too
         gc.collect()
-        patched.setattr("monet.api.functions._How.plan", None)  # nothing is planned
+        patched.setattr("monet.api.how.How.plan", None)  # nothing is planned
         second = trainer()
     assert second.plan == plan and second.steps == 2
     assert [group["lr"] for group in second.optimizer.param_groups] == [0.003]

@@ -286,7 +286,7 @@ def test_a_disk_that_will_not_do_is_refused_before_anything_is_measured(
         raise AssertionError("measured")
 
     for name in (
-        "monet.api.functions.prepare",
+        "monet.api.how.prepare",
         "monet.api.functions.prepare_whole",
         "monet.lab.experiments.configured.prepare",
     ):

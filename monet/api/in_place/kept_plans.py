@@ -50,6 +50,14 @@ def keep(key: str, plan: Plan) -> None:
         logger.warning("the plan is not kept: %s", error)
 
 
+def forget(key: str) -> None:
+    """Have no plan under ``key`` any more; say so if that fails."""
+    try:
+        _path(key).unlink(missing_ok=True)
+    except (CacheRefused, OSError) as error:
+        logger.warning("a plan that is kept cannot be removed: %s", error)
+
+
 def _path(key: str) -> Path:
     return private_folder(private_folder(cache_folder()) / "plans") / f"{key}.plan.json"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,8 @@ from monet.plans.format import FREED
 from monet.plans.plan import Plan
 
 MakePlan = Callable[..., Plan]
-"""``monet.plan``."""
+"""``monet.plan``; with ``seconds``, what operators take in steps, by signature."""
+TUNED = "tuned"
 
 FOUND_OUT = "found out"
 """For the option ``dynamic``: what varies is what the calls show."""
@@ -58,10 +59,13 @@ def _longest(ranges: Ranges) -> Dimension:
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A module that runs a plan for one geometry of calls. ``recalled``: its plan is from disk and has
-    not run yet: weights may have changed so that it must not be used, see ``monet.executor.runner``."""
+    not run yet: weights may have changed so that it must not be used, see ``monet.executor.runner``. ``key``: what the
+    plan is kept on disk under, if it is. ``tuned``: it is the faster one of two that were timed."""
 
     module: MonetModule
     recalled: bool = False
+    key: str = ""
+    tuned: bool = False
 
     @property
     def ranges(self) -> Ranges | None:
@@ -100,11 +104,15 @@ class PlanSource:
         share_bytes: int | None = None,
         rung: Rung | None = None,
         most_fixed: int = 0,
+        tuned: bool = False,
+        seconds: Mapping[str, Sequence[float]] | None = None,
     ) -> Planned:
         """``model``, which is as ``guard`` knows it, with a plan for such a call. ``anew``: not one from disk.
         ``rung``: the plan is for these shapes of the range that was asked for, with what is fixed as in the call; None:
         for this call alone. ``most_fixed``: bytes that a plan over the same arena holds beside it. ``share_bytes``:
         what a budget that is a share of eager's peak has come to for an earlier plan, and comes to for this one.
+        ``tuned``: one from disk is rather the one that was kept as such (``keep_tuned``). ``seconds``: what operators
+        take in steps of another plan, by signature; such a plan is not kept.
 
         Inside of ``DistributedDataParallel`` its buckets are counted. Raises as ``monet.plan``, ``CaptureError`` for
         parameters that are spread over processes, ``ExecutionError`` for gradients that it could not reduce, and
@@ -120,10 +128,13 @@ class PlanSource:
         step = self._key(model, captured, args, kwargs, options)
         # A first plan that is made anew is kept in the place of the one from disk, which the next start looks for.
         key = kept_plans.key_of(step, self._asked.setdefault(step, budget))
-        plan = kept_plans.recall(key) if self._on_disk and not anew else None
-        if plan is not None:
-            return Planned(MonetModule(model, plan, captured, guard), recalled=True)
-        options = {"progress": True, **options}
+        if self._on_disk and not anew and seconds is None:
+            for is_tuned in (True, False) if tuned else (False,):
+                plan = kept_plans.recall(kept_plans.key_of(key, TUNED) if is_tuned else key)
+                if plan is not None:
+                    module = MonetModule(model, plan, captured, guard)
+                    return Planned(module, recalled=True, key=key, tuned=is_tuned)
+        options = {"progress": True, **options, **({} if seconds is None else {"seconds": seconds})}
         plan = self._make_plan(model, args, kwargs, budget=budget, **options)
         spared = most_fixed - plan.fixed_bytes
         if spared > 0 and most_fixed + plan.arena_bytes > plan.budget_bytes:
@@ -131,9 +142,16 @@ class PlanSource:
             plan = self._make_plan(model, args, kwargs, budget=ByteCount(plan.budget_bytes - spared), **options)
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
-        if self._on_disk:
+        if self._on_disk and seconds is None:
             kept_plans.keep(key, plan)
-        return Planned(MonetModule(model, plan, captured, guard))
+            if anew:  # the faster one of another model is none of this
+                kept_plans.forget(kept_plans.key_of(key, TUNED))
+        return Planned(MonetModule(model, plan, captured, guard), key=key)
+
+    def keep_tuned(self, planned: Planned) -> None:
+        """Keep it as the faster one for the next start, which then times nothing."""
+        if self._on_disk and planned.key:
+            kept_plans.keep(kept_plans.key_of(planned.key, TUNED), planned.module.plan)
 
     def adopted(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan, guard: ModelGuard

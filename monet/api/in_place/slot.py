@@ -48,11 +48,16 @@ class Applied:
     tells what was planned so far, and why calls ran without a plan."""
 
     def __init__(
-        self, model: torch.nn.Module, source: PlanSource, family: PlanFamily, processes: Processes | None = None
+        self,
+        model: torch.nn.Module,
+        source: PlanSource,
+        family: PlanFamily,
+        processes: Processes | None = None,
+        tune_steps: int = 0,
     ) -> None:
-        """``processes``: that run one plan, as in ``Ranks``."""
+        """``processes``: that run one plan, as in ``Ranks``. ``tune_steps``: as in ``TrainingCalls``."""
         self.model = model
-        self.calls = TrainingCalls(model, source, family, lambda: apart(model), processes)
+        self.calls = TrainingCalls(model, source, family, lambda: apart(model), processes, tune_steps)
         self._budget = source.budget
         self._hooked = threading.RLock()
         self._told = False

@@ -24,6 +24,7 @@ from monet.api.in_place.model_walk import ModelWalk
 from monet.api.in_place.plan_family import REPLACED, PlanFamily
 from monet.api.in_place.plan_source import Planned, PlanSource, Rung
 from monet.api.in_place.ranks import Processes, Ranks, failure, portable
+from monet.api.in_place.tuning import WORTH, Tuning
 from monet.base.sizes import Ranges
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.lifted_graph import LiftedGraph
@@ -70,8 +71,10 @@ class TrainingCalls:
         family: PlanFamily,
         apart: Callable[[], Any],
         processes: Processes | None = None,
+        tune_steps: int = 0,
     ) -> None:
-        """``apart``: a context in which ``model`` can be captured. ``processes``: as in ``Ranks``."""
+        """``apart``: a context in which ``model`` can be captured. ``processes``: as in ``Ranks``. ``tune_steps``: of
+        each plan for one shape, how many are timed, so that a faster one may take its place; 0: none."""
         self.model = model
         self._ranks = Ranks(model, family, processes)
         self.planned_calls = self.eager_calls = 0
@@ -85,6 +88,8 @@ class TrainingCalls:
         self._rungs: dict[InputGeometry, Rung] = {}  # of those that stand for many shapes
         self._holds: dict[Rung, Ranges | None] = {}  # for what shapes their plans hold
         self._forward: list[Any] = []  # kept, for geometries to name them by identity
+        self._tune_steps = tune_steps
+        self._tunings: dict[CallGeometry, Tuning] = {}
 
     @property
     def modules(self) -> tuple[Planned, ...]:
@@ -201,6 +206,8 @@ class TrainingCalls:
     def _by_plan(self, geometry: CallGeometry, group: ArenaGroup, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for again in (False, True):
             planned = self._planned_for(geometry, group, args, kwargs)
+            if planned is not None and self._is_tuned_here(geometry, planned):
+                planned = self._tuned(geometry, planned, group, args, kwargs)
             if planned is None:
                 break
             module, refusal, place = self._modules[geometry].get(group), None, ""
@@ -228,6 +235,72 @@ class TrainingCalls:
             make = self._plan if planned.recalled else self._plan_another
             make(geometry, group, args, kwargs, anew=not place)  # a plan on disk is of the model as it is
         return _NO_PLAN
+
+    def _is_tuned_here(self, geometry: CallGeometry, planned: Planned) -> bool:
+        """Whether its plan may give way to a faster one: it is for one shape, one process and one step at a time."""
+        if self._tune_steps == 0 or planned.recalled or planned.tuned or planned.ranges is not None:
+            return False
+        plan = planned.module.plan
+        return plan.second_bytes == 0 and self._ranks.alone and self.family.concurrent == 1
+
+    def _tuned(
+        self,
+        geometry: CallGeometry,
+        planned: Planned,
+        group: ArenaGroup,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Planned:
+        """What runs the call, while no step is under way: once its steps were timed, one that is planned with their
+        times, where that is to be faster; once that was timed as well, the faster of the two."""
+        tuning = self._tunings.setdefault(geometry, Tuning(self._tune_steps))
+        if tuning.over or not tuning.is_timed(planned.module):
+            return planned
+        if tuning.first is None:
+            other = self._planned_with(tuning, args, kwargs)
+            if other is None:
+                tuning.over = True
+                return self._settled(geometry, planned, "%s: no other plan is faster by the times of its steps")
+            tuning.first = planned.module.plan, tuning.step_s
+            planned = self._instead(geometry, other, group)
+            tuning.is_timed(planned.module)
+            return planned
+        tuning.over = True
+        plan, step_s = tuning.first
+        said = f"{1e3 * step_s:,.0f} ms a step by the first plan, {1e3 * tuning.step_s:,.0f} by one with its times"
+        if tuning.step_s > step_s:
+            with self._apart():
+                guard = ModelGuard(self.model, own_hooks=False)
+                first = self._source.adopted(self.model, args, kwargs, plan, guard)
+            planned = self._instead(geometry, replace(first, key=planned.key), group)
+            return self._settled(geometry, planned, "%s: %s; the first one stays", said)
+        return self._settled(geometry, planned, "%s: %s, which stays", said)
+
+    def _planned_with(self, tuning: Tuning, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned | None:
+        """A plan with the costs that steps had, where it is to be faster than these."""
+        guard = ModelGuard(self.model, own_hooks=False)
+        try:
+            with self._apart():
+                other = self._source.planned(
+                    self.model, args, kwargs, guard, share_bytes=self.family.budget_bytes, seconds=tuning.seconds
+                )
+        except MonetError as error:  # the search found none in time; the first is there
+            logger.info("%s: no plan with the times of its steps: %s", self.family.name, error)
+            return None
+        return other if other.module.plan.solver["objective_s"] < (1 - WORTH) * tuning.step_s else None
+
+    def _instead(self, geometry: CallGeometry, planned: Planned, group: ArenaGroup) -> Planned:
+        """It runs such calls from here on."""
+        self._forget(geometry)
+        self.family.made -= 1
+        self.add(geometry, planned, group)
+        return planned
+
+    def _settled(self, geometry: CallGeometry, planned: Planned, sentence: str, *more: str) -> Planned:
+        self.family.note(f"tuned {self.family.made} {more}", sentence, *more)
+        self._planned[geometry] = planned = replace(planned, tuned=True)
+        self._source.keep_tuned(planned)
+        return planned
 
     def _forget(self, geometry: CallGeometry) -> None:
         del self._planned[geometry]
@@ -307,6 +380,7 @@ class TrainingCalls:
             planned = self._source.planned(
                 self.model, args, kwargs, guard, anew=anew, share_bytes=share_bytes,
                 rung=rung, most_fixed=max((plan.fixed_bytes for plan in plans), default=0),
+                tuned=self._tune_steps > 0,
             )  # fmt: skip
         if checkpoints:
             self.family.note("checkpoints", REPLACED)

@@ -174,10 +174,7 @@ def _measured(config: Config, plan_path: Path | None, threads: int, in_place: bo
 
 def _in_place(module: MonetModule, step: Callable[[], object]) -> Mapping[str, Sequence[float]]:
     """By signature, seconds of each of the plan's steps that runs it; copies are left out."""
-    from monet.executor.codegen import implementation_of
-    from monet.executor.planned_step import planned_catalogue
-    from monet.executor.step_times import StepTimes
-    from monet.ops.measuring.signature import signature
+    from monet.executor.step_times import StepTimes, seconds_by_signature
 
     seconds: dict[int, list[float]] = {}
     began = time.perf_counter()
@@ -188,13 +185,7 @@ def _in_place(module: MonetModule, step: Callable[[], object]) -> Mapping[str, S
             step()
         for number, taken_s in times.steps():
             seconds.setdefault(number, []).append(taken_s)
-    offers = planned_catalogue(module._step.graph, module.plan)
-    found: dict[str, list[float]] = {}
-    for number, planned in enumerate(module.plan.steps):
-        if planned.place is None:
-            key = signature(implementation_of(planned, offers), offers.values)
-            found.setdefault(key, []).append(median(seconds[number]))
-    return found
+    return seconds_by_signature(module._step, seconds)
 
 
 def _resident_peak_bytes() -> int | None:

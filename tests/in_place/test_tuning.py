@@ -1,0 +1,166 @@
+"""Plans that are made with the times of steps: tried where they are to be faster, and kept where they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from loop_cases import HASTE, equal, told, train
+from module_cases import costs_by_bytes
+from torch import nn
+
+import monet
+from monet.api.in_place.tuning import Tuning
+from monet.errors import ConfigError
+from monet.plans.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("hasty_orders")
+STEPS = 3
+WARM = 1
+
+
+class Wide(nn.Module):
+    """Whose cheapest recomputation, by bytes, is that of ``tanh``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.sin(layer(x)).tanh()
+        return x
+
+
+def data(count: int, rows: int = 512) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(rows, 64, generator=generator) for _ in range(count)]
+
+
+class Times:
+    """What steps are said to take: operators of ``call``, ``slower`` as long as the plan counted; whole steps by
+    turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call: str, slower: float, *steps_s: float) -> None:
+        self.asked = 0
+        self.call, self.slower, self.steps_s = call, slower, list(steps_s)
+        monkeypatch.setattr(Tuning, "seconds", property(self.seconds))
+        monkeypatch.setattr(Tuning, "step_s", property(lambda tuning: self.steps_s[0 if tuning.first is None else 1]))
+        monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+
+    def seconds(self, tuning: Tuning) -> Mapping[str, Sequence[float]]:
+        self.asked += 1
+        module = tuning._module
+        assert module is not None and len(tuning._steps) == STEPS + WARM
+        assert all(seconds > 0 for step in tuning._steps for _, seconds in step)
+        from monet.executor.step_times import seconds_by_signature
+
+        numbers = {n: [1e-4] for n in range(len(module.plan.steps))}
+        found = seconds_by_signature(module._step, numbers)
+        return {
+            key: [each * (self.slower if self.call in key else 1.0) for each in taken] for key, taken in found.items()
+        }
+
+
+def again(plan: Plan) -> list[str]:
+    return [step.node for step in plan.steps if step.kind == "recompute"]
+
+
+def tuned(model: nn.Module, **options: Any) -> None:
+    monet.apply(model, budget="85%", exact=True, tune_steps=STEPS, **{**HASTE, **options})
+
+
+def test_a_faster_plan_takes_the_place_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned, eager = Wide(), copy.deepcopy(Wide())
+    times = Times(monkeypatch, "sin", 50.0, 10.0, 9.0)
+    tuned(planned, dynamic=None, cache=False)
+    first: list[Plan] = []
+
+    def between() -> None:
+        first[:] = first or monet.applied(planned).plans
+
+    batches = data(2 * (STEPS + WARM) + 3)
+    assert equal(train(planned, batches, between), train(eager, batches))
+    (last,) = monet.applied(planned).plans
+    assert times.asked == 1 and again(first[0]) != again(last)
+    assert last.peak_bytes <= last.budget_bytes == first[0].budget_bytes
+    assert monet.applied(planned).eager_calls == 0
+    (sentence,) = told(caplog)
+    assert "10,000 ms a step by the first plan, 9,000 by one with its times, which stays" in sentence
+
+
+def test_a_plan_that_is_slower_gives_way_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned, eager = Wide(), copy.deepcopy(Wide())
+    Times(monkeypatch, "sin", 50.0, 10.0, 11.0)
+    tuned(planned, cache=False)
+    seen: list[Plan] = []
+
+    def between() -> None:
+        (plan,) = monet.applied(planned).plans
+        if plan not in seen:
+            seen.append(plan)
+
+    batches = data(2 * (STEPS + WARM) + 3)
+    assert equal(train(planned, batches, between), train(eager, batches))
+    assert len(seen) == 2 and monet.applied(planned).plans == (seen[0],)
+    assert "the first one stays" in told(caplog)[-1]
+
+
+def test_no_other_plan_is_made_where_none_is_to_be_faster(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Wide()
+    times = Times(monkeypatch, "nothing", 1.0, 1e-9)
+    tuned(model, cache=False)
+    train(model, data(STEPS + WARM + 4))
+    assert times.asked == 1 and len(monet.applied(model).plans) == 1
+    assert "no other plan is faster by the times of its steps" in told(caplog)[-1]
+
+
+def test_the_faster_plan_is_there_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Wide()
+    times = Times(monkeypatch, "sin", 50.0, 10.0, 9.0)
+    tuned(model)
+    train(model, data(2 * (STEPS + WARM) + 1, rows=520))
+    (found,) = monet.applied(model).plans
+    second = Wide()
+    tuned(second)
+    train(second, data(STEPS + WARM + 2, rows=520))
+    assert monet.applied(second).plans == (found,) and times.asked == 1
+    third = Wide()
+    monet.apply(third, budget="85%", exact=True, **HASTE)  # who does not ask for it has the first plan
+    train(third, data(1, rows=520))
+    assert monet.applied(third).plans != (found,)
+
+
+def test_calls_without_a_backward_pass_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Wide()
+    times = Times(monkeypatch, "sin", 50.0, 10.0, 9.0)
+    tuned(model, cache=False)
+    for batch in data(STEPS + WARM + 3):
+        model(batch)
+    assert times.asked == 0
+    train(model, data(2))
+    assert times.asked == 0
+
+
+def test_varying_shapes_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Wide()
+    times = Times(monkeypatch, "sin", 50.0, 10.0, 9.0)
+    tuned(model, cache=False)
+    train(model, [batch[: 500 - k] for k, batch in enumerate(data(STEPS + WARM + 5))])
+    assert times.asked == 0 and monet.applied(model).planned_calls == STEPS + WARM + 5
+
+
+@pytest.mark.parametrize("steps", [-1, True, 1.5])
+def test_what_is_no_number_of_steps_is_refused(steps: Any) -> None:
+    with pytest.raises(ConfigError, match="tune_steps, how many steps of a plan are timed, must be a number from 0 on"):
+        monet.apply(Wide(), budget="85%", tune_steps=steps)
