@@ -61,7 +61,7 @@ class HeldState:
             "places": {} if copies is None else {storage: place for place, storage in copies.carried.items()},
             "bytes": plan.second_bytes,
         }
-        return Checkpoint(path, described)
+        return Checkpoint(path, described, alone=copies is None)
 
     @torch.no_grad()
     def load(self, weights: Callable[[str], torch.Tensor]) -> None:
@@ -81,6 +81,10 @@ class HeldState:
             if not isinstance(values, torch.Tensor) or values.shape != tensor.shape:
                 found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
                 raise ConfigError(f"weights({name!r}) is {found}; the model's tensor is {tuple(tensor.shape)}")
+            if values.is_meta or values.layout != torch.strided:
+                raise ConfigError(
+                    f"weights({name!r}) has no values of a plain tensor: it is sparse, or on the meta device"
+                )
             storage = moved.get(id(tensor))
             if storage is None or self._carried is None:
                 tensor.copy_(values)

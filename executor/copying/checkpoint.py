@@ -7,6 +7,7 @@ which the file system does at once or not at all. A step that is cut short has t
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pickle
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 
 from monet.base.files.atomic import write_bytes_atomically
-from monet.errors import ConfigError
+from monet.errors import ConfigError, ExecutionError
+from monet.native.channel import TAKEN
 from monet.plans.plan import Plan
 
 
@@ -27,6 +29,8 @@ def checkpoint_at(path: str | os.PathLike[str]) -> Path:
     found = Path(path)
     if not found.parent.is_dir() or found.is_dir():
         raise ConfigError(f"checkpoint {found}: a file in a folder that is there is needed")
+    if not os.access(found.parent, os.W_OK):
+        raise ConfigError(f"checkpoint {found}: its folder cannot be written to")
     if found.exists() and not head_of(found).exists() and not plan_path(found).exists():
         raise ConfigError(f"checkpoint {found}: there is a file that is no checkpoint; remove it, or name another one")
     return found.resolve()
@@ -62,11 +66,22 @@ class Finished:
 
 
 class Checkpoint:
-    """``path``: of the large file; the small one is beside it. ``described``: of the plan, what must be the same."""
+    """``path``: of the large file; the small one is beside it. ``described``: of the plan, what must be the same.
+    ``alone``: nothing is moved, so that the large file is empty, and nobody else keeps others from it.
 
-    def __init__(self, path: Path, described: Mapping[str, Any]) -> None:
+    Raises ``ExecutionError`` where another trainer has it.
+    """
+
+    def __init__(self, path: Path, described: Mapping[str, Any], *, alone: bool) -> None:
         self.path, self._described = path, dict(described)
         self._head = head_of(path)
+        self._lock = path.open("ab") if alone else None
+        if self._lock is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self._lock.close()
+                raise ExecutionError(f"checkpoint {path}: {TAKEN}") from error
 
     def last(self) -> Finished | None:
         """What the last finished step left; None where there is none. Raises ``ConfigError`` where that cannot be read,

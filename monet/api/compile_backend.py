@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from monet.api.functions import PLAN_OPTIONS, plan, require_known
 from monet.api.in_place.plan_family import MOST_PLANS, REPLACED, PlanFamily
-from monet.api.in_place.plan_source import PlanSource
+from monet.api.in_place.plan_source import FOUND_OUT, PlanSource
 from monet.api.in_place.slot import is_watched
 from monet.api.in_place.training_calls import TrainingCalls
 from monet.capture.guards.code_names import names_of
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 _OWN = ("budget", "on_mismatch", "max_plans", "concurrent", "process_group", "on_break")
 _DYNAMIC = (
-    "%s has a graph for several shapes now, and its plans are each for one: shapes that came before are planned once "
-    "more. Compile it with dynamic=False, which keeps a graph a shape"
+    "%s has a graph for several numbers now, and its plans are each for one: those that came before are planned once "
+    "more. Compile it with dynamic=False, which keeps a graph a number"
 )
 _UNNAMED = "step_unsupported"  # of a break below the last place where Dynamo can go on
 _RESUMED = "torch_dynamo_resume_in_"
@@ -117,6 +117,8 @@ class _PlannedGraph:
         self._guards = [ModelGuard(module, own_hooks=False, code_alone=True) for module in modules]
         self._parameters = {id(parameter) for module in modules for parameter in module.parameters()}
         made = {name: value for name, value in options.items() if name not in _OWN}
+        if family.rule != "error":
+            made["dynamic"] = FOUND_OUT
         self._graph, self._family = graph, family
         self._processes = options.get("process_group")
         self._source = PlanSource(plan, options["budget"], made)
@@ -137,9 +139,10 @@ class _PlannedGraph:
             self._calls = TrainingCalls(self._lifted, self._source, self._family, nullcontext, self._processes)
             if self._lifted.has_checkpoints:
                 self._family.note("checkpoints", REPLACED)
-            if any(isinstance(value, int) for value in args):
-                self._family.note("dynamic", _DYNAMIC)
-        return self._calls.call(lambda *_: self._graph.forward(*args), self._lifted.inputs(args), {})
+        inputs = self._lifted.inputs(args)
+        if any(isinstance(value, int) for value in inputs):
+            self._family.note("dynamic", _DYNAMIC)
+        return self._calls.call(lambda *_: self._graph.forward(*args), inputs, {})
 
     def _is_of_these(self, args: Sequence[Any]) -> bool:
         """Whether it is called for the modules that it was traced from: Dynamo runs it for others of their class, too,

@@ -28,6 +28,7 @@ from monet.capture.varying_inputs import given_axes, largest, ranges_of
 from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
 from monet.executor.copying.checkpoint import checkpoint_at, plan_of, plan_path
 from monet.executor.trainer import Trainer
+from monet.native.channel import reason_against
 from monet.ops.measuring.in_place import as_in_step
 from monet.pipeline.preparation import prepare_whole
 from monet.planner.ablation import MONET
@@ -247,6 +248,8 @@ def optimize(
         raise TypeError("optimize takes a budget or a plan, and exactly one of them")
     require_module(model)
     kept = None if checkpoint is None else checkpoint_at(checkpoint)
+    if kept is not None and offload is not None and (reason := reason_against(kept.parent)) is not None:
+        raise ConfigError(f"checkpoint {kept}: {reason}")
     if kept is not None and plan is None:
         plan = plan_of(kept)
     if plan is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input"
+PARAMETER, BUFFER, INPUT, SIZE = "parameter", "buffer", "input", "size"
 _PART = re.compile(r"\['([^']+)'\]|\[(\d+)\]")
 _NO_PART = {"_modules", "_parameters", "_buffers"}
 _amp = torch.amp.autocast_mode
@@ -26,8 +26,9 @@ class _Behind:
 
 class LiftedGraph(torch.nn.Module):
     """``graph`` as a module of its inputs, without its checkpoints: the plan decides what is computed again. Parameters
-    and buffers have the names of the model's. ``has_checkpoints``, ``casts``: whether ``graph`` has any, and any
-    ``with torch.autocast``."""
+    and buffers have the names of the model's. Sizes that Dynamo made arguments are read from the inputs that have them;
+    numbers that it made tensors (with ``dynamic=True``, a layer's ``eps``) are numbers.
+    ``has_checkpoints``, ``casts``: whether ``graph`` has any, and any ``with torch.autocast``."""
 
     def __init__(self, graph: torch.fx.GraphModule, args: Sequence[Any]) -> None:
         """``args``: of a call of ``graph``; what is a parameter among them tells which are."""
@@ -36,16 +37,20 @@ class LiftedGraph(torch.nn.Module):
         self.casts = _has_autocast(graph)
         if self.has_checkpoints:
             graph = _without_checkpoints(graph)
+        self._numbers = _numbers(graph, args)
+        if self._numbers:
+            graph = _with_numbers(graph, self._numbers)
         self._behind = _Behind(_with_own_autocast(graph) if self.casts else graph)
         self._places: list[tuple[str, str]] = []
-        for node, value in zip(_placeholders(graph), args, strict=True):
+        self._sizes = _sizes(graph, args)
+        for position, (node, value) in enumerate(zip(_placeholders(graph), args, strict=True)):
             source = getattr(getattr(node, "_dynamo_source", None), "name", "")
             if isinstance(value, torch.nn.Parameter):
                 place = PARAMETER, self._free_name(source, node.name)
             elif isinstance(value, torch.Tensor) and "._buffers[" in source:
                 place = BUFFER, self._free_name(source, node.name)
             else:
-                place = INPUT, ""
+                place = SIZE if position in self._sizes else INPUT, ""
             self._places.append(place)
             self._put(place, value)
 
@@ -69,20 +74,26 @@ class LiftedGraph(torch.nn.Module):
 
     def _put(self, place: tuple[str, str], value: Any) -> None:
         kind, name = place
-        if kind != INPUT:
+        if kind in (PARAMETER, BUFFER):
             _hold(self, name, value)
 
     def inputs(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The inputs among the arguments of a call; its parameters and buffers become this module's."""
         for place, value in zip(self._places, args, strict=True):
             self._put(place, value)
-        return tuple(value for (kind, _), value in zip(self._places, args, strict=True) if kind == INPUT)
+        return tuple(
+            value.item() if position in self._numbers else value
+            for position, ((kind, _), value) in enumerate(zip(self._places, args, strict=True))
+            if kind == INPUT
+        )
 
     def forward(self, *inputs: Any) -> Any:
         """What the graph returns."""
-        given, args = iter(inputs), []
+        given, args = iter(inputs), list[Any]()
         for kind, name in self._places:
-            args.append(next(given) if kind == INPUT else _attribute(self, name))
+            args.append(next(given) if kind == INPUT else None if kind == SIZE else _attribute(self, name))
+        for position, (other, axis) in self._sizes.items():
+            args[position] = args[other].shape[axis]
         return self._behind.graph.forward(*args)
 
     def unlifted(self) -> torch.fx.GraphModule:
@@ -95,8 +106,16 @@ class LiftedGraph(torch.nn.Module):
             if node.op in ("get_attr", "call_module"):
                 _hold(root, str(node.target), _attribute(self._behind.graph, str(node.target)))
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        for node, (kind, name) in zip(placeholders, self._places, strict=True):
-            if kind != INPUT:
+        after = placeholders[-1].next if placeholders else None
+        for position, (node, (kind, name)) in enumerate(zip(placeholders, self._places, strict=True)):
+            if kind == SIZE:
+                other, axis = self._sizes[position]
+                with graph.inserting_before(after):
+                    node.replace_all_uses_with(
+                        graph.call_function(torch.ops.aten.sym_size.int, (placeholders[other], axis))
+                    )
+                graph.erase_node(node)
+            elif kind != INPUT:
                 with graph.inserting_before(node):
                     node.replace_all_uses_with(graph.get_attr(name))
                 graph.erase_node(node)
@@ -106,6 +125,47 @@ class LiftedGraph(torch.nn.Module):
 
 def _placeholders(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _sizes(module: torch.fx.GraphModule, args: Sequence[Any]) -> dict[int, tuple[int, int]]:
+    """Of arguments that are sizes: the position of an input that has this size, and the axis. Others are not in it."""
+    found: dict[Any, tuple[int, int]] = {}
+    nodes = _placeholders(module)
+    traced = [node.meta.get("example_value") for node in nodes]
+    for position, (example, value) in enumerate(zip(traced, args, strict=True)):
+        if isinstance(example, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            for axis, size in enumerate(example.shape):
+                if isinstance(size, torch.SymInt):
+                    found.setdefault(size.node.expr, (position, axis))
+    return {
+        position: found[example.node.expr]
+        for position, example in enumerate(traced)
+        if isinstance(example, torch.SymInt) and example.node.expr in found
+    }
+
+
+def _numbers(module: torch.fx.GraphModule, args: Sequence[Any]) -> frozenset[int]:
+    """Positions of arguments that are floats of Python, which Dynamo has made tensors of and takes ``item()`` of."""
+    return frozenset(
+        position
+        for position, (node, value) in enumerate(zip(_placeholders(module), args, strict=True))
+        if isinstance(value, torch.Tensor)
+        and (value.dim(), value.dtype, value.requires_grad) == (0, torch.float64, False)
+        and node.users
+        and all((user.op, user.target) == ("call_method", "item") for user in node.users)
+    )
+
+
+def _with_numbers(original: torch.fx.GraphModule, numbers: frozenset[int]) -> torch.fx.GraphModule:
+    """A copy that is given these arguments as numbers."""
+    module = torch.fx.GraphModule(original, copy.deepcopy(original.graph))
+    for position, node in enumerate(_placeholders(module)):
+        if position in numbers:
+            for user in list(node.users):
+                user.replace_all_uses_with(node)
+                module.graph.erase_node(user)
+    module.recompile()
+    return module
 
 
 def _graphs(module: torch.fx.GraphModule) -> list[torch.fx.Graph]:

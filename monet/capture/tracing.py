@@ -172,8 +172,8 @@ def _over_ranges(
     """The capture for all shapes of ``ranges``. Raises ``CaptureError`` where one graph does not hold for them."""
     why = "the model cannot be planned for a range of shapes; plan each shape"
     symbols = Symbols(inputs, ranges)
-    if isinstance(model, LiftedGraph):
-        raise CaptureError(f"{why}: it comes from torch.compile")
+    if isinstance(model, LiftedGraph) and model.casts:
+        raise CaptureError(f"{why}: it comes from torch.compile, and has autocast inside")
     with symbols.general():
         found = direct_trace(model, *symbols.inputs, detached=detached)
     joint = None if isinstance(found, str) else _joint_of(model, symbols.inputs, *found)

@@ -85,17 +85,23 @@ def for_call(
 
 
 def argument_names(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
-    """By position in the flattened call, the name of each argument that is one leaf."""
+    """By position in the flattened call, the name of each argument that is one leaf; those of ``*inputs`` are
+    ``inputs_0`` and so on."""
+    signature = inspect.signature(model.forward)
     try:
-        positional = list(inspect.signature(model.forward).bind_partial(*args).arguments)
+        bound = signature.bind_partial(*args).arguments
     except TypeError as error:
         raise ConfigError(f"the sample is no call of the model: {error}") from error
+    positional: list[str] = []
+    for name, value in bound.items():
+        many = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        positional += [f"{name}_{number}" for number in range(len(value))] if many else [name]
     names: dict[int, str] = {}
     for position, (path, _) in enumerate(pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]):
         if len(path) == 2:
             key: Any = path[1]
             at = getattr(key, "idx", None)
-            names[position] = key.key if at is None else positional[min(at, len(positional) - 1)]
+            names[position] = key.key if at is None else positional[at]
     return names
 
 

@@ -16,11 +16,12 @@ from monet.plans.format import COPY_ALIGNMENT
 ALIGNMENT = COPY_ALIGNMENT
 """Bytes: of memory and places that are copied, and of the lengths that are really copied; ``kAlign`` in C++."""
 _IN_MEMORY, _CLOSED, _SHORT, _TAKEN = -1000, -1001, -1002, -1003
+TAKEN = "a trainer, or a model that it trained, has this file, here or in another process"
 _SAID = {
     _IN_MEMORY: "it lies in main memory (tmpfs), where nothing would be gained; name a folder on a disk",
     _CLOSED: "it belongs to the process that this one was forked from",
     _SHORT: "the file ended before what was to be read",
-    _TAKEN: "a trainer, or a model that it trained, has this file, here or in another process",
+    _TAKEN: TAKEN,
 }
 _TURN_MS = 100
 """How long a wait may keep Ctrl-C waiting."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from monet.errors import InfeasibleBudget, SolverError
-from monet.pipeline.attempts import TRIES, Attempts, with_runs
+from monet.pipeline.attempts import LAST_START, TRIES, Attempts, with_runs
 from monet.pipeline.fit import SHARES, WORTH_SHARE, Fit, FitState
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
@@ -29,8 +29,9 @@ from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
 from monet.planner.construction.kept import keep_what_fits
 from monet.planner.memory_floor import floor_s
+from monet.planner.problem import Problem
 from monet.planner.replay import replay
-from monet.planner.schedules import ABLATION, MOVE, MOVE_ONLY, plan_variant
+from monet.planner.schedules import ABLATION, MOVE, MOVE_ONLY, VARIANTS, plan_variant
 from monet.planner.solution import Runs, Solution
 
 logger = logging.getLogger(__name__)
@@ -254,7 +255,8 @@ class _Search:
                 continue
             candidates: list[Solution | None] = [refused.smallest_plan]
             if fit.variant in ABLATION:
-                candidates.append(fastest_plan(restrict(lowered.problem, fit.variant)))
+                problem = restrict(lowered.problem, fit.variant)
+                candidates = [_leaner(problem, refused.smallest_plan), fastest_plan(problem)]
             placed = smallest_placed(candidates, lowered, limit_s)
             if fit.remembers:
                 remember(fit.lowered, fit.variant, placed)
@@ -275,6 +277,15 @@ class _Search:
         error = InfeasibleBudget(refused.reason, least, advice=refused.advice, counted_bytes=refused.counted_bytes)
         error.__cause__ = refused
         return error
+
+
+def _leaner(problem: Problem, known: Solution) -> Solution:
+    """The smallest plan known, or √n segments, where these need less: on networks that walks take too long for."""
+    try:
+        other: object = VARIANTS[LAST_START].plan(problem, problem.fixed_bytes)
+    except InfeasibleBudget as error:
+        other = error.smallest_plan
+    return other if isinstance(other, Solution) and other.peak_bytes < known.peak_bytes else known
 
 
 def _without_gaps(fit: Fit, lowered: Lowered, limit_s: float) -> InfeasibleBudget:

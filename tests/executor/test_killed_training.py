@@ -266,6 +266,52 @@ def test_what_is_refused(disk: Path, tmp_path: Path) -> None:
         trainer_at(path, plan)
 
 
+def test_one_trainer_has_a_checkpoint_without_moves(tmp_path: Path) -> None:
+    path, plan = tmp_path / "run", plan_in(None)
+    trainer = trainer_at(path, plan)
+    steps_on(trainer, 1)
+    with pytest.raises(ExecutionError, match="a trainer, or a model that it trained, has this file"):
+        trainer_at(path, plan)
+    del trainer
+    gc.collect()
+    assert trainer_at(path, plan).steps == 1
+
+
+def test_what_is_refused_before_anything_is_planned(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monet.api.functions.capture_whole_step", lambda *_, **__: pytest.fail("captured"))
+    monkeypatch.setattr("monet.api.functions.reason_against", lambda folder: "it lies in main memory (tmpfs)")
+    model = make_model()
+
+    def optimize(path: Path, **options: Any) -> None:
+        monet.optimize(
+            model,
+            *batch(0),
+            loss_fn=case_loss,
+            optimizer=make_optimizer(model),
+            budget="1GB",
+            checkpoint=path,
+            **options,
+        )
+
+    with pytest.raises(ConfigError, match=r"checkpoint .*run: it lies in main memory \(tmpfs\)"):
+        optimize(tmp_path / "run", offload=f"disk:{disk},{RATES}")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="its folder cannot be written to"):
+        optimize(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "made", [lambda shape: torch.empty(shape, device="meta"), lambda shape: torch.ones(shape).to_sparse()]
+)
+def test_weights_without_values_are_refused(disk: Path, made: Any) -> None:
+    model = make_model()
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    with pytest.raises(ConfigError, match="has no values of a plain tensor"):
+        trainer_at(None, plan_in(disk), weights=lambda name: made(shapes[name]))
+
+
 KILLED = """
 import sys
 import torch

@@ -68,15 +68,58 @@ def test_a_loop_with_evaluation_and_a_last_smaller_batch(in_place: bool, calls: 
     assert len({one.family for one in calls}) == 1
 
 
-def test_a_graph_for_several_shapes(calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture) -> None:
-    """Dynamo makes one by itself for the second shape."""
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_graph_for_several_shapes(
+    dynamic: bool | None, calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dynamo makes one by itself for the second shape, with sizes as arguments; one plan is for all of these."""
     planned, eager = pair()
-    planned.compile(backend="monet", options=EXACT)
-    data = batches(8, 3, 5, 8)
+    planned.compile(backend="monet", dynamic=dynamic, options=EXACT)
+    data = batches(8, 3, 5, 8, 7, 6, 4, 2, 8)
     assert equal(train(planned, data), train(eager, data))
-    assert counts(calls)[:2] == (4, 0)
-    (sentence,) = told(caplog)
-    assert "dynamic=False" in sentence
+    planned_calls, eager_calls, plans = counts(calls)
+    assert (planned_calls, eager_calls) == (9, 0) and plans <= 4
+    assert not told(caplog)
+
+
+def test_a_graph_of_tokens_of_any_length(calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture) -> None:
+    model, eager = Transformer(), Transformer()
+    eager.load_state_dict(model.state_dict())
+    compiled: Any = torch.compile(model, backend="monet", dynamic=True, options=EXACT)
+    generator = torch.Generator().manual_seed(2)
+    for rows, length in ((2, 5), (3, 9), (2, 7), (3, 4), (2, 9)):
+        tokens = torch.randint(0, 50, (rows, length), generator=generator)
+        for one in (compiled, eager):
+            torch.manual_seed(rows)
+            one(tokens=tokens).square().mean().backward()
+    for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+    planned_calls, eager_calls, plans = counts(calls)
+    assert (planned_calls, eager_calls) == (5, 0) and plans <= 3
+    assert not told(caplog)
+
+
+def test_a_number_that_is_no_size_is_planned_one_by_one(
+    calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Times(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, by: int) -> Tensor:
+            scaled: Tensor = self.layer(x) * by
+            return scaled
+
+    model = Times()
+    compiled: Any = torch.compile(model, backend="monet", dynamic=True, options=EXACT)
+    for by in (3, 5, 3, 7):
+        model.zero_grad()
+        x = torch.randn(6, 4)
+        compiled(x, by).sum().backward()
+        assert model.layer.bias.grad is not None and torch.equal(model.layer.bias.grad, torch.full((4,), 6.0 * by))
+    assert counts(calls) == (4, 0, 3)
+    assert "dynamic=False" in told(caplog)[0]
 
 
 def test_only_so_many_plans(calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture) -> None:

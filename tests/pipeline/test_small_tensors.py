@@ -7,9 +7,11 @@ import torch
 from module_cases import costs_by_bytes
 from torch import nn
 
+from monet.pipeline.fitting import _leaner
 from monet.pipeline.lowering import PINNED_TOGETHER, _small
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, prepare
+from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.search import Solving
 
 
@@ -38,3 +40,12 @@ def test_a_deep_network_of_small_tensors_is_planned_at_a_fifth(chain: Prepared) 
     """It was refused, as proven, since all its tensors were small."""
     found = plan_prepared(chain, chain.eager_peak_bytes // 5, Solving(time_limit_s=3))
     assert found.plan.peak_bytes <= chain.eager_peak_bytes // 5
+
+
+def test_the_smallest_plan_known_is_no_larger_than_segments(chain: Prepared) -> None:
+    """Walks end without a smaller one where a network is so large that they have no time."""
+    fastest = fastest_plan(chain.problem)
+    assert fastest is not None
+    smaller = _leaner(chain.problem, fastest)
+    assert smaller.peak_bytes < fastest.peak_bytes / 2
+    assert _leaner(chain.problem, smaller) is smaller
