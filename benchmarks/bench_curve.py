@@ -34,7 +34,13 @@ SHARES = (100, 70, 50, 33)
 BUDGETS = (0.6, 0.2)
 
 
-def _contestants(name: str, wanted: Sequence[str], time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
+OURS = {"monet": ("monet", "unlimited"), "optimize": ("optimize",)}
+
+
+def _contestants(
+    name: str, wanted: Sequence[str], time_limit_s: float, folder: Path, known: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """``known``: earlier rows of the network; those of contestants that are not ``wanted`` stay."""
     rows: list[dict[str, Any]] = []
 
     def run(contestant: str, asked: Any = None, **more: Any) -> dict[str, Any]:
@@ -51,11 +57,15 @@ def _contestants(name: str, wanted: Sequence[str], time_limit_s: float, folder: 
         return rows
     jobs: list[tuple[str, Any]] = [("block", None), ("sqrt-n", None), ("selective", None)]
     jobs += [("memory_budget", budget) for budget in BUDGETS] + [("region", BUDGETS[0])]
+    again = {"eager", *(label for one in wanted for label in OURS.get(one, (one,)))}
     for contestant, asked in jobs:
         if not wanted or contestant in wanted:
             add(run(contestant, asked))
+    if wanted:
+        rows += [row for row in known if row["contestant"] not in again]
     # Also at what each peer reaches, below eager's: the two are then compared at one peak.
-    reached = {int(100 * r["peak_bytes"] / eager["peak_bytes"]) for r in rows if "peak_bytes" in r}
+    peers = [r for r in rows if r["contestant"] not in ("monet", "unlimited", "optimize")]
+    reached = {int(100 * r["peak_bytes"] / eager["peak_bytes"]) for r in peers if "peak_bytes" in r}
     shares_of_step = sorted({*SHARES, *(share for share in reached if share < 100)}, reverse=True)
     for whole, shares in ((False, (None, *shares_of_step)), (True, (50,))):
         label = "optimize" if whole else "monet"
@@ -100,7 +110,7 @@ def draw(rows: Mapping[str, Any]) -> None:
 
 @click.command()
 @click.option("--model", "models", multiple=True, type=click.Choice(MODELS), help="Only these.")
-@click.option("--contestant", "contestants", multiple=True, help="Besides eager only these; writes no file.")
+@click.option("--contestant", "contestants", multiple=True, help="Besides eager only these; others' rows stay.")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds to plan a budget.")
 @click.option("--again", is_flag=True, help="Run networks again that have a row.")
 @click.option("--job", hidden=True)
@@ -118,11 +128,9 @@ def main(
         for name in models or MODELS:
             if name in rows and not again and not contestants:
                 continue
-            found_rows = _contestants(name, contestants, time_limit, Path(folder))
-            if not contestants:
-                rows[name] = found_rows
-                record.write("curve", rows)
-                draw(rows)
+            rows[name] = _contestants(name, contestants, time_limit, Path(folder), rows.get(name, []))
+            record.write("curve", rows)
+            draw(rows)
 
 
 if __name__ == "__main__":

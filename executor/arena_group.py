@@ -37,7 +37,9 @@ class ArenaGroup:
 
     @property
     def _arena_bytes(self) -> int:
-        return max((runner.plan.arena_bytes for runner in self._runners), default=0)
+        """Of what is mapped: perhaps for a plan that is not here any more."""
+        planned = [runner.plan.arena_bytes for runner in self._runners]
+        return max([*planned, 0 if self._largest is None else self._largest.bytes])
 
     def claim(self) -> bool:
         """Whether a forward pass may begin here. If so, no other one may until ``release``: between two threads that

@@ -45,6 +45,8 @@ class StepTimes:
         ended = time.perf_counter()
         self._leave()
         began, self._began = self._began, []
+        if not began:  # a pass without steps, or one that failed before its first
+            return
         ends = [*(at for _, at in began[1:]), ended]
         self.passes.append([(step, end - at) for (step, at), end in zip(began, ends, strict=True)])
 

@@ -26,14 +26,14 @@ from monet.plans.plan import Plan
 
 def checkpoint_at(path: str | os.PathLike[str]) -> Path:
     """Where a checkpoint is. Raises ``ConfigError`` where none can be."""
-    found = Path(path)
+    found = Path(path).resolve()
     if not found.parent.is_dir() or found.is_dir():
         raise ConfigError(f"checkpoint {found}: a file in a folder that is there is needed")
-    if not os.access(found.parent, os.W_OK):
-        raise ConfigError(f"checkpoint {found}: its folder cannot be written to")
+    if not os.access(found.parent, os.W_OK) or (found.exists() and not os.access(found, os.W_OK)):
+        raise ConfigError(f"checkpoint {found}: it, or its folder, cannot be written to")
     if found.exists() and not head_of(found).exists() and not plan_path(found).exists():
         raise ConfigError(f"checkpoint {found}: there is a file that is no checkpoint; remove it, or name another one")
-    return found.resolve()
+    return found
 
 
 def head_of(path: Path) -> Path:
@@ -79,9 +79,11 @@ class Checkpoint:
         if self._lock is not None:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 self._lock.close()
                 raise ExecutionError(f"checkpoint {path}: {TAKEN}") from error
+            except OSError:  # a file system without locks
+                self._lock.close()
 
     def last(self) -> Finished | None:
         """What the last finished step left; None where there is none. Raises ``ConfigError`` where that cannot be read,

@@ -51,7 +51,8 @@ def monet(
 ) -> Callable[..., Any]:
     """A function that runs ``graph`` by plans, one a geometry of its inputs, each made at its first training call.
 
-    ``options``: ``budget``, and what ``monet.apply`` takes, with ``on_mismatch="replan"`` unless it is given.
+    ``options``: ``budget``, and what ``monet.apply`` takes but ``rungs`` and ``tune_steps``, with
+    ``on_mismatch="replan"`` unless it is given.
     ``on_break``: what is done where Dynamo cuts the model into several graphs, of which none can keep the budget of
     all: ``"error"``, or ``"eager"``, which runs them without a plan. In ``DistributedDataParallel``, rank 0 plans at
     the first training call of a graph that has all of its parameters, and all processes run that plan.
@@ -124,6 +125,7 @@ class _PlannedGraph:
         self._source = PlanSource(plan, options["budget"], made)
         self._lifted: LiftedGraph | None = None
         self._calls: TrainingCalls | None = None
+        self._numbers: list[float] | None = None  # of the first call
 
     def __call__(self, *args: Any) -> Any:
         difference = next(filter(None, (guard.difference() for guard in self._guards)), None)
@@ -140,7 +142,9 @@ class _PlannedGraph:
             if self._lifted.has_checkpoints:
                 self._family.note("checkpoints", REPLACED)
         inputs = self._lifted.inputs(args)
-        if any(isinstance(value, int) for value in inputs):
+        numbers = [value for value in inputs if isinstance(value, int | float)]
+        self._numbers = numbers if self._numbers is None else self._numbers
+        if numbers != self._numbers:
             self._family.note("dynamic", _DYNAMIC)
         return self._calls.call(lambda *_: self._graph.forward(*args), inputs, {})
 

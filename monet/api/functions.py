@@ -26,7 +26,7 @@ from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of, example_inputs, ranges_of_plan
 from monet.capture.varying_inputs import given_axes, largest, ranges_of
 from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
-from monet.executor.copying.checkpoint import checkpoint_at, plan_of, plan_path
+from monet.executor.copying.checkpoint import checkpoint_at, head_of, plan_of, plan_path
 from monet.executor.trainer import Trainer
 from monet.native.channel import reason_against
 from monet.ops.measuring.in_place import as_in_step
@@ -274,7 +274,7 @@ def optimize(
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
-    if kept is not None and not plan_path(kept).exists():
+    if kept is not None and not (plan_path(kept).exists() and head_of(kept).exists()):
         plan.save(plan_path(kept))
     planned, now = plan.model.get("autocast"), autocast.state(device_type(model, sample_inputs))
     if planned != now:

@@ -21,8 +21,8 @@ def as_in_step(profile: Profile, catalogue: Catalogue, seconds: Mapping[str, Seq
     factors: dict[str, list[float]] = {}
     runs = {signature(run, catalogue.values): run for run in implementations(catalogue)}
     for key, taken in seconds.items():
-        alone_s = profile.measurements[key].time_s
-        if alone_s > 0 and key in runs:
+        alone_s = profile.measurements[key].time_s if key in runs else 0.0
+        if alone_s > 0:
             factors.setdefault(runs[key].call_name, []).append(mean(taken) / alone_s)
     usual = median([factor for each in factors.values() for factor in each] or [1.0])
 

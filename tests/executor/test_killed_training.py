@@ -277,6 +277,40 @@ def test_one_trainer_has_a_checkpoint_without_moves(tmp_path: Path) -> None:
     assert trainer_at(path, plan).steps == 1
 
 
+def test_a_checkpoint_by_another_name(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "disk" / "run")
+    for steps in (1, 2):
+        trainer = optimized(link)
+        assert trainer.steps == steps - 1
+        steps_on(trainer, steps)
+        del trainer
+        gc.collect()
+
+
+def optimized(path: Path, width: int = 4) -> monet.Trainer:
+    torch.manual_seed(1)
+    model = (
+        nn.Linear(WIDTH, 10) if width == 4 else nn.Sequential(nn.Linear(WIDTH, width), nn.Tanh(), nn.Linear(width, 10))
+    )
+    return monet.optimize(
+        model, *batch(0), loss_fn=case_loss, optimizer=torch.optim.SGD(model.parameters(), 0.1), budget="100MB",
+        time_limit_s=2, checkpoint=path,
+    )  # fmt: skip
+
+
+def test_a_plan_of_which_no_step_was_made_gives_way(tmp_path: Path) -> None:
+    """The process ended before the first step, and the model became another one."""
+    optimized(tmp_path / "run")
+    gc.collect()
+    trainer = optimized(tmp_path / "run", 8)
+    steps_on(trainer, 1)
+    del trainer
+    gc.collect()
+    assert optimized(tmp_path / "run", 8).steps == 1
+
+
 def test_what_is_refused_before_anything_is_planned(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +332,7 @@ def test_what_is_refused_before_anything_is_planned(
     with pytest.raises(ConfigError, match=r"checkpoint .*run: it lies in main memory \(tmpfs\)"):
         optimize(tmp_path / "run", offload=f"disk:{disk},{RATES}")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(ConfigError, match="its folder cannot be written to"):
+    with pytest.raises(ConfigError, match="it, or its folder, cannot be written to"):
         optimize(tmp_path / "run")
 
 

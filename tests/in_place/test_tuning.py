@@ -14,7 +14,7 @@ from torch import nn
 
 import monet
 from monet.api.in_place.tuning import Tuning
-from monet.errors import ConfigError
+from monet.errors import ConfigError, PlanMismatch
 from monet.plans.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
@@ -164,3 +164,67 @@ def test_varying_shapes_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_number_of_steps_is_refused(steps: Any) -> None:
     with pytest.raises(ConfigError, match="tune_steps, how many steps of a plan are timed, must be a number from 0 on"):
         monet.apply(Wide(), budget="85%", tune_steps=steps)
+
+
+def changed(model: Wide) -> None:
+    """Another model than was planned: a layer more of the activation."""
+    model.layers.append(nn.Linear(64, 64))
+
+
+@pytest.mark.parametrize("rule", ["eager", "replan", "error"])
+@pytest.mark.parametrize(
+    "at", [STEPS + WARM - 1, STEPS + WARM, STEPS + WARM + 2, 2 * (STEPS + WARM), 2 * (STEPS + WARM) - 1]
+)
+def test_a_model_that_changes_meanwhile_goes_by_the_rule(
+    rule: Any, at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned, eager = Wide(), copy.deepcopy(Wide())
+    Times(monkeypatch, "sin", 50.0, 10.0, 11.0)
+    tuned(planned, cache=False, on_mismatch=rule)
+    for number, batch in enumerate(data(2 * (STEPS + WARM) + 3)):
+        if number == at:
+            torch.manual_seed(1)
+            changed(planned)
+            torch.manual_seed(1)
+            changed(eager)
+        if rule == "error" and number >= at:
+            with pytest.raises(PlanMismatch):
+                planned(batch)
+            continue
+        for model in (planned, eager):
+            model.zero_grad()
+            model(batch).square().mean().backward()
+        for p, q in zip(planned.parameters(), eager.parameters(), strict=True):
+            assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+    assert monet.applied(planned).eager_calls == (2 * (STEPS + WARM) + 3 - at if rule == "eager" else 0)
+
+
+def test_a_second_plan_whose_steps_are_never_whole_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Wide()
+    Times(monkeypatch, "sin", 50.0, 10.0, 9.0)
+    tuned(model, cache=False)
+    batches = data(8 * (STEPS + WARM))
+    train(model, batches[: STEPS + WARM])
+    (first,) = monet.applied(model).plans
+    for batch in batches[STEPS + WARM :]:
+        model(batch)
+    assert monet.applied(model).plans == (first,)
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_a_pass_without_steps(views: bool) -> None:
+    class Few(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Parameter(torch.ones(6, 4))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return (self.p.view(-1), x * 2) if views else x + self.p
+
+    model = Few()
+    monet.apply(model, budget="1MB", tune_steps=1, cache=False, **HASTE)
+    for _ in range(5):
+        model.zero_grad()
+        found = model(torch.ones(6, 4))
+        (found[0] if views else found).sum().backward()
+        assert model.p.grad is not None and torch.equal(model.p.grad, torch.ones(6, 4))

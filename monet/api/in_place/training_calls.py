@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from monet.api.in_place.tuning import WORTH, Tuning
 from monet.base.sizes import Ranges
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.lifted_graph import LiftedGraph
-from monet.errors import CONDITION, InfeasibleBudget, MonetError, PlanMismatch, StatefulForward
+from monet.errors import CONDITION, InfeasibleBudget, MonetError, PlanMismatch, SolverError, StatefulForward
 from monet.executor.arena_group import ArenaGroup
 from monet.executor.module import MonetModule
 from monet.plans.document import plan_text
@@ -254,27 +255,34 @@ class TrainingCalls:
         """What runs the call, while no step is under way: once its steps were timed, one that is planned with their
         times, where that is to be faster; once that was timed as well, the faster of the two."""
         tuning = self._tunings.setdefault(geometry, Tuning(self._tune_steps))
-        if tuning.over or not tuning.is_timed(planned.module):
+        if tuning.over:
             return planned
-        if tuning.first is None:
-            other = self._planned_with(tuning, args, kwargs)
-            if other is None:
-                tuning.over = True
-                return self._settled(geometry, planned, "%s: no other plan is faster by the times of its steps")
-            tuning.first = planned.module.plan, tuning.step_s
-            planned = self._instead(geometry, other, group)
-            tuning.is_timed(planned.module)
+        ended = tuning.before_call(planned.module)
+        if ended == "timing" or not _runs(planned, args, kwargs):  # else not as planned, for which there is a rule
             return planned
         tuning.over = True
+        if tuning.first is None:
+            if ended == "given up":
+                return planned
+            other = self._planned_with(tuning, args, kwargs)
+            if other is None:
+                return self._settled(geometry, planned, "%s: no other plan is faster by the times of its steps")
+            tuning.first, tuning.over = (planned.module.plan, tuning.step_s), False
+            planned = self._instead(geometry, other, group)
+            tuning.before_call(planned.module)
+            return planned
         plan, step_s = tuning.first
-        said = f"{1e3 * step_s:,.0f} ms a step by the first plan, {1e3 * tuning.step_s:,.0f} by one with its times"
-        if tuning.step_s > step_s:
-            with self._apart():
-                guard = ModelGuard(self.model, own_hooks=False)
-                first = self._source.adopted(self.model, args, kwargs, plan, guard)
-            planned = self._instead(geometry, replace(first, key=planned.key), group)
-            return self._settled(geometry, planned, "%s: %s; the first one stays", said)
-        return self._settled(geometry, planned, "%s: %s, which stays", said)
+        took_s = tuning.step_s if ended == "timed" else math.inf
+        said = f"{1e3 * step_s:,.0f} ms a step by the first plan, {1e3 * took_s:,.0f} by one with its times"
+        if took_s <= step_s:
+            return self._settled(geometry, planned, "%s: %s, which stays", said)
+        with self._apart():
+            guard = ModelGuard(self.model, own_hooks=False)
+            first = self._source.adopted(self.model, args, kwargs, plan, guard)
+        planned = self._instead(geometry, replace(first, key=planned.key), group)
+        if ended == "given up":
+            return planned
+        return self._settled(geometry, planned, "%s: %s; the first one stays", said)
 
     def _planned_with(self, tuning: Tuning, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planned | None:
         """A plan with the costs that steps had, where it is to be faster than these."""
@@ -284,26 +292,28 @@ class TrainingCalls:
                 other = self._source.planned(
                     self.model, args, kwargs, guard, share_bytes=self.family.budget_bytes, seconds=tuning.seconds
                 )
-        except MonetError as error:  # the search found none in time; the first is there
-            logger.info("%s: no plan with the times of its steps: %s", self.family.name, error)
+        except (InfeasibleBudget, SolverError):  # the search found none in time; the first is there
             return None
         return other if other.module.plan.solver["objective_s"] < (1 - WORTH) * tuning.step_s else None
 
     def _instead(self, geometry: CallGeometry, planned: Planned, group: ArenaGroup) -> Planned:
         """It runs such calls from here on."""
+        tuning = self._tunings[geometry]
         self._forget(geometry)
         self.family.made -= 1
         self.add(geometry, planned, group)
+        self._tunings[geometry] = tuning
         return planned
 
     def _settled(self, geometry: CallGeometry, planned: Planned, sentence: str, *more: str) -> Planned:
-        self.family.note(f"tuned {self.family.made} {more}", sentence, *more)
+        self.family.note(f"tuned {hash(geometry)}", sentence, *more)
         self._planned[geometry] = planned = replace(planned, tuned=True)
         self._source.keep_tuned(planned)
         return planned
 
     def _forget(self, geometry: CallGeometry) -> None:
         del self._planned[geometry]
+        self._tunings.pop(geometry, None)
         for group, module in self._modules.pop(geometry).items():
             if not group.is_pending:  # else perhaps by this very module, whose step the group must know of
                 group.remove(module)

@@ -8,7 +8,9 @@ same way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from statistics import median
+from typing import Literal
 
 from monet.executor.module import MonetModule
 from monet.executor.step_times import StepTimes, seconds_by_signature
@@ -31,33 +33,30 @@ class Tuning:
         self.first: tuple[Plan, float] | None = None
         self._module: MonetModule | None = None
         self._times: StepTimes | None = None
+        self._timing = ExitStack()
         self._steps: list[Sequence[tuple[int, float]]] = []
         self._calls = 0
 
-    def is_timed(self, module: MonetModule) -> bool:
-        """Before a call of ``module``: whether its plan was timed often enough; else this call is timed, too."""
-        if module is not self._module:
-            self._stop()
-            self._module, self._steps, self._calls = module, [], 0
+    def before_call(self, module: MonetModule) -> Literal["timing", "timed", "given up"]:
+        """Before a call of ``module``: whether its plan was timed often enough, or that will not be; else this call is
+        timed."""
         taken = self._stop()
-        if len({number for number, _ in taken}) == len(module.plan.steps):  # forward and backward pass
+        if module is not self._module:
+            self._module, self._steps, self._calls = module, [], 0
+        elif len({number for number, _ in taken}) == len(module.plan.steps):  # forward and backward pass
             self._steps.append(taken)
         if len(self._steps) > self._count:
-            return True
+            return "timed"
         self._calls += 1
         if self._calls > TRIES * (self._count + 1):
-            self.over = True
-        else:
-            self._times = StepTimes(module._step.runner)
-            self._times.__enter__()
-        return False
+            return "given up"
+        self._times = self._timing.enter_context(StepTimes(module._step.runner))
+        return "timing"
 
     def _stop(self) -> Sequence[tuple[int, float]]:
+        self._timing.close()
         times, self._times = self._times, None
-        if times is None:
-            return []
-        times.__exit__(None, None, None)
-        return list(times.steps())
+        return [] if times is None else list(times.steps())
 
     @property
     def seconds(self) -> Mapping[str, Sequence[float]]:
