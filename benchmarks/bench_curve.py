@@ -32,9 +32,8 @@ _apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
 MODELS = ("bert", "gpt2", "llama", "vit", "swin", "convnext", "resnet50", "unet")
 SHARES = (100, 70, 50, 33)
 BUDGETS = (0.6, 0.2)
-
-
 OURS = {"monet": ("monet", "unlimited"), "optimize": ("optimize",)}
+"""Contestant → what its rows are called."""
 
 
 def _contestants(
@@ -57,14 +56,15 @@ def _contestants(
         return rows
     jobs: list[tuple[str, Any]] = [("block", None), ("sqrt-n", None), ("selective", None)]
     jobs += [("memory_budget", budget) for budget in BUDGETS] + [("region", BUDGETS[0])]
-    again = {"eager", *(label for one in wanted for label in OURS.get(one, (one,)))}
     for contestant, asked in jobs:
         if not wanted or contestant in wanted:
             add(run(contestant, asked))
     if wanted:
+        again = {"eager", *(label for one in wanted for label in OURS.get(one, (one,)))}
         rows += [row for row in known if row["contestant"] not in again]
     # Also at what each peer reaches, below eager's: the two are then compared at one peak.
-    peers = [r for r in rows if r["contestant"] not in ("monet", "unlimited", "optimize")]
+    ours = {label for labels in OURS.values() for label in labels}
+    peers = [r for r in rows if r["contestant"] not in ours]
     reached = {int(100 * r["peak_bytes"] / eager["peak_bytes"]) for r in peers if "peak_bytes" in r}
     shares_of_step = sorted({*SHARES, *(share for share in reached if share < 100)}, reverse=True)
     for whole, shares in ((False, (None, *shares_of_step)), (True, (50,))):

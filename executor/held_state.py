@@ -186,7 +186,7 @@ class HeldState:
         if self._copies is not None:
             self._copies.channel.sync()
         groups = [
-            {"names": names, **{k: _plain(v) for k, v in group.items() if k != "params" and _is_plain(_plain(v))}}
+            {"names": names, **{k: v for k, given in group.items() if k != "params" and _is_plain(v := _plain(given))}}
             for names, group in zip(self._names(), self._optimizer.param_groups, strict=True)
         ]
         fresh = [name for name, live in self._updates.items() if live.first]

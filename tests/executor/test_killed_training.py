@@ -245,14 +245,19 @@ def test_an_interrupt_after_a_step_was_made_leaves_it_made(
     assert_same(contents(trainer), right, "step 3")
 
 
-def test_what_is_refused(disk: Path, tmp_path: Path) -> None:
-    path, plan = disk / "run-refused", plan_in(disk)
+def step_alone(path: Path, plan: Plan) -> None:
+    """A trainer's first step; no other one may have its checkpoint until it is gone."""
     trainer = trainer_at(path, plan)
     steps_on(trainer, 1)
     with pytest.raises(ExecutionError, match="a trainer, or a model that it trained, has this file"):
         trainer_at(path, plan)
     del trainer
     gc.collect()
+
+
+def test_what_is_refused(disk: Path, tmp_path: Path) -> None:
+    path, plan = disk / "run-refused", plan_in(disk)
+    step_alone(path, plan)
     with pytest.raises(ConfigError, match=r"run-refused has not the [\d,]+ bytes of this plan"):
         trainer_at(path, plan_in(disk, "sgd"), "sgd")
     with pytest.raises(ConfigError, match="a file in a folder that is there is needed"):
@@ -268,12 +273,7 @@ def test_what_is_refused(disk: Path, tmp_path: Path) -> None:
 
 def test_one_trainer_has_a_checkpoint_without_moves(tmp_path: Path) -> None:
     path, plan = tmp_path / "run", plan_in(None)
-    trainer = trainer_at(path, plan)
-    steps_on(trainer, 1)
-    with pytest.raises(ExecutionError, match="a trainer, or a model that it trained, has this file"):
-        trainer_at(path, plan)
-    del trainer
-    gc.collect()
+    step_alone(path, plan)
     assert trainer_at(path, plan).steps == 1
 
 
