@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from monet.models.torchvision_schemas import with_torchvision_schemas
 
 MOST_PARAMETERS = 60_000_000
 WORDS = 512
@@ -46,6 +49,8 @@ def members() -> Iterator[str]:
 
 def build(name: str) -> tuple[nn.Module, list[dict[str, Any]]]:
     """A model of this type, and calls that it may take. Raises what transformers raises where none can be made."""
+    if importlib.util.find_spec("torchvision") is not None:  # transformers imports it where it is
+        with_torchvision_schemas(lambda: importlib.import_module("torchvision"))
     from transformers import AutoConfig, AutoModel
 
     failed: Exception | None = None

@@ -39,6 +39,8 @@ from monet.capture.decompositions import without_decompositions
 from monet.capture.export_errors import without_reports
 from monet.capture.guards.attribute_writes import Observed, has_memory_of_its_own, inner
 from monet.capture.guards.python_random import random_state, set_random_state
+from monet.capture.islands.finding import HAS_RECURRENT_LAYERS
+from monet.capture.islands.standing import traced_modules
 from monet.errors import MonetError
 
 logger = logging.getLogger(__name__)
@@ -74,9 +76,9 @@ def direct_trace(
     and what it assigns (``detached``: as in ``Observed``); where the two might differ, or where the model cannot be
     traced, why. ``as_eager``: code that asks whether it is compiled is told that it is not. ``or_as_eager``: once more
     in that way where the model fails: some leave out in a trace what they cannot do without, as their masks."""
-    if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
+    if any(isinstance(module, torch.nn.RNNBase) for module in traced_modules(model)):
         # It holds its weights in a list, too, which it fills anew when one is put in place.
-        return "the model has recurrent layers"
+        return f"the model {HAS_RECURRENT_LAYERS}"
     randomness = random_state()
     try:
         with ExitStack() as stack:
@@ -241,9 +243,13 @@ def _put_back_after(model: torch.nn.Module) -> Iterator[None]:
     """A context after which the modules hold the parameters and buffers of before."""
     members = [of for module in model.modules() for of in (module._parameters, module._buffers)]
     before = [dict(of) for of in members]
+    lists = [module._flat_weights for module in model.modules() if isinstance(module, torch.nn.RNNBase)]
+    weights = [list(of) for of in lists]
     try:
         yield
     finally:
+        for listed, own in zip(lists, weights, strict=True):
+            listed[:] = own
         for of, held in zip(members, before, strict=True):
             of.clear()
             of.update(held)  # type: ignore[arg-type]

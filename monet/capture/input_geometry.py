@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 import torch.utils._pytree as pytree
 
@@ -78,7 +79,8 @@ def ranges_of_plan(plan: Plan) -> Ranges | None:
 
 
 def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of the plan's geometry, positional and by keyword; their memory is never touched.
+    """Inputs of the plan's geometry, positional and by keyword: zeros on the CPU, whose memory is not touched until
+    somebody looks, as a part of a model may.
 
     Raises ``PlanMismatch`` where the inputs are nested, since a plan does not have their structure, and where there can
     be no such tensors.
@@ -104,9 +106,14 @@ def _tensor(spec: Mapping[str, Any]) -> torch.Tensor:
     if not isinstance(dtype, torch.dtype):
         raise PlanMismatch(f"the plan has an input of dtype {spec['dtype']!r:.80}, which PyTorch does not know")
     grad = spec["requires_grad"]
+    shape, stride = spec["shape"], spec["stride"]
     try:
-        return torch.empty_strided(
-            spec["shape"], spec["stride"], dtype=dtype, device=spec["device"], requires_grad=grad
-        )
-    except (RuntimeError, TypeError) as error:  # of sizes, devices and gradients that go together in no tensor
+        device = torch.device(spec["device"])
+        if device.type != "cpu" or 0 in shape:
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device, requires_grad=grad)
+        count = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+        memory = torch.from_numpy(numpy.zeros(count * dtype.itemsize, numpy.uint8))
+        return memory.view(dtype).as_strided(shape, stride).requires_grad_(grad)
+    # Of sizes, devices and gradients that go together in no tensor, or in none that fits.
+    except (RuntimeError, TypeError, ValueError, MemoryError, OverflowError) as error:
         raise PlanMismatch(f"the plan has an input that cannot be made here: {error}") from error

@@ -35,6 +35,7 @@ from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forw
 from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
 from monet.capture.guards.caches_of_keys import require_same_without_caches, without_caches_of_keys
 from monet.capture.guards.module_hooks import as_planned
+from monet.capture.islands.finding import ONE_KERNEL, one_kernel_layers
 from monet.capture.islands.leaving_out import with_islands
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
@@ -85,18 +86,24 @@ def capture(
     # No code is written for graphs that are only read.
     with _use_lazy_graph_module(True), as_planned(model):
         with without_caches_of_keys(model) as leaves_caches:
-            if ranges is not None:
-                captured = _over_ranges(model, inputs, ranges, gradients_leave=gradients_leave, detached=detached)
-            else:
-                trace = partial(_traced, model, inputs, gradients_leave=gradients_leave, detached=detached)
-                # A whole step and sums of gradients update what an island may have no gradient of.
-                captured = with_islands(model, given, trace) if gradients_leave and not detached else trace()
+            traced = _traced if ranges is None else partial(_over_ranges, ranges=ranges)
+            trace = partial(traced, model, inputs, gradients_leave=gradients_leave, detached=detached)
+            # A whole step and sums of gradients update what an island may have no gradient of; these have it always.
+            among = torch.nn.Module if gradients_leave and not detached else torch.nn.RNNBase
+            captured = with_islands(model, given, trace, ranges, among)
         if leaves_caches:
             require_same_without_caches(model, *given)
     return captured
 
 
 def _traced(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, detached: bool) -> Captured:
+    layers = one_kernel_layers(model)
+    if layers:
+        name = next(name for name, module in model.named_modules() if module is layers[0])
+        raise CaptureError(
+            f"{name or 'the model'} {ONE_KERNEL}, whose memory cannot be planned; to have its steps planned, plan and "
+            "train under torch.backends.mkldnn.flags(enabled=False), which takes PyTorch's"
+        )
     return _directly(model, inputs, gradients_leave=gradients_leave, detached=detached) or _read(
         _by_forward_graph(model, inputs, detached=detached), model, inputs, gradients_leave=gradients_leave
     )
@@ -167,7 +174,7 @@ def _joint_of(
 
 
 def _over_ranges(
-    model: torch.nn.Module, inputs: Inputs, ranges: Ranges, *, gradients_leave: bool, detached: bool
+    model: torch.nn.Module, inputs: Inputs, *, ranges: Ranges, gradients_leave: bool, detached: bool
 ) -> Captured:
     """The capture for all shapes of ``ranges``. Raises ``CaptureError`` where one graph does not hold for them."""
     why = "the model cannot be planned for a range of shapes; plan each shape"

@@ -130,16 +130,20 @@ def _dimension(dim: Any, where: str) -> Dimension:
 
 
 def largest(args: Sequence[Any], kwargs: Mapping[str, Any], ranges: Ranges) -> Inputs:
-    """Inputs of the largest shape; the memory of those that vary is never touched. Raises ``ConfigError`` for an input
-    that is not contiguous."""
+    """Inputs of the largest shape: those that vary are repeated, since parts of a model may have to be called with
+    them. Raises ``ConfigError`` for an input that is not contiguous."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     sizes = ranges.largest
     for position, axes in ranges.inputs.items():
         leaf = leaves[position]
         if not leaf.is_contiguous():
             raise ConfigError(f"dynamic: input {position} is not contiguous, and its shape varies; pass it contiguous")
-        shape = [n if name is None else sizes[name] for n, name in zip(leaf.shape, axes, strict=True)]
-        leaves[position] = torch.empty(shape, dtype=leaf.dtype, device=leaf.device, requires_grad=leaf.requires_grad)
+        repeated = leaf.detach()
+        for axis, name in enumerate(axes):
+            if name is not None:
+                again = torch.arange(sizes[name], device=leaf.device) % max(1, leaf.shape[axis])
+                repeated = repeated.index_select(axis, again)
+        leaves[position] = repeated.requires_grad_(leaf.requires_grad)
     made: Inputs = pytree.tree_unflatten(leaves, spec)
     return made
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from monet.base.graph import PARAMETER, STATE
+from monet.base.graph import PARAMETER, STATE, operator_inputs
 from monet.ops.offers.implementation import Implementation
 from monet.ops.update_order import changed_by, updates_of
 from monet.pipeline.lowering import Lowered
@@ -71,11 +71,15 @@ def _states_of_updates(lowered: Lowered) -> list[list[str]]:
 
 
 def _parameters(lowered: Lowered) -> list[str]:
-    """Those that are worth a copy; frozen ones, too, which are never written. What the step returns stays."""
+    """Those that are worth a copy; frozen ones, too, which are never written. What the step returns stays, and what an
+    island uses, which has no other place for them."""
     graph = lowered.catalogue.graph
-    returned = {graph.storage(name) for name in graph.outputs if name is not None}
+    staying = {graph.storage(name) for name in graph.outputs if name is not None}
+    for operator in graph.forward:
+        if str(operator.target) == "monet.island.default":
+            staying |= {graph.storage(name) for name in operator_inputs(operator)}
     names = [source.value for source in graph.sources if source.kind == PARAMETER]
-    return [name for name in names if name not in returned and graph.storage(name) == name and _is_large(lowered, name)]
+    return [name for name in names if name not in staying and graph.storage(name) == name and _is_large(lowered, name)]
 
 
 def _is_large(lowered: Lowered, name: str) -> bool:

@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monet.capture.islands.standing import traced_modules
 from monet.capture.islands.state import as_before
 from monet.errors import CaptureError
 
@@ -24,12 +25,30 @@ logger = logging.getLogger(__name__)
 Parts: TypeAlias = Mapping[int, torch.nn.Module]
 """By ``id``, the modules of a model but for itself."""
 
-_OF_VALUES = ("depends on the values", "depends on data")
+HAS_RECURRENT_LAYERS = "has recurrent layers, whose steps are as many as a sequence has"
+ONE_KERNEL = "is oneDNN's own LSTM"
+_OF_VALUES = ("depends on the values", "depends on data", "data-dependent")
 _AVOIDED = (*_OF_VALUES, "cannot trace the model", "cannot be traced")
 """What an error says that a module which runs as it is does not meet."""
 _NOT_AVOIDED = ("random numbers of Python", "use_reentrant", "torch.nn.functional.linear", "CTC")
 """What has an advice that is better, or that an island would meet, too."""
 _LINE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>\S+?):?(\s|$)')
+
+
+def one_kernel_layers(model: torch.nn.Module) -> list[torch.nn.LSTM]:
+    """Layers that eager runs as one kernel of oneDNN, and a trace as steps of a sequence, with other roundings. None of
+    a model without memory of its own: what is traced of it is not run."""
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return []
+    weights = {layer: layer.weight_hh_l0 for layer in traced_modules(model) if isinstance(layer, torch.nn.LSTM)}
+    return [
+        layer
+        for layer, weight in weights.items()
+        if not layer.proj_size
+        and weight.device.type == "cpu"
+        and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and not isinstance(weight, FakeTensor)
+    ]
 
 
 def modules_to_leave(
@@ -41,6 +60,10 @@ def modules_to_leave(
     """The parts of ``model`` in which it cannot be traced; empty where that is the model itself, or where leaving a
     part out would not help. ``inputs``: real ones; ``left``: the parts that were left out when it failed."""
     said = str(error)
+    if HAS_RECURRENT_LAYERS in said:
+        return [part for part in model.modules() if isinstance(part, torch.nn.RNNBase) and part not in {model, *left}]
+    if ONE_KERNEL in said:
+        return [part for part in one_kernel_layers(model) if part is not model]
     if not any(text in said for text in _AVOIDED) or any(text in said for text in _NOT_AVOIDED):
         return []
     known = {id(part) for module in left for part in module.modules()}

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from monet.capture.islands.operators import TOKEN, Geometry, empty_results, geometry_text
+from monet.capture.islands.operators import TOKEN, Geometry, empty_results, geometry_from
+from monet.capture.islands.result_sizes import ResultRules, geometry_by
 from monet.capture.islands.state import Described, parted
 from monet.errors import ExecutionError
 from monet.native import allocator
@@ -59,8 +60,9 @@ class Island:
     ``in_spec``, ``literals``: of its arguments ``(args, kwargs)``, by position among the leaves; ``arguments``: dtypes
     and shapes of the tensors among them; ``out_spec``, ``out_literals``: of what it returns; ``geometry``: of the
     tensors in that; ``derived``: which of these have a derivative; ``changed``: whether the model changes them, or the
-    arguments, in place afterwards. ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those
-    that it has. ``wanted``: the arguments that take a gradient; None: no result of it does.
+    arguments, in place afterwards. ``rules``: what the shapes in ``geometry`` are where sizes vary.
+    ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those that it has. ``wanted``: the
+    arguments that take a gradient; None: no result of it does.
 
     ``forward_s``, ``backward_s``: the last seconds. ``rehearsed``: its module is not called, and its results are
     undefined.
@@ -81,6 +83,7 @@ class Island:
     geometry: Geometry = ()
     derived: tuple[bool, ...] = ()
     changed: bool = False
+    rules: ResultRules = ()
     wanted: frozenset[int] | None = None
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -103,20 +106,20 @@ class Island:
             with self.beside.counted():
                 self._calls.clear()
 
-    def forward(self, inputs: list[torch.Tensor], _key: str, geometry: str) -> list[torch.Tensor]:
+    def forward(self, inputs: list[torch.Tensor], _key: str, kinds: str, sizes: list[int]) -> list[torch.Tensor]:
         """The results and the token, in new memory. Raises ``ExecutionError`` where they are others than planned."""
         results: Sequence[torch.Tensor] = ()
         self._count += 1
         if not self.rehearsed:
             with self.beside.counted():
                 began = time.perf_counter()
-                call = self._called(inputs[: len(self.arguments)])
+                call = self._called(inputs[: len(self.arguments)], geometry_from(kinds, sizes)[:-1])
                 results = [result.detach() for result in call.results]
                 if self.wanted is not None:
                     self._calls[self._count] = call
                 del call
                 self.forward_s = time.perf_counter() - began
-        made = empty_results(geometry)
+        made = empty_results(kinds, sizes)
         _copy(made, results)
         made[-1].fill_(self._count)
         if results and self.wanted is None:
@@ -124,13 +127,13 @@ class Island:
                 results = ()
         return made
 
-    def _called(self, given: Sequence[torch.Tensor]) -> _Call:
+    def _called(self, given: Sequence[torch.Tensor], planned: Geometry) -> _Call:
         recorded = any(dtype.is_floating_point for dtype in (getattr(torch, name) for name, *_ in self.geometry))
         floats = (i for i, tensor in enumerate(given) if tensor.is_floating_point())
         wanted = set(floats) if self.wanted is None else self.wanted
         arguments = [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(given)] if recorded else given
         with torch.set_grad_enabled(recorded):
-            results = self._tensors(self.called(arguments))
+            results = self._tensors(self.called(arguments), planned)
         if any(result.requires_grad and not has for result, has in zip(results, self.derived, strict=True)):
             raise ExecutionError(f"{self.name}, {_WHERE} returned a tensor that had no derivative when it was planned")
         foreign = foreign_leaf(results, (*arguments, *self.module.parameters()))
@@ -144,7 +147,13 @@ class Island:
         return _Call(arguments, results)
 
     def backward(
-        self, gradients: list[torch.Tensor], token: torch.Tensor, outputs: list[int], wanted: list[int], geometry: str
+        self,
+        gradients: list[torch.Tensor],
+        token: torch.Tensor,
+        outputs: list[int],
+        wanted: list[int],
+        kinds: str,
+        sizes: list[int],
     ) -> tuple[list[torch.Tensor], frozenset[int]]:
         """As ``ISLAND_BACKWARD``, and the positions among the results for which eager has no gradient: zeros."""
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
@@ -155,7 +164,7 @@ class Island:
                 found = self._derived(call, gradients, outputs, wanted)
                 del call
                 self.backward_s = time.perf_counter() - began
-        made = empty_results(geometry)
+        made = empty_results(kinds, sizes)
         _copy(made, found)
         absent = frozenset(position for position in range(len(found)) if found[position] is None)
         if not self.rehearsed:
@@ -178,10 +187,10 @@ class Island:
             raise ExecutionError(f"{self.name}, {_WHERE} has a sparse gradient")
         return found
 
-    def _tensors(self, returned: Any) -> list[torch.Tensor]:
+    def _tensors(self, returned: Any, planned: Geometry) -> list[torch.Tensor]:
         tensors, others, spec = parted(returned)
         found = tuple((str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in tensors)
-        shapes = tuple((dtype, tuple(shape)) for dtype, shape, _ in self.geometry)
+        shapes = tuple((dtype, tuple(shape)) for dtype, shape, _ in planned)
         if (spec, others, found) != (self.out_spec, self.out_literals, shapes):
             said = [" and ".join(f"{dtype} {list(shape)}" for dtype, shape in of) for of in (found, shapes)]
             if found == shapes:
@@ -192,9 +201,9 @@ class Island:
             )
         return tensors
 
-    def result_geometry(self) -> str:
-        """Of the forward operator's results."""
-        return geometry_text((*self.geometry, TOKEN))
+    def results_for(self, tensors: Sequence[torch.Tensor]) -> Geometry:
+        """Of the forward operator's results for these arguments."""
+        return (*geometry_by(self.rules, self.geometry, tensors), TOKEN)
 
 
 def _copy(places: Sequence[torch.Tensor], found: Sequence[torch.Tensor | None]) -> None:
@@ -224,9 +233,10 @@ class Derivation:
         _key: str,
         outputs: list[int],
         wanted: list[int],
-        geometry: str,
+        kinds: str,
+        sizes: list[int],
     ) -> list[torch.Tensor]:
-        made, self.absent = self.island.backward(gradients, token, outputs, wanted, geometry)
+        made, self.absent = self.island.backward(gradients, token, outputs, wanted, kinds, sizes)
         return made
 
 

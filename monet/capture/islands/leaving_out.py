@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from monet.base.sizes import Ranges
 from monet.capture.captured import Captured
-from monet.capture.islands.finding import modules_to_leave
+from monet.capture.islands.finding import ONE_KERNEL, modules_to_leave
 from monet.capture.islands.state import situation
 from monet.errors import CaptureError, ExecutionError
 
@@ -28,30 +29,37 @@ _MOST_ROUNDS = 8
 
 
 def with_islands(
-    model: torch.nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]], trace: Callable[[], Captured]
+    model: torch.nn.Module,
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    trace: Callable[[], Captured],
+    ranges: Ranges | None = None,
+    among: type[torch.nn.Module] = torch.nn.Module,
 ) -> Captured:
     """``trace()``, where that fails by some parts of the model with islands in their places.
 
-    ``inputs``: real ones. Raises the ``CaptureError`` of the first trace where that does not help.
+    ``inputs``: real ones, of the largest shape of ``ranges``. ``among``: parts that are none of these do not become
+    islands. Raises the ``CaptureError`` of the first trace where that does not help.
     """
     try:
         return trace()
     except CaptureError as error:
         refusal = latest = error
-    now = situation(model, *inputs)
+    now = situation(model, *inputs, ranges)
     for then, known in _tried.get(model, []):
         if then == now:
             return _traced(model, known, trace)
     left: list[torch.nn.Module] = []
     for _ in range(_MOST_ROUNDS):
         more = modules_to_leave(model, inputs, latest, left)
-        if not more:
+        if not more or not all(isinstance(module, among) for module in more):
             break
         left += more
         try:
-            captured = _left_out(model, left, inputs, trace)
+            captured = _left_out(model, left, inputs, trace, ranges)
         except CaptureError as error:
             logger.info("%s", error)
+            # Of a layer that is left out before anything is traced, the first refusal says nothing of the rest.
+            refusal = error if ONE_KERNEL in str(refusal) else refusal
             latest = error
             continue
         _say(model, captured, refusal)
@@ -64,16 +72,17 @@ def _left_out(
     left: Sequence[torch.nn.Module],
     inputs: tuple[Sequence[Any], Mapping[str, Any]],
     trace: Callable[[], Captured],
+    ranges: Ranges | None,
 ) -> Captured:
     # What it imports registers operators with torch: only where there are islands.
     from monet.capture.islands.trial import Islands
 
     try:
-        islands = Islands(model, left, *inputs)
+        islands = Islands(model, left, *inputs, ranges)
     except Exception as error:  # whatever the model raises
         raise CaptureError(f"a part cannot be traced, and cannot be left out: {error}") from error
     captured = _traced(model, islands, trace)
-    _tried.setdefault(model, []).append((situation(model, *inputs), islands))
+    _tried.setdefault(model, []).append((situation(model, *inputs, ranges), islands))
     return captured
 
 

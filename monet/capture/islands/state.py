@@ -10,10 +10,20 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.base.sizes import Ranges
 from monet.capture.guards.module_changes import put_back, same_buffers
 
 Described = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 """Dtypes and shapes of tensors."""
+
+
+def number_of(size: Any) -> int:
+    """A size of a tensor, without a condition on it: of one that varies what it is at the largest shape, of one that
+    values decide −1."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    hint = size.node.hint
+    return -1 if hint is None else int(hint)
 
 
 def parted(tree: Any) -> tuple[list[torch.Tensor], dict[int, Any], pytree.TreeSpec]:
@@ -24,15 +34,17 @@ def parted(tree: Any) -> tuple[list[torch.Tensor], dict[int, Any], pytree.TreeSp
 
 
 def described(tensors: Sequence[torch.Tensor]) -> Described:
-    return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+    return tuple((tensor.dtype, tuple(map(number_of, tensor.shape))) for tensor in tensors)
 
 
-def situation(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What islands are for: the model's parts and modes, the precision, and the geometry of the call."""
+def situation(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ranges: Ranges | None
+) -> tuple[Any, ...]:
+    """What islands are for: the model's parts and modes, the precision, the geometry of the call and what varies."""
     tensors, literals, spec = parted((tuple(args), dict(kwargs)))
     parts = tuple((id(module), module.training) for module in model.modules())
     precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return parts, precision, str(spec), described(tensors), repr(literals)
+    return parts, precision, str(spec), described(tensors), repr(literals), repr(ranges)
 
 
 @contextmanager
