@@ -20,12 +20,13 @@ from monet.errors import CaptureError, ConfigError
 from monet.native import devices, gpu_libraries
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.estimating.profiling import estimated_profile
+from monet.ops.estimating.quick import quick_rates
 from monet.ops.estimating.rates import Rates
 from monet.ops.fusion.offers import is_compiled
 from monet.ops.kernels.ahead import build_ahead, wait_for_builds
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.first_touch import first_touch
-from monet.ops.measuring.profiling import Profile, implementations, profile
+from monet.ops.measuring.profiling import Profile, implementations, profile, unmeasured
 from monet.ops.measuring.signature import environment as environment_of
 from monet.ops.offers.offering import Offering
 from monet.ops.resizable import resizable
@@ -45,6 +46,13 @@ from monet.step.training_step.whole_step import WholeStep
 
 if TYPE_CHECKING:
     from monet.capture.islands.island import Island
+
+LOOK_S = 5.0
+"""What is measured in less is not looked at before."""
+RUNS = 3
+"""How often an operator runs when it is measured, a short one aside."""
+Look = Callable[["Prepared", float, int], None]
+"""Is given a step by estimated costs, before it is measured, the seconds that this will take, and the operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +132,14 @@ def prepare(
     *,
     progress: bool = False,
     ranges: Ranges | None = None,
+    look: Look | None = None,
 ) -> Prepared:
     """Capture a training step of ``model`` and measure, or estimate, its operators.
 
     ``preparing`` and ``offering``: None is the defaults of ``Preparing`` and ``Offering``. ``progress``: show the
-    measuring on stderr. ``ranges``: which sizes vary; ``args`` and ``kwargs`` are of the largest shape then. The model
-    is not changed: neither its parameters, nor its buffers, nor the random state.
+    measuring on stderr. ``ranges``: which sizes vary; ``args`` and ``kwargs`` are of the largest shape then. ``look``:
+    called where measuring will take long. The model is not changed: neither its parameters, nor its buffers, nor the
+    random state.
 
     Raises:
         CaptureError: the model cannot be captured as one graph, or there is nothing to train.
@@ -149,6 +159,8 @@ def prepare(
         )
     graph = with_accumulation(captured).captured.graph if preparing.accumulate else captured.graph
     step = _Step(model, model._get_name(), captured, graph, graph, (args, kwargs))
+    if look is not None and preparing.costs is None:
+        _look_at(step, preparing, offering or Offering(), look)
     return _prepared(step, preparing, offering or Offering(), progress)
 
 
@@ -178,6 +190,25 @@ class _Step:
     graph: Graph
     as_eager: Graph
     inputs: tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def _look_at(step: _Step, preparing: Preparing, offering: Offering, look: Look) -> None:
+    """Give ``look`` the step by estimates where measuring it will take long, and where there are any: kernels that are
+    compiled first, islands and GPUs are not estimated."""
+    if offering.fused or step.captured.islands or step.graph.device.type != "cpu":
+        return
+    offers = _offers(step, offering)
+    store = ProfileCache() if preparing.cache else None
+    try:
+        missing = unmeasured(offers, store)
+    finally:
+        if store is not None:
+            store.close()
+    rates = quick_rates()
+    estimated = estimated_profile(offers, rates)
+    seconds = RUNS * sum(estimated.measurements[key].time_s for key in missing)
+    if seconds > LOOK_S:
+        look(_prepared(step, replace(preparing, costs=rates, cache=False), offering, False), seconds, len(missing))
 
 
 def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: bool) -> Prepared:

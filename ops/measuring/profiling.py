@@ -75,6 +75,17 @@ def implementations(catalogue: Catalogue) -> Iterator[Implementation]:
             yield intermediate.implementation
 
 
+def unmeasured(catalogue: Catalogue, cache: ProfileCache | None) -> list[str]:
+    """Signatures of what was never measured here."""
+    kept_at = kept_under(catalogue.graph)
+    wanted = {signature(run, catalogue.values) for run in implementations(catalogue)}
+    if cache is None:
+        return sorted(wanted)
+    return sorted(
+        key for key in wanted if all(cache.get(f"{kept_at}|{key}", busy=busy) is None for busy in (False, True))
+    )
+
+
 def profile(
     catalogue: Catalogue,
     *,

@@ -21,7 +21,7 @@ from monet.models.model_loading import build_model, precision
 from monet.models.sample_inputs import empty_inputs
 from monet.ops.estimating.rates import Rates
 from monet.ops.offers.offering import Offering
-from monet.pipeline.preparation import Prepared, Preparing, prepare
+from monet.pipeline.preparation import Look, Prepared, Preparing, prepare
 
 _LOOKS_AT_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 
@@ -34,6 +34,7 @@ def prepare_config(
     offering: Offering | None = None,
     *,
     progress: bool = False,
+    look: Look | None = None,
 ) -> Prepared:
     """The configuration's model on inputs of its shapes, captured and measured in its precision.
 
@@ -46,7 +47,7 @@ def prepare_config(
         preparing or Preparing(), accumulate=config.accumulate, seed=config.seed, gradients=config.gradients
     )
     with precision(config):
-        return prepare(model, args, kwargs, preparing, offering, progress=progress, ranges=_ranges(config))
+        return prepare(model, args, kwargs, preparing, offering, progress=progress, ranges=_ranges(config), look=look)
 
 
 def _ranges(config: Config) -> Ranges | None:

@@ -11,6 +11,7 @@ import click
 
 from monet.base.amounts import refusals_in
 from monet.cli.commands.exit_status import INTERRUPTED
+from monet.cli.commands.planning.first_look import first_look
 from monet.cli.commands.planning.plan_file import hand_over, plan_path
 from monet.cli.commands.planning.request import PlanRequest
 from monet.models.config import Config, load_config
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from monet.ops.offers.offering import Offering
     from monet.pipeline.meter import Meter
     from monet.pipeline.planning import PlanResult
-    from monet.pipeline.preparation import Prepared, Preparing
+    from monet.pipeline.preparation import Look, Prepared, Preparing
     from monet.pipeline.summary import Summary
 
 
@@ -115,7 +116,7 @@ def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
 
     assert request.budget is not None
     variant = variant_with(request.planning.offload, request.variant)
-    prepared = _prepared(config, request)
+    prepared = _prepared(config, request, first_look(request) if request.planning.offload is None else None)
     solving = request.planning.solving(prove=request.prove)
     return plan_prepared(prepared, request.budget, solving, variant=variant, meter=_meter(request))
 
@@ -170,9 +171,9 @@ def _meter(request: PlanRequest) -> Meter:
     return silent if request.quiet else on_stderr
 
 
-def _prepared(config: Config, request: PlanRequest) -> Prepared:
+def _prepared(config: Config, request: PlanRequest, look: Look | None = None) -> Prepared:
     from monet.lab.experiments.configured import prepare_config
     from monet.pipeline.offloading import offloaded
 
-    prepared = prepare_config(config, _preparing(request), _offering(request), progress=not request.quiet)
+    prepared = prepare_config(config, _preparing(request), _offering(request), progress=not request.quiet, look=look)
     return offloaded(prepared, request.planning.offload, cache=not request.no_cache)
