@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from monet.base.graph import Operator, Ref, operator_inputs
-from monet.base.sizes import Size
+from monet.base.sizes import Ratio, Size
 from monet.errors import InvalidPlan
 from monet.executor.copying.copies import Copies
 from monet.executor.places import Places
@@ -86,7 +86,7 @@ class StepWriter:
         if isinstance(argument, list | tuple):
             inner = ", ".join(self.argument(item) for item in argument)
             return f"[{inner}]"
-        if isinstance(argument, Size) and self.varying is not None:
+        if isinstance(argument, Size | Ratio) and self.varying is not None:
             self.names["sizes"] = self.varying.sizes
             return f"sizes[{self.varying.position(argument)}]"
         if argument is None or isinstance(argument, bool | int | str):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monet.base.graph import INPUT, Graph, Value
-from monet.base.sizes import Ranges, Size, numbering, sizes_in, value_at
+from monet.base.sizes import Ranges, Size, Varied, numbering, sizes_in, value_at
 from monet.errors import ExecutionError, PlanMismatch
 from monet.native.allocator import Arena
 from monet.ops.catalogue import Catalogue
@@ -84,7 +84,7 @@ class CallShape:
         return self._values[shape]
 
 
-def _sizes(value: Value) -> Iterator[Size]:
+def _sizes(value: Value) -> Iterator[Varied]:
     return sizes_in([value.shape, value.stride, value.offset, value.storage_bytes])
 
 
@@ -142,7 +142,7 @@ class Varying:
             return result
         return result.clone()
 
-    def position(self, size: Size) -> int:
+    def position(self, size: Varied) -> int:
         """Where the code finds it in ``sizes``."""
         if size.expression not in self._expressions:
             self._expressions[size.expression] = len(self._expressions)

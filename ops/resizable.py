@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from monet.base.graph import Graph
-from monet.base.sizes import Ranges, Size, graph_at, numbers_at, resized, value_at
+from monet.base.sizes import Ranges, at_largest, graph_at, numbers_at, resized, value_at
 from monet.errors import CaptureError
 from monet.ops.catalogue import Catalogue, Named
 from monet.ops.offers.implementation import Implementation, SavedIntermediate
@@ -45,12 +45,12 @@ def resizable(graph: Graph, ranges: Ranges, offered: Callable[[Graph], Catalogue
         made.value.name for group in intermediates.values() for made in group
     }
     kept = Catalogue(
-        graph_at(graph, int),
-        {name: value_at(value, int) for name, value in here.values.items()},
+        graph_at(graph, at_largest),
+        {name: value_at(value, at_largest) for name, value in here.values.items()},
         _plain(named(here.forward, there.forward)),
         _plain({operator: runs for operator, runs in named(here.recompute, there.recompute).items() if runs}),
         _plain(_without_readers(named(here.backward, there.backward), gone)),
-        {operator: tuple(_saved_at(one, int) for one in made) for operator, made in intermediates.items()},
+        {operator: tuple(_saved_at(one, at_largest) for one in made) for operator, made in intermediates.items()},
     )
     for operator in (*graph.forward, *graph.backward):
         if not operator.view and not (kept.forward.get(operator.name) or kept.backward.get(operator.name)):
@@ -61,15 +61,15 @@ def resizable(graph: Graph, ranges: Ranges, offered: Callable[[Graph], Catalogue
 
 
 def _plain(offers: Mapping[str, Named]) -> dict[str, Named]:
-    return {operator: {name: _at(run, int) for name, run in runs.items()} for operator, runs in offers.items()}
+    return {operator: {name: _at(run, at_largest) for name, run in runs.items()} for operator, runs in offers.items()}
 
 
-def _at(run: Implementation, number_of: Callable[[Size], int]) -> Implementation:
+def _at(run: Implementation, number_of: Callable[[Any], Any]) -> Implementation:
     kwargs = tuple((key, resized(value, number_of)) for key, value in run.kwargs)
     return replace(run, args=resized(run.args, number_of), kwargs=kwargs)
 
 
-def _saved_at(made: SavedIntermediate, number_of: Callable[[Size], int]) -> SavedIntermediate:
+def _saved_at(made: SavedIntermediate, number_of: Callable[[Any], Any]) -> SavedIntermediate:
     return replace(made, value=value_at(made.value, number_of), implementation=_at(made.implementation, number_of))
 
 

@@ -66,6 +66,29 @@ class Size(int):
         return self - self // other * other if isinstance(other, int) else NotImplemented
 
 
+class Ratio(float):
+    """A float at the largest shape that is calculated from sizes (``1 / x.shape[0]``); ``expression``: what it is at
+    any. What is calculated from it is a plain float, which other shapes show to be another."""
+
+    expression: sympy.Expr
+
+    def __new__(cls, number: float, expression: sympy.Expr) -> Ratio:
+        ratio = super().__new__(cls, number)
+        ratio.expression = expression
+        return ratio
+
+    def __getnewargs__(self) -> tuple[float, sympy.Expr]:  # type: ignore[override]
+        return float(self), self.expression
+
+
+Varied = Size | Ratio
+
+
+def at_largest(number: Varied) -> Any:
+    """The plain number."""
+    return float(number) if isinstance(number, Ratio) else int(number)
+
+
 def _quotient(a: Any, b: Any) -> Any:
     from torch.utils._sympy.functions import FloorDiv
 
@@ -203,6 +226,7 @@ def _oddest(dimension: Dimension) -> list[int]:
 def evaluator(names: Sequence[str], expressions: Sequence[Any]) -> Callable[..., list[Any]]:
     """A function of the dimensions, in the order of ``names``, that gives what each expression is there."""
     import sympy
+    import torch
     from torch.utils._sympy.printers import PythonPrinter
 
     # Their own names may come from a file, and are no code.
@@ -210,35 +234,40 @@ def evaluator(names: Sequence[str], expressions: Sequence[Any]) -> Callable[...,
     printer = PythonPrinter()
     terms = ", ".join(printer.doprint(expression.xreplace(plain)) for expression in expressions)
     arguments = ", ".join(f"d{k}" for k in range(len(names)))
-    function: Callable[..., list[Any]] = eval(f"lambda {arguments}: [{terms}]", {"math": math})
+    function: Callable[..., list[Any]] = eval(f"lambda {arguments}: [{terms}]", {"math": math, "torch": torch})
     return function
 
 
-def numbering(names: Sequence[str], expressions: Collection[Any]) -> Callable[..., dict[Any, int]]:
+def numbering(names: Sequence[str], expressions: Collection[Any]) -> Callable[..., dict[Any, Any]]:
     """As ``evaluator``; the numbers by their expressions."""
     evaluate = evaluator(names, tuple(expressions))
-    return lambda *shape: dict(zip(expressions, map(int, evaluate(*shape)), strict=True))
+
+    def number_of(*shape: int) -> dict[Any, Any]:
+        numbers = (n if isinstance(n, float) else int(n) for n in evaluate(*shape))
+        return dict(zip(expressions, numbers, strict=True))
+
+    return number_of
 
 
-def sizes_in(tree: Any) -> Iterator[Size]:
-    """The sizes in a tree of arguments."""
-    if isinstance(tree, Size):
+def sizes_in(tree: Any) -> Iterator[Varied]:
+    """The sizes in a tree of arguments, and what is calculated from them."""
+    if isinstance(tree, Size | Ratio):
         yield tree
     elif isinstance(tree, tuple | list):
         for item in tree:
             yield from sizes_in(item)
 
 
-def resized(tree: Any, number_of: Callable[[Size], int]) -> Any:
+def resized(tree: Any, number_of: Callable[[Any], Any]) -> Any:
     """The tree of arguments with other numbers in place of its sizes."""
-    if isinstance(tree, Size):
+    if isinstance(tree, Size | Ratio):
         return number_of(tree)
     if isinstance(tree, tuple | list):
         return type(tree)(resized(item, number_of) for item in tree)
     return tree
 
 
-def value_at(value: Value, number_of: Callable[[Size], int]) -> Value:
+def value_at(value: Value, number_of: Callable[[Any], Any]) -> Value:
     """The value at another shape."""
     return replace(
         value,
@@ -249,11 +278,11 @@ def value_at(value: Value, number_of: Callable[[Size], int]) -> Value:
     )
 
 
-def numbers_at(ranges: Ranges, shape: Mapping[str, int]) -> Callable[[Size], int]:
+def numbers_at(ranges: Ranges, shape: Mapping[str, int]) -> Callable[[Any], Any]:
     """What a size is at ``shape``."""
-    known: dict[Any, int] = {}
+    known: dict[Any, Any] = {}
 
-    def number_of(size: Size) -> int:
+    def number_of(size: Varied) -> Any:
         if size.expression not in known:
             known.update(numbering(ranges.names, [size.expression])(*(shape[name] for name in ranges.names)))
         return known[size.expression]
@@ -261,7 +290,7 @@ def numbers_at(ranges: Ranges, shape: Mapping[str, int]) -> Callable[[Size], int
     return number_of
 
 
-def graph_at(graph: Graph, number_of: Callable[[Size], int]) -> Graph:
+def graph_at(graph: Graph, number_of: Callable[[Any], Any]) -> Graph:
     """The graph at another shape, where its sizes are numbers that do not vary."""
 
     def at(op: Operator) -> Operator:

@@ -36,7 +36,7 @@ from monet.base.live_objects import live_objects
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
-from monet.capture.export_errors import without_reports
+from monet.capture.export_errors import reason, without_reports
 from monet.capture.guards.attribute_writes import Observed, has_memory_of_its_own, inner
 from monet.capture.guards.python_random import random_state, set_random_state
 from monet.capture.islands.finding import HAS_RECURRENT_LAYERS
@@ -107,7 +107,8 @@ def direct_trace(
         set_random_state(randomness)
         _forget_cached()
         if not or_as_eager or isinstance(error, (_LongWay, MonetError)):
-            return f"{type(error).__name__}: {error}"
+            plain = isinstance(error, (_LongWay, MonetError))
+            return str(error) if plain else reason("it cannot be traced", error)
     else:
         written.write()
         return joint, traced

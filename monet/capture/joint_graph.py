@@ -122,7 +122,9 @@ class JointReader:
         for node in self.fx.nodes:
             if node.op in ("placeholder", "output"):
                 continue
-            if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool):  # read where it is an argument
+            if isinstance(
+                node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool
+            ):  # read where it is an argument
                 late |= set() if late.isdisjoint(node.all_input_nodes) else {node}
                 continue
             if node.op != "call_function":
@@ -149,7 +151,7 @@ class JointReader:
         for result, description in zip(results.args[0], results.meta["desc"], strict=True):  # type: ignore[arg-type]
             kind = type(description).__name__
             name = result.name if isinstance(result, torch.fx.Node) else None
-            if isinstance(result, torch.fx.Node) and isinstance(result.meta.get("val"), torch.SymInt):
+            if isinstance(result, torch.fx.Node) and isinstance(result.meta.get("val"), torch.SymInt | torch.SymFloat):
                 raise CaptureError("the model returns a size that varies; take it from a shape outside of it")
             if kind == "PlainAOTOutput":
                 outputs[description.idx] = name
@@ -231,11 +233,12 @@ class JointReader:
         """The argument tree with a ``Ref`` for each node that is a tensor, and a number for each size."""
         if isinstance(argument, torch.fx.Node):
             value = argument.meta.get("val")
-            return self._number(value) if isinstance(value, torch.SymInt) else Ref(argument.name)
+            symbols = torch.SymInt | torch.SymFloat | torch.SymBool
+            return self._argument(value) if isinstance(value, symbols) else Ref(argument.name)
         if isinstance(argument, tuple | list):
             return [self._argument(item) for item in argument]
-        if isinstance(argument, torch.SymInt) and self._symbols is not None:
-            return self._number(argument)
+        if isinstance(argument, torch.SymInt | torch.SymFloat) and self._symbols is not None:
+            return self._symbols.number(argument)
         if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise CaptureError("a size of the model depends on data; monet plans fixed shapes")
         return argument

@@ -13,7 +13,7 @@ import torch.fx.experimental._config as shape_config
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from monet.base.sizes import Dimension, Ranges, sized
+from monet.base.sizes import Dimension, Ranges, Ratio, sized
 from monet.errors import CaptureError, ConfigError
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -201,13 +201,15 @@ class Symbols:
         named = {old: sympy.Symbol(name, integer=True, positive=True) for old, name in self._names.items()}
         return expression.xreplace(named)
 
-    def number(self, size: Any) -> int:
-        """A size of the trace as a number that knows what it is at other shapes. Raises ``CaptureError`` where values
-        of tensors decide it."""
+    def number(self, size: Any) -> Any:
+        """A size of the trace, or what is calculated from some, as a number that knows what it is at other shapes.
+        Raises ``CaptureError`` where values of tensors decide it."""
         if isinstance(size, int):
             return int(size)
         if _by_values(size):
             raise CaptureError("a size of the model depends on data; monet plans shapes that do not")
+        if isinstance(size, torch.SymFloat):
+            return Ratio(float(size.node.hint), self._named(size.node.expr))
         return sized(int(size.node.hint), self._named(size.node.expr))
 
     def ranges(self) -> Ranges:

@@ -12,7 +12,7 @@ import torch
 
 from monet.base.graph import Graph
 from monet.base.measurement import Measurement
-from monet.base.sizes import Ranges, graph_at
+from monet.base.sizes import Ranges, at_largest, graph_at
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.input_geometry import describe_inputs, described_ranges
@@ -217,7 +217,7 @@ def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: b
     devices.require_plannable(step.graph.device)
     offers = _offers(step, offering)
     if step.captured.ranges is not None:
-        as_eager = offers.graph if step.as_eager is step.graph else graph_at(step.as_eager, int)
+        as_eager = offers.graph if step.as_eager is step.graph else graph_at(step.as_eager, at_largest)
         step = replace(step, graph=offers.graph, as_eager=as_eager)
     islands = step.captured.islands
     costs, eager = _costs(offers, preparing, progress, islands), None

@@ -219,6 +219,51 @@ def test_a_wrong_range_is_told(dynamic: Any, said: str) -> None:
         monet.plan(Decoder(), (tokens((3, 7)), tokens((3, 7))), budget="100%", dynamic=dynamic)
 
 
+class Scaled(nn.Module):
+    """Calculates with sizes in floats, as attention by length and means by hand do. ``returns``: also returns one."""
+
+    def __init__(self, *, returns: bool = False) -> None:
+        super().__init__()
+        self.query, self.key, self.returns = nn.Linear(4, 4), nn.Linear(4, 4), returns
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = torch.bmm(self.query(x).tanh(), self.key(x).transpose(1, 2)) / x.shape[1] ** 0.5
+        mean: torch.Tensor = torch.bmm(scores.softmax(-1), x).sum(0) * (1.0 / x.shape[0]) + 0.5 * x.shape[1]
+        return (mean, 0.5 * x.shape[1]) if self.returns else mean
+
+
+def test_floats_of_sizes_are_those_of_each_shape() -> None:
+    torch.manual_seed(0)
+    model, dynamic = Scaled(), {"x": {0: BATCH, 1: LENGTH}}
+    plan = monet.plan(model, torch.randn(3, 5, 4), budget="100%", dynamic=dynamic, exact=True, time_limit_s=5, cores=1)
+
+    def inputs(seed: int) -> tuple[tuple[torch.Tensor], Mapping[str, torch.Tensor]]:
+        shape = [(6, 24), (2, 7), (5, 23)][seed % 3]
+        return (torch.randn(*shape, 4, generator=torch.Generator().manual_seed(seed)),), {}
+
+    assert is_exact(compare_steps(model, plan, inputs, steps=3))
+    with pytest.raises(CaptureError, match="returns a size that varies"):
+        monet.plan(Scaled(returns=True), torch.randn(3, 5, 4), budget="100%", dynamic=dynamic)
+
+
+class Deciding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layer(x) if x.sum() > 0 else self.layer(-x)
+        return made
+
+
+def test_what_depends_on_values_is_told_with_its_line() -> None:
+    with pytest.raises(CaptureError) as refused:
+        monet.plan(Deciding(), torch.randn(3, 4), budget="100%", dynamic={"x": {0: BATCH}})
+    said = str(refused.value)
+    assert "plan each shape: it cannot be traced: a Python value or shape depends on the values of tensors" in said
+    assert "if x.sum() > 0" in said and "GuardOnDataDependent" not in said
+
+
 def test_what_is_made_for_one_shape_is_refused_beside_a_range() -> None:
     for options, said in (({"fused": True}, "fused"), ({"offload": "disk"}, "offload")):
         with pytest.raises(ConfigError, match=said):
