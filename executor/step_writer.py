@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from monet.base.graph import Operator, Ref, operator_inputs
-from monet.base.sizes import Ratio, Size
+from monet.base.sizes import Ratio, Size, sizes_in
 from monet.errors import InvalidPlan
 from monet.executor.copying.copies import Copies
 from monet.executor.places import Places
@@ -161,9 +161,13 @@ class StepWriter:
             alive = self.variable(min(self.alive[step.storage]))
             self.lines.append(f"{self.callee(self.copies.write)}({alive}, {step.place}, {step.size})")
         elif step.kind == READ:
-            value = self.constant(self.catalogue.values[step.storage], "c_")
-            made = f"{self.callee(self.copies.read)}({value}, {step.place}, {step.size})"
-            self.lines.append(f"{self._coming(step.storage)} = {made}")
+            value, coming = self.catalogue.values[step.storage], self._coming(step.storage)
+            made = f"{self.callee(self.copies.read)}({self.constant(value, 'c_')}, {step.place}, {step.size})"
+            self.lines.append(f"{coming} = {made}")
+            if self.varying is not None and list(sizes_in((value.shape, value.stride, value.offset))):
+                # All that is planned is copied, and what this call has of it lies at the beginning.
+                geometry = ", ".join(map(self.argument, (value.shape, value.stride, value.offset)))
+                self.lines.append(f"{coming}.as_strided_({geometry})")
         else:
             self.lines.append(f"{self.callee(self.copies.wait)}({step.place})")
             if step.back:

@@ -13,6 +13,7 @@ from monet.base.sizes import Ranges, Size, Varied, numbering, sizes_in, value_at
 from monet.errors import ExecutionError, PlanMismatch
 from monet.native.allocator import Arena
 from monet.ops.catalogue import Catalogue
+from monet.plans.format import READ
 from monet.plans.plan import Plan
 
 MOST_SHAPES = 4096
@@ -126,6 +127,10 @@ class Varying:
             own = list(zip(step.request_bytes, step.requests, strict=True))
             for size, buffer in own[: len(own) - bool(step.workers)]:
                 value = None if buffer is None else made.get(buffer)
+                if step.kind == READ:  # as much as was written, at every shape
+                    varying._requests.append(size)
+                    varying.upper.append(False)
+                    continue
                 known = value is not None and value.storage_bytes == size
                 varying._requests.append(value.storage_bytes if known and value is not None else size)
                 varying.upper.append(not known)

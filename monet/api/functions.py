@@ -14,7 +14,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
-from monet.api.how import NO_COPIES, How, require_module
+from monet.api.how import How, require_module
 from monet.api.in_place import slot
 from monet.api.in_place.plan_family import MOST_PLANS, OnMismatch, PlanFamily
 from monet.api.in_place.plan_source import FOUND_OUT, PlanSource, options_of
@@ -254,8 +254,6 @@ def optimize(
         plan = plan_of(kept)
     if plan is not None:
         plan = Plan.of(plan)
-    elif dynamic is not None and offload is not None:
-        raise ConfigError(NO_COPIES)
     if weights is None and (name := next((n for n, p in model.named_parameters() if p.is_meta), None)) is not None:
         raise ConfigError(
             f"{name} is on the meta device, without values: before the optimizer is made, model.to_empty(device='cpu') "

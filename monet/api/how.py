@@ -25,8 +25,6 @@ from monet.plans.format import FREED
 from monet.plans.plan import Plan
 from monet.step.second_memory.offload import Offload, parse_offload, variant_with
 
-NO_COPIES = "copies are timed for one shape: leave out offload, or plan each shape"
-
 
 def require_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
@@ -67,8 +65,6 @@ class How:
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ranges: Ranges | None = None
     ) -> Prepared:
         require_module(model)
-        if ranges is not None and self.offload is not None:
-            raise ConfigError(NO_COPIES)
         return self.prepared(partial(prepare, model, args, kwargs, ranges=ranges), _kind_of_device(model))
 
     def prepared(self, prepare: Callable[..., Prepared], device: str | None = None) -> Prepared:

@@ -265,9 +265,8 @@ def test_what_depends_on_values_is_told_with_its_line() -> None:
 
 
 def test_what_is_made_for_one_shape_is_refused_beside_a_range() -> None:
-    for options, said in (({"fused": True}, "fused"), ({"offload": "disk"}, "offload")):
-        with pytest.raises(ConfigError, match=said):
-            planned("decoder", **options)
+    with pytest.raises(ConfigError, match="fused"):
+        planned("decoder", fused=True)
     recurrent = nn.LSTM(4, 4)
     with pytest.raises(CaptureError, match="recurrent layers"):
         monet.plan(recurrent, torch.randn(5, 2, 4), budget="100%", dynamic={"input": {1: BATCH}})

@@ -127,7 +127,6 @@ def test_eagers_peak_is_that_of_updates_at_the_end() -> None:
     ("options", "message"),
     [
         ({"dynamic": {"words": AXES, "labels": AXES}}, "dynamic names 'labels', and the call has words, targets"),
-        ({"dynamic": {"words": AXES}, "offload": "disk"}, "copies are timed for one shape"),
         (
             {"dynamic": {"words": AXES, "targets": AXES}, "fused": True, "exact": False},
             "fused kernels are made for one shape",
