@@ -91,10 +91,12 @@ def _used(
     gradient of zeros would be another thing: an optimiser uses it (weight decay, momentum)."""
     graph, behind = runner.graph, runner.tangents_behind
     absent = runner.islands.absent()
-    return {
-        name: g if name not in absent and is_reached(graph, behind[name], reached) else None
-        for name, g in gradients.items()
-    }
+    return runner.islands.with_sparse(
+        {
+            name: g if name not in absent and is_reached(graph, behind[name], reached) else None
+            for name, g in gradients.items()
+        }
+    )
 
 
 class _Whole(torch.autograd.Function):

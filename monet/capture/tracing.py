@@ -37,6 +37,7 @@ from monet.capture.guards.caches_of_keys import require_same_without_caches, wit
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.islands.finding import ONE_KERNEL, one_kernel_layers
 from monet.capture.islands.leaving_out import with_islands
+from monet.capture.islands.sparse_gradients import with_elements_for_sparse
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
 from monet.capture.lifted_graph import LiftedGraph
@@ -264,7 +265,7 @@ def _read(
     leaves = pytree.tree_leaves(inputs)
     literals = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
     reader = JointReader(joint.graph, model, joint.constants, leaves, None if varying is None else varying[0])
-    read = reader.graph()
+    read = with_elements_for_sparse(reader.graph())
     graph = _in_form(read, gradients_leave=gradients_leave)
     if varying is not None:
         _check_form(read, graph, *varying[1:], gradients_leave=gradients_leave)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from monet.base.graph import Graph, operator_inputs
 from monet.base.measurement import Measurement
 from monet.ops.catalogue import Catalogue
@@ -48,6 +50,22 @@ def _of_its_own(islands: Mapping[str, Island]) -> dict[str, Island]:
     return {key: replace(island, beside=beside) for key, island in islands.items()}
 
 
+def _sparse_parameters(graph: Graph, islands: Mapping[str, Island]) -> dict[str, list[tuple[Island, str]]]:
+    """By source of a parameter with a sparse gradient, where that comes from: islands, and its names there."""
+    anchored = {
+        op.outputs[0]: name
+        for op in graph.forward if str(op.target) == "monet.anchor.default" for name in operator_inputs(op)
+    }  # fmt: skip
+    found: dict[str, list[tuple[Island, str]]] = {}
+    for op in graph.forward if anchored else ():
+        if str(op.target) == "monet.island.default":
+            island = islands[op.args[1]]
+            for name, ref in zip(island.parameters, op.args[0][len(island.arguments) :], strict=True):
+                if ref.name in anchored and (island, name) not in found.setdefault(anchored[ref.name], []):
+                    found[anchored[ref.name]].append((island, name))
+    return found
+
+
 class IslandCalls:
     """What runs in place of the islands' operators in one plan."""
 
@@ -57,6 +75,7 @@ class IslandCalls:
         self._backward = {op.name for op in graph.backward} if islands else set[str]()
         self._derivations: dict[str, Derivation] = {}
         self._late = set(graph.tangents) if islands else set()
+        self._sparse = _sparse_parameters(graph, self.islands) if islands else {}
         self._known: dict[frozenset[tuple[str, int]], frozenset[str]] = {}
         for op in graph.backward if islands else ():
             if not self._late.isdisjoint(operator_inputs(op)):
@@ -89,6 +108,16 @@ class IslandCalls:
         if unused not in self._known:
             self._known[unused] = self._without_gradient(unused)
         return self._known[unused]
+
+    def with_sparse(self, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+        """By source, the gradients of a pass that has run, with those that no plan holds in place of what stands for
+        them: sums of all that islands have, the caller's from here on."""
+        found = dict(gradients)
+        for source in self._sparse.keys() & found.keys():
+            made = [island.taken_sparse(name) for island, name in self._sparse[source]]
+            given = [gradient for gradient in made if gradient is not None]
+            found[source] = sum(given[1:], start=given[0]) if given else None
+        return found
 
     def _without_gradient(self, unused: frozenset[tuple[str, int]]) -> frozenset[str]:
         """What is derived from nothing but these results of islands, by operator and position."""

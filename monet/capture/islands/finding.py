@@ -27,6 +27,8 @@ Parts: TypeAlias = Mapping[int, torch.nn.Module]
 
 HAS_RECURRENT_LAYERS = "has recurrent layers, whose steps are as many as a sequence has"
 ONE_KERNEL = "is oneDNN's own LSTM"
+_OF_SPARSE = ("whose memory depends on the values in it", "the backward pass cannot be traced")
+"""What is said of the sparse gradient of an embedding, and of that of an embedding bag."""
 _OF_VALUES = ("depends on the values", "depends on data", "data-dependent")
 _AVOIDED = (*_OF_VALUES, "cannot trace the model", "cannot be traced")
 """What an error says that a module which runs as it is does not meet."""
@@ -64,6 +66,12 @@ def modules_to_leave(
         return [part for part in model.modules() if isinstance(part, torch.nn.RNNBase) and part not in {model, *left}]
     if ONE_KERNEL in said:
         return [part for part in one_kernel_layers(model) if part is not model]
+    if any(text in said for text in _OF_SPARSE):
+        others = (part for part in model.modules() if part is not model and part not in left)
+        kinds = torch.nn.Embedding | torch.nn.EmbeddingBag
+        tables: list[torch.nn.Module] = [part for part in others if isinstance(part, kinds) and part.sparse]
+        if tables:
+            return tables
     if not any(text in said for text in _AVOIDED) or any(text in said for text in _NOT_AVOIDED):
         return []
     known = {id(part) for module in left for part in module.modules()}

@@ -62,7 +62,8 @@ class Island:
     tensors in that; ``derived``: which of these have a derivative; ``changed``: whether the model changes them, or the
     arguments, in place afterwards. ``rules``: what the shapes in ``geometry`` are where sizes vary.
     ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those that it has. ``wanted``: the
-    arguments that take a gradient; None: no result of it does.
+    arguments that take a gradient; None: no result of it does. ``sparse``: those of the parameters whose gradients are
+    sparse: they are handed over as they are.
 
     ``forward_s``, ``backward_s``: the last seconds. ``rehearsed``: its module is not called, and its results are
     undefined.
@@ -85,11 +86,13 @@ class Island:
     changed: bool = False
     rules: ResultRules = ()
     wanted: frozenset[int] | None = None
+    sparse: frozenset[str] = frozenset()
     forward_s: float = 0.0
     backward_s: float = 0.0
     rehearsed: bool = False
     _calls: dict[int, _Call] = field(default_factory=dict, init=False)
     _count: int = field(default=0, init=False)
+    _sparse: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict, init=False)  # of a call, by its number
 
     def called(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the module returns for these arguments, in the precision that it was planned in."""
@@ -102,9 +105,10 @@ class Island:
 
     def forget(self) -> None:
         """Before a step: nothing of an earlier one is derived any more."""
-        if self._calls:
+        if self._calls or self._sparse:
             with self.beside.counted():
                 self._calls.clear()
+                self._sparse.clear()
 
     def forward(self, inputs: list[torch.Tensor], _key: str, kinds: str, sizes: list[int]) -> list[torch.Tensor]:
         """The results and the token, in new memory. Raises ``ExecutionError`` where they are others than planned."""
@@ -161,19 +165,23 @@ class Island:
             with self.beside.counted():
                 began = time.perf_counter()
                 call = self._calls.pop(int(token))
-                found = self._derived(call, gradients, outputs, wanted)
+                found = self._derived(call, gradients, outputs, wanted, int(token))
                 del call
                 self.backward_s = time.perf_counter() - began
         made = empty_results(kinds, sizes)
         _copy(made, found)
-        absent = frozenset(position for position in range(len(found)) if found[position] is None)
+        absent = frozenset(
+            position
+            for position in range(len(found))
+            if found[position] is None and self._parameter(wanted[position]) not in self.sparse
+        )
         if not self.rehearsed:
             with self.beside.counted():
                 found = ()
         return made, absent
 
     def _derived(
-        self, call: _Call, gradients: list[torch.Tensor], outputs: list[int], wanted: list[int]
+        self, call: _Call, gradients: list[torch.Tensor], outputs: list[int], wanted: list[int], number: int
     ) -> Sequence[torch.Tensor | None]:
         count, own = len(self.arguments), dict(self.module.named_parameters())
         leaves = [call.arguments[i] if i < count else own[self.parameters[i - count]] for i in wanted]
@@ -182,10 +190,34 @@ class Island:
             return [None] * len(wanted)
         reached, given = zip(*pairs, strict=True)
         with _without_hooks(own.values()):
-            found = torch.autograd.grad(reached, leaves, given, allow_unused=True)
+            derived = torch.autograd.grad(reached, leaves, given, allow_unused=True)
+        found: list[torch.Tensor | None] = list(derived)
+        for position, gradient in enumerate(derived):
+            parameter = self._parameter(wanted[position])
+            if parameter in self.sparse and gradient is not None:
+                # Its values may be the gradient that it is made of, whose memory is the plan's.
+                self._sparse[parameter, number], found[position] = gradient.clone(), None
         if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
             raise ExecutionError(f"{self.name}, {_WHERE} has a sparse gradient")
         return found
+
+    def _parameter(self, position: int) -> str:
+        """Its name; "" for an argument."""
+        count = len(self.arguments)
+        return self.parameters[position - count] if position >= count else ""
+
+    def taken_sparse(self, parameter: str) -> torch.Tensor | None:
+        """The sparse gradient of the backward pass, which is the caller's from here on; None where it has none. That of
+        the last call comes first, as where autograd adds them up."""
+        numbers = sorted((number for name, number in self._sparse if name == parameter), reverse=True)
+        if not numbers:
+            return None
+        with self.beside.counted():
+            taken = self._sparse.pop((parameter, numbers[0]))
+            for number in numbers[1:]:
+                taken = taken + self._sparse.pop((parameter, number))
+        self.beside.now_bytes -= _held_bytes(taken)
+        return taken
 
     def _tensors(self, returned: Any, planned: Geometry) -> list[torch.Tensor]:
         tensors, others, spec = parted(returned)
@@ -238,6 +270,12 @@ class Derivation:
     ) -> list[torch.Tensor]:
         made, self.absent = self.island.backward(gradients, token, outputs, wanted, kinds, sizes)
         return made
+
+
+def _held_bytes(gradient: torch.Tensor) -> int:
+    if gradient.layout is not torch.sparse_coo:
+        return gradient.nbytes
+    return gradient._indices().nbytes + gradient._values().nbytes
 
 
 def share_memory(arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:

@@ -129,6 +129,24 @@ ISLAND_BACKWARD = _operator("island_backward", _backward, _fake_gradients)
 those of the outputs at the positions ``outputs``."""
 
 
+def _anchor(weight: torch.Tensor) -> torch.Tensor:
+    return weight.new_zeros(1)
+
+
+ANCHOR = _operator("anchor", _anchor, lambda weight: weight.new_empty(1))
+"""An element that an island takes in place of a parameter whose gradient is sparse. What it has for a gradient stands
+for that one, which no plan can hold: see ``sparse_gradients.py``."""
+
+
+def _keep_shape(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+    ctx.shape = inputs[0].shape
+
+
+torch.library.register_autograd(
+    "monet::anchor", lambda ctx, gradient: gradient.expand(ctx.shape), setup_context=_keep_shape
+)
+
+
 def _keep(ctx: Any, inputs: Any, output: list[torch.Tensor]) -> None:
     tensors, ctx.key, *_ = inputs
     ctx.wanted = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]

@@ -16,7 +16,7 @@ from monet.base.graph import Graph
 from monet.base.sizes import Ranges
 from monet.capture.guards.module_changes import Change, put_back, same_buffers
 from monet.capture.islands.island import Beside, Island, foreign_leaf, share_memory
-from monet.capture.islands.operators import ISLAND, ISLAND_BACKWARD, described_by, geometry_of
+from monet.capture.islands.operators import ANCHOR, ISLAND, ISLAND_BACKWARD, described_by, geometry_of
 from monet.capture.islands.result_sizes import result_rules, smaller_inputs
 from monet.capture.islands.standing import Standing
 from monet.capture.islands.state import Described, as_before, described, number_of, parted
@@ -92,6 +92,7 @@ class Islands:
         )
         self._inputs[key] = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
         returned = _known(island, tensors)
+        island.sparse = frozenset(_sparse(module)) & parameters.keys()
         self.by_key[key] = island
         self._order.append(key)
         results = parted(returned)[0]
@@ -165,7 +166,8 @@ class Islands:
         if island.out_spec is None:
             raise CaptureError(f"{island.name} cannot be traced, and was not called")
         own_parameters = dict(module.named_parameters(remove_duplicate=False))
-        inputs = [*tensors, *(own_parameters[name] for name in island.parameters)]
+        weights = ((name, own_parameters[name]) for name in island.parameters)
+        inputs = [*tensors, *(ANCHOR(weight) if name in island.sparse else weight for name, weight in weights)]
         made = ISLAND(inputs, island.key, *described_by(island.results_for(tensors)))
         results = iter([r if has else r.detach() for r, has in zip(made, island.derived, strict=False)])
         count = island.out_spec.num_leaves
@@ -213,6 +215,9 @@ class Islands:
                     at = self._positions(self.by_key[key], known, wanted)
                     own = (kinds, sizes) if known is self.by_key[key] else ("", [])
                     known.backward(given, token, outputs, at, *own)
+                for island in self.by_key.values():
+                    for parameter in island.sparse:
+                        island.taken_sparse(parameter)
                 for key, island in self.by_key.items():
                     known = self.by_key[self._twins.get(key, key)]
                     known.forget()
@@ -242,6 +247,13 @@ def _outermost(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> li
     inner = {id(part) for module in modules for part in module.modules() if part is not module}
     chosen = {id(module) for module in modules} - inner
     return [module for module in model.modules() if id(module) in chosen]
+
+
+def _sparse(module: torch.nn.Module) -> Iterator[str]:
+    """Names of parameters whose gradients are sparse."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
+            yield f"{name}.weight".removeprefix(".")
 
 
 def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:

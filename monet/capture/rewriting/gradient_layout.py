@@ -29,6 +29,8 @@ def with_own_layout(graph: Graph) -> Graph:
         if source.kind != PARAMETER or gradient is None or gradient not in made:
             continue
         wanted, found = graph.values[source.value], graph.values[gradient]
+        if found.shape != wanted.shape:  # it stands for one that no plan holds
+            continue
         again = found.storage in taken
         taken.add(found.storage)
         if not again and _obeys(found, wanted):
