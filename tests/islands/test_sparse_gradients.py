@@ -100,7 +100,8 @@ def test_a_training_with_an_optimiser_of_sparse_gradients() -> None:
     weights = []
     both: tuple[Any, Any] = (model, eager)
     for of in both:
-        sparse, dense = torch.optim.SparseAdam([of.table.weight]), torch.optim.SGD(of.scores.parameters(), 0.1)
+        sparse: Any = torch.optim.SparseAdam([of.table.weight])
+        dense: Any = torch.optim.SGD(of.scores.parameters(), 0.1)
         for seed in range(4):
             for optimizer in (sparse, dense):
                 optimizer.zero_grad()
