@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,6 +175,38 @@ def test_the_peak_of_a_packed_sequence() -> None:
     measured = measured_peak_bytes(model, plan, lambda seed: (inputs(0), {}))
     # An island may hold the most in the forward pass, when the outputs' gradients are not there yet.
     assert plan.peak_bytes - plan.fixed["output_gradients"] <= measured <= plan.peak_bytes
+
+
+class Caching(nn.Module):
+    """As decoders of transformers: it is configured to return what only generating needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        out = self.layer(x) if float(x.detach().abs().max()) < 1e9 else x
+        return {"out": out, **({"cache": out.detach()} if self.config.use_cache else {})}
+
+
+class First(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = Caching()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.decoder(x)["out"]
+        return out
+
+
+def test_an_island_makes_no_cache_of_keys() -> None:
+    model = Around(First())
+    eager = copy.deepcopy(model)
+    module = monet.MonetModule(model, monet.plan(model, rows(0), budget="100%", **HASTE))
+    for one, other in zip(results(model, module, rows(1), 1), results(eager, eager, rows(1), 1), strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
+    assert next(part.config.use_cache for part in model.modules() if isinstance(part, Caching)) is True
 
 
 def test_an_island_runs_once_in_the_plan_of_least_memory() -> None:

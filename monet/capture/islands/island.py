@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.capture.guards.caches_of_keys import without_caches_of_keys
 from monet.capture.islands.operators import TOKEN, Geometry, empty_results, geometry_from
 from monet.capture.islands.result_sizes import ResultRules, geometry_by
 from monet.capture.islands.state import Described, parted
@@ -95,12 +96,13 @@ class Island:
     _sparse: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict, init=False)  # of a call, by its number
 
     def called(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the module returns for these arguments, in the precision that it was planned in."""
+        """What the module returns for these arguments, in the precision that it was planned in, and without a cache of
+        keys and values, as all of the model is planned."""
         others = iter(tensors)
         leaves = [self.literals[i] if i in self.literals else next(others) for i in range(self.in_spec.num_leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
         enabled, dtype = self.autocast
-        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+        with without_caches_of_keys(self.module), torch.autocast("cpu", dtype=dtype, enabled=enabled):
             return self.forward_of(*args, **kwargs)
 
     def forget(self) -> None:
