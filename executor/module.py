@@ -17,7 +17,7 @@ from monet.capture.guards.attribute_writes import another_path
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.guards.module_hooks import part_hooks, said_of
 from monet.capture.input_geometry import example_inputs, ranges_of_plan
-from monet.errors import CONDITION, ConfigError, ExecutionError, PlanMismatch
+from monet.errors import CONDITION, CaptureError, ConfigError, ExecutionError, PlanMismatch
 from monet.executor import parallel
 from monet.executor.accumulator import Accumulator
 from monet.executor.held_gradients import HeldGradients
@@ -215,7 +215,13 @@ def planned_modes(model: torch.nn.Module, plan: Plan) -> Iterator[None]:
 
 def capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
     """The model, in the modes that it was planned in, captured on inputs of the plan's geometry and in its autocast."""
-    args, kwargs = example_inputs(plan)
-    with autocast.entered(plan.model.get("autocast"), device_type(model, (args, kwargs))):
-        gradients_leave = not plan.model.get("accumulate")
-        return capture_once(model, args, kwargs, gradients_leave=gradients_leave, ranges=ranges_of_plan(plan))
+    inputs = example_inputs(plan)
+    with autocast.entered(plan.model.get("autocast"), device_type(model, inputs)):
+        gradients_leave, ranges = not plan.model.get("accumulate"), ranges_of_plan(plan)
+        try:
+            return capture_once(model, *inputs, gradients_leave=gradients_leave, ranges=ranges)
+        except CaptureError:
+            if "islands" not in plan.fixed:
+                raise
+        # An island is called with them, and a length of 0, say, is none.
+        return capture_once(model, *example_inputs(plan, 1), gradients_leave=gradients_leave, ranges=ranges)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from monet.models.torchvision_schemas import with_torchvision_schemas
 
-MOST_PARAMETERS = 60_000_000
+MOST_PARAMETERS = 100_000_000
 WORDS = 512
 SMALL: dict[str, int] = {
     **dict.fromkeys(
@@ -29,6 +29,9 @@ SMALL: dict[str, int] = {
     **dict.fromkeys(("head_dim", "d_kv", "d_head", "attention_head_dim"), 16),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 16),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 32),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
     "n_input_layers": 1,
     "n_recurrent_layers": 1,
     "n_output_layers": 0,
@@ -54,6 +57,7 @@ def build(name: str) -> tuple[nn.Module, list[dict[str, Any]]]:
     from transformers import AutoConfig, AutoModel
 
     failed: Exception | None = None
+    made: tuple[nn.Module, list[dict[str, Any]]] | None = None
     for reduce in (_small, _shallow, _as_it_is):
         try:
             config = AutoConfig.for_model(name)
@@ -63,11 +67,27 @@ def build(name: str) -> tuple[nn.Module, list[dict[str, Any]]]:
             if size > MOST_PARAMETERS:
                 raise ValueError(f"{size:,} parameters")
             model = AutoModel.from_config(config)
-            return model, list(_calls(config, model))
+            calls = list(_calls(config, model))
         except Exception as error:  # another way of making it small may do
             failed = failed or error
+            continue
+        running = [call for call in calls if _runs(model, call)]
+        if running:
+            return model, running[:1]
+        made = made or (model, calls)
+    if made is not None:
+        return made
     assert failed is not None
     raise failed
+
+
+def _runs(model: nn.Module, call: dict[str, Any]) -> bool:
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(**call)
+    except Exception:  # whatever the model raises
+        return False
+    return True
 
 
 def _small(config: Any) -> None:
@@ -98,7 +118,10 @@ def _set(config: Any, sizes: dict[str, int]) -> None:
         elif name in OFF:
             setattr(config, name, OFF[name])
         elif isinstance(value, list) and name in ("layer_types", "mlp_layer_types") and sizes:
-            setattr(config, name, value[-sizes["num_hidden_layers"] :])
+            kinds = list(dict.fromkeys(value))[: sizes["num_hidden_layers"]]  # some need one of each
+            setattr(config, name, (kinds * sizes["num_hidden_layers"])[: sizes["num_hidden_layers"]])
+        elif isinstance(value, dict) and "mrope_section" in value and "head_dim" in sizes:
+            setattr(config, name, {**value, "mrope_section": [2, 3, 3]})
         elif isinstance(value, list) and name == "depths" and sizes:
             setattr(config, name, [1] * len(value))
     if before is not None and sizes:
@@ -111,10 +134,13 @@ def _calls(config: Any, model: nn.Module) -> Iterator[dict[str, Any]]:
     words = getattr(config.get_text_config(), "vocab_size", None) or WORDS
     texts = torch.randint(3, min(words, WORDS) - 20, (2, 16))
     main = getattr(model, "main_input_name", "input_ids")
+    frames = getattr(getattr(config, "vision_config", config), "num_frames", None) or 8
+    videos = [torch.randn(1, frames, 3, side, side) for side in _sides(config)[:2]]
     parts: dict[str, list[Tensor]] = {
         "input_ids": [texts],
+        "pixel_values_videos": videos,
         "decoder_input_ids": [texts[:, :8]],
-        "pixel_values": [torch.randn(2, 3, side, side) for side in _sides(config)],
+        "pixel_values": [*(torch.randn(2, 3, side, side) for side in _sides(config)), *videos],
         "input_features": [
             torch.randn(shape) for shape in ((2, 80, 3000), (2, 128, 3000), (2, 100, 80), (2, 100, 160))
         ],
@@ -124,11 +150,17 @@ def _calls(config: Any, model: nn.Module) -> Iterator[dict[str, Any]]:
     if "decoder_input_ids" in takes:
         needed.append("decoder_input_ids")
     names = list(dict.fromkeys([main, *needed])) if main in parts else needed
-    for chosen in (names, [main], ["input_ids"], ["pixel_values"], ["input_ids", "pixel_values"]):
+    others = ["input_ids"], ["pixel_values"], ["input_ids", "pixel_values"], ["pixel_values_videos"]
+    for chosen in (names, [main], *others):
         if not chosen or not all(name in parts and name in takes for name in chosen):
             continue
         for turn in range(max(len(parts[name]) for name in chosen)):
-            yield {name: parts[name][min(turn, len(parts[name]) - 1)] for name in chosen}
+            call: dict[str, Any] = {name: parts[name][min(turn, len(parts[name]) - 1)] for name in chosen}
+            yield call
+            if "input_ids" in call and "attention_mask" in takes:
+                yield {**call, "attention_mask": torch.ones_like(texts)}
+            if "input_ids" in call and "use_cache" in takes:
+                yield {**call, "use_cache": False}
 
 
 def _sides(config: Any) -> list[int]:

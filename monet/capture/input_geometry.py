@@ -78,9 +78,9 @@ def ranges_of_plan(plan: Plan) -> Ranges | None:
     return Ranges(dimensions, {int(position): tuple(axes) for position, axes in described["axes"].items()})
 
 
-def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def example_inputs(plan: Plan, whole: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs of the plan's geometry, positional and by keyword: zeros on the CPU, whose memory is not touched until
-    somebody looks, as a part of a model may.
+    somebody looks, as a part of a model may. ``whole``: what whole numbers are instead.
 
     Raises ``PlanMismatch`` where the inputs are nested, since a plan does not have their structure, and where there can
     be no such tensors.
@@ -94,6 +94,8 @@ def example_inputs(plan: Plan) -> tuple[tuple[Any, ...], dict[str, Any]]:
         leaf: Any = spec.get("value")
         if "shape" in spec:
             leaf = _tensor(spec)
+            if whole and leaf.dtype in (torch.int32, torch.int64):
+                leaf.fill_(whole)
         if path[0] == 0:
             args.append(leaf)
         else:

@@ -35,8 +35,8 @@ from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forw
 from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
 from monet.capture.guards.caches_of_keys import require_same_without_caches, without_caches_of_keys
 from monet.capture.guards.module_hooks import as_planned
-from monet.capture.islands.finding import ONE_KERNEL, one_kernel_layers
-from monet.capture.islands.leaving_out import with_islands
+from monet.capture.islands.finding import ONE_KERNEL, is_plain, one_kernel_layers
+from monet.capture.islands.leaving_out import any_part, with_islands
 from monet.capture.islands.sparse_gradients import with_elements_for_sparse
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
@@ -46,7 +46,7 @@ from monet.capture.rewriting.canonical_form import canonical
 from monet.capture.rewriting.gradient_layout import with_own_layout
 from monet.capture.rewriting.gradient_sums import sum_gradients_in_place
 from monet.capture.value_checks import keeping_value_checks
-from monet.capture.varying_inputs import Symbols
+from monet.capture.varying_inputs import NOT_FOR_A_RANGE, Symbols
 from monet.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -90,8 +90,8 @@ def capture(
             traced = _traced if ranges is None else partial(_over_ranges, ranges=ranges)
             trace = partial(traced, model, inputs, gradients_leave=gradients_leave, detached=detached)
             # A whole step and sums of gradients update what an island may have no gradient of; these have it always.
-            among = torch.nn.Module if gradients_leave and not detached else torch.nn.RNNBase
-            captured = with_islands(model, given, trace, ranges, among)
+            may_be = any_part if gradients_leave and not detached else is_plain
+            captured = with_islands(model, given, trace, ranges, may_be)
         if leaves_caches:
             require_same_without_caches(model, *given)
     return captured
@@ -178,7 +178,7 @@ def _over_ranges(
     model: torch.nn.Module, inputs: Inputs, *, ranges: Ranges, gradients_leave: bool, detached: bool
 ) -> Captured:
     """The capture for all shapes of ``ranges``. Raises ``CaptureError`` where one graph does not hold for them."""
-    why = "the model cannot be planned for a range of shapes; plan each shape"
+    why = NOT_FOR_A_RANGE
     symbols = Symbols(inputs, ranges)
     if isinstance(model, LiftedGraph) and model.casts:
         raise CaptureError(f"{why}: it comes from torch.compile, and has autocast inside")

@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from monet.base.sizes import Dimension, Ranges, Ratio, sized
 from monet.errors import CaptureError, ConfigError
 
+NOT_FOR_A_RANGE = "the model cannot be planned for a range of shapes; plan each shape"
+
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of one call."""
 
@@ -139,9 +141,13 @@ def largest(args: Sequence[Any], kwargs: Mapping[str, Any], ranges: Ranges) -> I
         if not leaf.is_contiguous():
             raise ConfigError(f"dynamic: input {position} is not contiguous, and its shape varies; pass it contiguous")
         repeated = leaf.detach()
+        if 0 in leaf.shape:
+            repeated = leaf.new_zeros(
+                [n if name is None else sizes[name] for n, name in zip(leaf.shape, axes, strict=True)]
+            )
         for axis, name in enumerate(axes):
             if name is not None:
-                again = torch.arange(sizes[name], device=leaf.device) % max(1, leaf.shape[axis])
+                again = torch.arange(sizes[name], device=leaf.device) % repeated.shape[axis]
                 repeated = repeated.index_select(axis, again)
         leaves[position] = repeated.requires_grad_(leaf.requires_grad)
     made: Inputs = pytree.tree_unflatten(leaves, spec)

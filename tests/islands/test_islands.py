@@ -6,6 +6,7 @@ import copy
 import logging
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +176,92 @@ def test_the_peak_of_a_packed_sequence() -> None:
     measured = measured_peak_bytes(model, plan, lambda seed: (inputs(0), {}))
     # An island may hold the most in the forward pass, when the outputs' gradients are not there yet.
     assert plan.peak_bytes - plan.fixed["output_gradients"] <= measured <= plan.peak_bytes
+
+
+class Reader(nn.Module):
+    """An LSTM, as a step is planned around one. ``frozen``: its own features, without gradients."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.cells, self.scores = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 4)
+        self.frozen = frozen
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not self.frozen):
+            states = self.cells(x)[0]
+        scores: Tensor = self.scores(states)
+        return scores
+
+
+def test_the_peak_of_an_lstm_has_what_it_copies() -> None:
+    """The gradient comes in other strides than the result's."""
+    model = Reader()
+    plan = monet.plan(model, torch.randn(64, 50, 8), budget="100%", **HASTE)
+    measured = measured_peak_bytes(model, plan, lambda seed: ((torch.randn(64, 50, 8),), {}))
+    assert plan.peak_bytes - plan.fixed["output_gradients"] <= measured <= plan.peak_bytes
+
+
+def test_an_island_without_gradients_records_nothing() -> None:
+    torch.manual_seed(0)
+    model = Reader(frozen=True)
+    eager = copy.deepcopy(model)
+    x = torch.randn(16, 50, 8)
+    plan = monet.plan(model, x, budget="100%", **HASTE)
+    recorded = monet.plan(Reader(), x, budget="100%", **HASTE)
+    assert plan.fixed["islands"] < recorded.fixed["islands"] / 2
+    planned = monet.MonetModule(model, plan)
+    for seed in range(2):
+        given = (torch.randn(16, 50, 8, generator=torch.Generator().manual_seed(seed)),)
+        for one, other in zip(results(model, planned, given, 1), results(eager, eager, given, 1), strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one, other)  # type: ignore[arg-type]
+
+
+def test_weights_that_are_made_elsewhere_are_no_islands() -> None:
+    """Weight norm as it was, and weight dropout: planned step by step."""
+    normed = Reader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(normed.cells, "weight_hh_l0")
+    assert not capture(normed, (torch.randn(3, 4, 8, requires_grad=True),)).islands
+    dropped = Reader()
+    dropped.cells.register_parameter("raw", dropped.cells._parameters.pop("weight_hh_l0"))
+    with pytest.raises((CaptureError, AttributeError)) as refused:
+        capture(dropped, (torch.randn(3, 4, 8),))
+    assert isinstance(refused.value, CaptureError)
+
+
+def test_an_island_is_tried_again_for_parameters_that_are_frozen() -> None:
+    table = nn.Embedding(50, 16)
+
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, words: Tensor) -> Tensor:
+            out: Tensor = self.table(words) if int(words.max()) < 100 else words
+            return out
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Looking(), nn.Linear(16, 4))
+    words = torch.randint(50, (3, 5))
+    for wanted in (False, True):
+        model[0].requires_grad_(wanted)
+        module = monet.MonetModule(model, monet.plan(model, words, budget="100%", **HASTE))
+        model.zero_grad()
+        module(words).sum().backward()
+        assert (table.weight.grad is not None) is wanted
+
+
+def test_a_packed_sequence_is_planned_from_a_file(tmp_path: Path) -> None:
+    """A length is one at least, whoever makes it up."""
+    model, inputs = made("packed")
+    other, eager = copy.deepcopy(model), copy.deepcopy(model)
+    monet.plan(model, inputs(0), budget="100%", **HASTE).save(tmp_path / "plan.json")
+    module = monet.MonetModule(other, Plan.load(tmp_path / "plan.json"))
+    for one, ours in zip(results(other, module, inputs(1), 1), results(eager, eager, inputs(1), 1), strict=True):
+        assert one is not None and ours is not None and torch.equal(one, ours)
 
 
 class Caching(nn.Module):

@@ -195,6 +195,28 @@ def test_what_an_island_uses_stays_in_memory() -> None:
     assert any("2.weight" in name for name in moved) and not any("cells" in name for name in moved)
 
 
+class Choosing(nn.LSTM):
+    """An LSTM that uses one of its parameters or the other."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8, batch_first=True)
+        self.one, self.two = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        y: Tensor = super().forward(x)[0]
+        return y * self.one if float(x.detach().sum()) > -1e9 else y * self.two
+
+
+def test_an_update_never_takes_zeros_for_a_gradient_that_is_not_there() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Choosing(), nn.Linear(8, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    x, y = torch.randn(4, 5, 8), torch.randn(4, 5, 4)
+    with pytest.raises(CaptureError, match="depends on the values of tensors"):
+        monet.optimize(model, x, y, loss_fn=nn.functional.mse_loss, optimizer=optimizer, budget="100%", **HASTE)
+    with pytest.raises(CaptureError, match="depends on the values of tensors"):
+        monet.plan(model, x, budget="100%", accumulate=True, **HASTE)
+
+
 class Last(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +228,7 @@ class Last(nn.Module):
 
 
 class Halves(nn.Module):
-    """Half as many rows, rounded up, of those that values choose."""
+    """Half as many tokens, rounded up, of those that values choose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,10 +240,64 @@ class Halves(nn.Module):
         return half
 
 
-def test_sizes_that_no_rule_gives_are_refused() -> None:
-    model = nn.Sequential(nn.Embedding(100, 16), Halves(), nn.Linear(16, 4))
-    with pytest.raises(CaptureError, match="cannot be planned for a range of shapes"):
+class Even(Halves):
+    """As many tokens as make pairs: all of them at the largest shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x) if float(x.detach().sum()) < 1e9 else x
+        return x[:, : x.shape[1] // 2 * 2].clone()
+
+
+class Four(Halves):
+    """Four tokens, or as many as there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x) if float(x.detach().sum()) < 1e9 else x
+        return x[:, :4].clone()
+
+
+@pytest.mark.parametrize("part", [Halves, Even, Four])
+def test_sizes_that_no_rule_gives_are_refused(part: type[Halves]) -> None:
+    model = nn.Sequential(nn.Embedding(100, 16), part(), nn.Linear(16, 4))
+    with pytest.raises(CaptureError, match=r"a range of shapes; plan each shape: .* no product of sizes of its"):
         monet.plan(model, tokens((4, 9), 0), budget="100%", dynamic={"input": AXES}, **HASTE)
+    monet.apply(model, budget="20MB", progress=False, **HASTE)
+    for length in (24, 16, 9, 3):  # by the model itself where no plan holds
+        model(tokens((4, length), 0)).sum().backward()
+
+
+class Ends(nn.Module):
+    """The last token of each text, whose position is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.cells = nn.Embedding(100, 8), nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, words: Tensor, last: Tensor) -> Tensor:
+        states: Tensor = self.cells(self.embedding(words))[0]
+        return states[torch.arange(words.shape[0]), last].clone()
+
+
+def test_positions_of_a_longer_sample_are_none_at_a_shorter_one() -> None:
+    torch.manual_seed(0)
+    model = Ends()
+    eager = copy.deepcopy(model)
+    dynamic = {"words": AXES, "last": AXES[:1]}
+    sample = tokens((4, 9), 0), torch.tensor([8, 3, 5, 8])
+    plan = monet.plan(model, sample, budget="100%", dynamic=dynamic, exact=True, **HASTE)
+    module = monet.MonetModule(model, plan)
+    for batch, length in SHAPES:
+        words, last = tokens((batch, length), 1), torch.arange(batch) % length
+        for of, call in ((model, module), (eager, eager)):
+            of.zero_grad()
+            call(words, last).square().sum().backward()
+        assert_same_gradients(model, eager)
+
+
+def test_an_empty_sample_has_a_range() -> None:
+    model = made("gru")
+    plan = monet.plan(model, tokens((0, 9), 0), budget="100%", dynamic={"words": AXES}, **HASTE)
+    monet.MonetModule(model, plan)(tokens((3, 7), 0)).sum().backward()
 
 
 def test_rules_of_sizes() -> None:
@@ -230,13 +306,17 @@ def test_rules_of_sizes() -> None:
     def call(batch: int, length: int, *results: tuple[int, ...]) -> Any:
         return ((floats, (batch, length, 16)),), tuple((floats, shape) for shape in results)
 
-    calls = [call(b, n, (b, n, 32), (2, b, 16), (b * n, 3), (4 * n,)) for b, n in ((6, 24), (4, 24), (6, 16), (4, 16))]
+    calls = [
+        call(b, n, (b, n, 32), (2, b, 16), (b * n, 3), (4 * n,), (b * n * n,))
+        for b, n in ((6, 24), (4, 24), (6, 16), (4, 16))
+    ]
     batch, length = ((0, 0),), ((0, 1),)
     assert result_rules("part", calls) == (
         (SizeRule(1, batch), SizeRule(1, length), SizeRule(32, ())),
         (SizeRule(2, ()), SizeRule(1, batch), SizeRule(16, ())),
         (SizeRule(1, batch + length), SizeRule(3, ())),
         (SizeRule(4, length),),
+        (SizeRule(1, batch + length + length),),
     )
     with pytest.raises(CaptureError, match="along axis 0 is no product of sizes of its arguments: 25, 25, 17, 17"):
         result_rules("part", [call(b, n, (n + 1,)) for b, n in ((6, 24), (4, 24), (6, 16), (4, 16))])

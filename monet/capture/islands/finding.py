@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 Parts: TypeAlias = Mapping[int, torch.nn.Module]
 """By ``id``, the modules of a model but for itself."""
 
+_FORWARDS = (torch.nn.LSTM.forward, torch.nn.GRU.forward, torch.nn.RNN.forward)
 HAS_RECURRENT_LAYERS = "has recurrent layers, whose steps are as many as a sequence has"
 ONE_KERNEL = "is oneDNN's own LSTM"
 _OF_SPARSE = ("whose memory depends on the values in it", "the backward pass cannot be traced")
@@ -37,16 +38,26 @@ _NOT_AVOIDED = ("random numbers of Python", "use_reentrant", "torch.nn.functiona
 _LINE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>\S+?):?(\s|$)')
 
 
+def is_plain(module: torch.nn.Module) -> bool:
+    """Whether it is a recurrent layer as PyTorch has it, with weights that are parameters: each of these has a gradient
+    in every step. Others may choose among theirs, or make them elsewhere (weight norm, weight dropout)."""
+    if not isinstance(module, torch.nn.RNNBase) or type(module).forward not in _FORWARDS:
+        return False
+    return all(isinstance(module._parameters.get(name), torch.nn.Parameter) for name in module._flat_weights_names)
+
+
 def one_kernel_layers(model: torch.nn.Module) -> list[torch.nn.LSTM]:
     """Layers that eager runs as one kernel of oneDNN, and a trace as steps of a sequence, with other roundings. None of
     a model without memory of its own: what is traced of it is not run."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return []
-    weights = {layer: layer.weight_hh_l0 for layer in traced_modules(model) if isinstance(layer, torch.nn.LSTM)}
+    layers = [layer for layer in traced_modules(model) if isinstance(layer, torch.nn.LSTM) and is_plain(layer)]
+    weights = {layer: layer._parameters["weight_hh_l0"] for layer in layers}
     return [
         layer
         for layer, weight in weights.items()
         if not layer.proj_size
+        and weight is not None
         and weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and not isinstance(weight, FakeTensor)
@@ -63,7 +74,7 @@ def modules_to_leave(
     part out would not help. ``inputs``: real ones; ``left``: the parts that were left out when it failed."""
     said = str(error)
     if HAS_RECURRENT_LAYERS in said:
-        return [part for part in model.modules() if isinstance(part, torch.nn.RNNBase) and part not in {model, *left}]
+        return [part for part in model.modules() if is_plain(part) and part not in {model, *left}]
     if ONE_KERNEL in said:
         return [part for part in one_kernel_layers(model) if part is not model]
     if any(text in said for text in _OF_SPARSE):

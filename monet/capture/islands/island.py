@@ -64,7 +64,7 @@ class Island:
     arguments, in place afterwards. ``rules``: what the shapes in ``geometry`` are where sizes vary.
     ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those that it has. ``wanted``: the
     arguments that take a gradient; None: no result of it does. ``sparse``: those of the parameters whose gradients are
-    sparse: they are handed over as they are.
+    sparse: they are handed over as they are. ``recorded``: not where the model calls it under ``torch.no_grad``.
 
     ``forward_s``, ``backward_s``: the last seconds. ``rehearsed``: its module is not called, and its results are
     undefined.
@@ -88,6 +88,7 @@ class Island:
     rules: ResultRules = ()
     wanted: frozenset[int] | None = None
     sparse: frozenset[str] = frozenset()
+    recorded: bool = True
     forward_s: float = 0.0
     backward_s: float = 0.0
     rehearsed: bool = False
@@ -134,7 +135,9 @@ class Island:
         return made
 
     def _called(self, given: Sequence[torch.Tensor], planned: Geometry) -> _Call:
-        recorded = any(dtype.is_floating_point for dtype in (getattr(torch, name) for name, *_ in self.geometry))
+        recorded = self.recorded and any(
+            dtype.is_floating_point for dtype in (getattr(torch, name) for name, *_ in self.geometry)
+        )
         floats = (i for i, tensor in enumerate(given) if tensor.is_floating_point())
         wanted = set(floats) if self.wanted is None else self.wanted
         arguments = [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(given)] if recorded else given

@@ -12,8 +12,9 @@ import torch
 
 from monet.base.sizes import Ranges
 from monet.capture.captured import Captured
-from monet.capture.islands.finding import ONE_KERNEL, modules_to_leave
+from monet.capture.islands.finding import HAS_RECURRENT_LAYERS, ONE_KERNEL, modules_to_leave
 from monet.capture.islands.state import situation
+from monet.capture.varying_inputs import NOT_FOR_A_RANGE
 from monet.errors import CaptureError, ExecutionError
 
 if TYPE_CHECKING:
@@ -24,8 +25,14 @@ logger = logging.getLogger(__name__)
 # By model, what was found out with inputs of a user: later ones may be made up, and say less.
 _tried: WeakKeyDictionary[torch.nn.Module, list[tuple[Any, Islands]]] = WeakKeyDictionary()
 
+_BEFORE_TRACING = (ONE_KERNEL, HAS_RECURRENT_LAYERS)
+
 _MOST_ROUNDS = 8
 """Each finds the parts of one class, and takes another trace."""
+
+
+def any_part(module: torch.nn.Module) -> bool:
+    return True
 
 
 def with_islands(
@@ -33,12 +40,12 @@ def with_islands(
     inputs: tuple[Sequence[Any], Mapping[str, Any]],
     trace: Callable[[], Captured],
     ranges: Ranges | None = None,
-    among: type[torch.nn.Module] = torch.nn.Module,
+    may_be: Callable[[torch.nn.Module], bool] = any_part,
 ) -> Captured:
     """``trace()``, where that fails by some parts of the model with islands in their places.
 
-    ``inputs``: real ones, of the largest shape of ``ranges``. ``among``: parts that are none of these do not become
-    islands. Raises the ``CaptureError`` of the first trace where that does not help.
+    ``inputs``: real ones, of the largest shape of ``ranges``. ``may_be``: which parts may become islands. Raises the
+    ``CaptureError`` of the first trace where that does not help.
     """
     try:
         return trace()
@@ -51,15 +58,16 @@ def with_islands(
     left: list[torch.nn.Module] = []
     for _ in range(_MOST_ROUNDS):
         more = modules_to_leave(model, inputs, latest, left)
-        if not more or not all(isinstance(module, among) for module in more):
+        if not more or not all(map(may_be, more)):
             break
         left += more
         try:
             captured = _left_out(model, left, inputs, trace, ranges)
         except CaptureError as error:
             logger.info("%s", error)
-            # Of a layer that is left out before anything is traced, the first refusal says nothing of the rest.
-            refusal = error if ONE_KERNEL in str(refusal) else refusal
+            # Of a layer that is left out before anything is traced, the first refusal says nothing of the rest; and why
+            # a part cannot be left out is what to know of one that can be traced for one shape.
+            refusal = error if any(text in str(refusal) for text in _BEFORE_TRACING) or ranges else refusal
             latest = error
             continue
         _say(model, captured, refusal)
@@ -80,7 +88,8 @@ def _left_out(
     try:
         islands = Islands(model, left, *inputs, ranges)
     except Exception as error:  # whatever the model raises
-        raise CaptureError(f"a part cannot be traced, and cannot be left out: {error}") from error
+        where = "" if ranges is None else f"{NOT_FOR_A_RANGE}: "
+        raise CaptureError(f"{where}a part cannot be traced, and cannot be left out: {error}") from error
     captured = _traced(model, islands, trace)
     _tried.setdefault(model, []).append((situation(model, *inputs, ranges), islands))
     return captured

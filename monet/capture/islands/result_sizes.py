@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -61,8 +61,8 @@ def _rule(
 ) -> SizeRule | None:
     if len(set(sizes)) == 1:
         return SizeRule(sizes[0], ())
-    for count in (1, 2):
-        for axes in itertools.combinations(varying, count):
+    for count in (1, 2, 3):
+        for axes in itertools.combinations_with_replacement(varying, count):
             products = [math.prod(of) for of in zip(*(numbers[at] for at in axes), strict=True)]
             factor = sizes[0] // max(1, products[0])
             if all(size == factor * product for size, product in zip(sizes, products, strict=True)):
@@ -81,18 +81,34 @@ def geometry_by(rules: ResultRules, largest: Geometry, tensors: Sequence[torch.T
     return tuple(found)
 
 
-def smaller_inputs(args: Sequence[Any], kwargs: Any, ranges: Ranges) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Inputs of other shapes than the largest one, which is theirs: each dimension alone about two thirds as large, and
-    all together."""
-    smaller = {d.name: max(d.least, d.most - max(1, d.most // 3)) for d in ranges.dimensions}
-    shapes = [{name: size} for name, size in smaller.items()]
-    if len(smaller) > 1:
-        shapes.append(smaller)
-    for shape in shapes:
-        leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
-        for position, axes in ranges.inputs.items():
-            for axis, name in enumerate(axes):
-                if name in shape:
-                    leaves[position] = leaves[position].narrow(axis, 0, shape[name])
-            leaves[position] = leaves[position].contiguous()
-        yield pytree.tree_unflatten(leaves, spec)
+def smaller_shapes(ranges: Ranges) -> list[list[dict[str, int]]]:
+    """Shapes below the largest one, of which each dimension is tried at: alone at its least, an odd, an even and a
+    middle one; and one at which all dimensions are smaller."""
+    groups = []
+    for d in ranges.dimensions:
+        sizes = {d.least, max(d.least, d.most // 2), max(d.least, d.most - 1), max(d.least, d.most - 2)} - {d.most}
+        groups.append([{d.name: size} for size in sorted(sizes, reverse=True)])
+    if len(groups) > 1:
+        groups.append([{name: size for shape in groups for name, size in shape[len(shape) // 2].items()}])
+    return [group for group in groups if group]
+
+
+def inputs_of(
+    args: Sequence[Any], kwargs: Any, ranges: Ranges, shape: dict[str, int], *, clamped: bool
+) -> tuple[tuple[Any, ...], Any]:
+    """The beginnings of these inputs, which have the largest shape. ``clamped``: whole numbers of inputs that have none
+    of the dimensions are below the smallest size: they may be lengths, or positions."""
+    leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        axes = ranges.inputs.get(position, ())
+        for axis, name in enumerate(axes):
+            if name in shape:
+                leaf = leaf.narrow(axis, 0, shape[name])
+        whole = not leaf.dtype.is_floating_point and not leaf.dtype.is_complex and leaf.dtype is not torch.bool
+        if clamped and whole and any(name not in axes for name in shape):
+            leaf = leaf.clamp(max=max(1, min(shape.values()) - 1))
+        leaves[position] = leaf.contiguous()
+    made: tuple[tuple[Any, ...], Any] = pytree.tree_unflatten(leaves, spec)
+    return made

@@ -43,8 +43,9 @@ def situation(
     """What islands are for: the model's parts and modes, the precision, the geometry of the call and what varies."""
     tensors, literals, spec = parted((tuple(args), dict(kwargs)))
     parts = tuple((id(module), module.training) for module in model.modules())
+    taking = tuple(tensor.requires_grad for tensor in (*model.parameters(), *tensors))
     precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return parts, precision, str(spec), described(tensors), repr(literals), repr(ranges)
+    return parts, taking, precision, str(spec), described(tensors), repr(literals), repr(ranges)
 
 
 @contextmanager

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import PackedSequence
 
-from monet.base.graph import Graph
+from monet.base.graph import Graph, Value
 from monet.base.sizes import Ranges
 from monet.capture.guards.module_changes import Change, put_back, same_buffers
 from monet.capture.islands.island import Beside, Island, foreign_leaf, share_memory
 from monet.capture.islands.operators import ANCHOR, ISLAND, ISLAND_BACKWARD, described_by, geometry_of
-from monet.capture.islands.result_sizes import result_rules, smaller_inputs
+from monet.capture.islands.result_sizes import inputs_of, result_rules, smaller_shapes
 from monet.capture.islands.standing import Standing
 from monet.capture.islands.state import Described, as_before, described, number_of, parted
 from monet.errors import CaptureError
@@ -25,6 +26,14 @@ from monet.errors import CaptureError
 _FIXED = (bool, str, bytes, type(None))
 """What may be returned beside tensors: numbers may be of values."""
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _nothing(_: Any) -> Any:
+    """What is kept for a backward pass that never runs."""
+
+
+_Called = tuple[str, tuple[Described, Described]]
+"""An island's key, and what it took and returned."""
 
 
 class Islands:
@@ -54,7 +63,7 @@ class Islands:
         self._returned: list[tuple[Island, list[torch.Tensor], list[int]]] = []
         self._twins: dict[str, str] = {}  # key of one that is called otherwise in a trace → that of the one tried
         self._order: list[str] = []  # keys of the calls
-        with as_before(model), self._replaced(self._try), torch.no_grad():
+        with as_before(model), self._replaced(self._try), torch.enable_grad(), saved_tensors_hooks(_nothing, _nothing):
             model(*args, **dict(kwargs))
         self._look_for_changes()
         if ranges is not None:
@@ -80,7 +89,8 @@ class Islands:
         odd = [leaf for leaf in literals.values() if not isinstance(leaf, _PLAIN)]
         if odd:
             raise CaptureError(f"{name} is called with a {type(odd[0]).__name__}, which no operator takes")
-        found = self._of_call(module, tensors, spec, literals)
+        recorded = torch.is_grad_enabled()
+        found = next((of for of in self._of_call(module, tensors, spec, literals) if of.recorded == recorded), None)
         if found is not None:
             self._order.append(found.key)
             return found.called(tensors)
@@ -88,8 +98,9 @@ class Islands:
         autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         key = f"{name}#{sum(island.module is module for island in self.by_key.values())}"
         island = Island(
-            name, key, module, own, spec, literals, described(tensors), tuple(parameters), autocast, self._beside
-        )
+            name, key, module, own, spec, literals, described(tensors), tuple(parameters), autocast, self._beside,
+            recorded=recorded,
+        )  # fmt: skip
         self._inputs[key] = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
         returned = _known(island, tensors)
         island.sparse = frozenset(_sparse(module)) & parameters.keys()
@@ -109,24 +120,49 @@ class Islands:
             key: [(island.arguments, tuple((getattr(torch, dtype), shape) for dtype, shape, _ in island.geometry))]
             for key, island in self.by_key.items()
         }
-        for smaller_args, smaller_kwargs in smaller_inputs(args, dict(kwargs), ranges):
-            keys = iter(self._order)
-
-            def call(module: torch.nn.Module, own: Any, args: Any, kwargs: Any, keys: Iterator[str] = keys) -> Any:
-                tensors, literals, spec = parted((args, kwargs))
-                island = self.by_key.get(next(keys, ""))
-                if island is None or (island.module, island.in_spec, island.literals) != (module, spec, literals):
-                    raise CaptureError(f"{self._paths[id(module)]} is called in another way at a smaller shape")
-                returned = island.called(tensors)
-                found[island.key].append((described(tensors), described(parted(returned)[0])))
-                return returned
-
-            with as_before(model), self._replaced(call), torch.no_grad():
-                model(*smaller_args, **smaller_kwargs)
-            if next(keys, None) is not None:
-                raise CaptureError("a part that cannot be traced is called less often at a smaller shape")
+        for shapes in smaller_shapes(ranges):
+            calls: list[_Called] | None = None
+            for shape in shapes:
+                made = self._calls_at(model, inputs_of(args, dict(kwargs), ranges, shape, clamped=False))
+                if isinstance(made, Exception):
+                    made = self._calls_at(model, inputs_of(args, dict(kwargs), ranges, shape, clamped=True))
+                if isinstance(made, Exception):  # eager's own, of a size that the model does not take
+                    failed = made
+                    continue
+                calls = made
+                for key, call in calls:
+                    found[key].append(call)
+            if calls is None:
+                at = " and ".join(f"{name} = {size}" for name, size in shapes[0].items())
+                raise CaptureError(f"the model fails at {at}: {type(failed).__name__}: {failed}")
         for key, island in self.by_key.items():
             island.rules = result_rules(island.name, found[key])
+
+    def _calls_at(
+        self, model: torch.nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]]
+    ) -> list[_Called] | Exception:
+        """What the islands take and return there, or the model's error."""
+        keys, calls = iter(self._order), list[_Called]()
+
+        def call(module: torch.nn.Module, own: Any, args: Any, kwargs: Any) -> Any:
+            tensors, literals, spec = parted((args, kwargs))
+            island = self.by_key.get(next(keys, ""))
+            if island is None or (island.module, island.in_spec, island.literals) != (module, spec, literals):
+                raise CaptureError(f"{self._paths[id(module)]} is called in another way at a smaller shape")
+            returned = island.called(tensors)
+            calls.append((island.key, (described(tensors), described(parted(returned)[0]))))
+            return returned
+
+        try:
+            with as_before(model), self._replaced(call), torch.no_grad():
+                model(*inputs[0], **inputs[1])
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever the model raises
+            return error
+        if next(keys, None) is not None:
+            raise CaptureError("a part that cannot be traced is called less often at a smaller shape")
+        return calls
 
     def _look_for_changes(self) -> None:
         """Whether the model has changed what it gave or was given in place, after the call. Where these share memory,
@@ -139,13 +175,15 @@ class Islands:
 
     def _of_call(
         self, module: torch.nn.Module, tensors: Sequence[torch.Tensor], spec: Any, literals: Mapping[int, Any]
-    ) -> Island | None:
-        arguments = described(tensors)
-        for island in self.by_key.values():
-            known = island.module, island.arguments, island.in_spec, island.literals
-            if known[0] is module and known[1:] == (arguments, spec, literals):
-                return island
-        return None
+    ) -> list[Island]:
+        """Those that were called so, the one that was called in the present mode of gradients first."""
+        call = described(tensors), spec, literals
+        found = [
+            island
+            for island in self.by_key.values()
+            if island.module is module and (island.arguments, island.in_spec, island.literals) == call
+        ]
+        return sorted(found, key=lambda island: island.recorded != torch.is_grad_enabled())
 
     @contextmanager
     def in_trace(self) -> Iterator[None]:
@@ -162,7 +200,8 @@ class Islands:
             by = "pack_padded_sequence makes of values" if packed else "depends on values"
             # No ``CaptureError``: it is said with the line, and with what to do, as torch's own errors are.
             raise TypeError(f"{self._paths[id(module)]} is called with a tensor whose size {by}")
-        island = self._of_call(module, tensors, spec, literals) or self._in_another_way(module, tensors, spec, literals)
+        known = self._of_call(module, tensors, spec, literals)
+        island = known[0] if known else self._in_another_way(module, tensors, spec, literals)
         if island.out_spec is None:
             raise CaptureError(f"{island.name} cannot be traced, and was not called")
         own_parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -193,7 +232,8 @@ class Islands:
         """What the islands of ``graph`` hold in a step, and take: they are called in its order. Once: then the inputs
         are let go. The seconds are those of a second time."""
         calls = [op.args[1:] for op in graph.forward if op.target is ISLAND]
-        derivations = [op.args[2:] for op in graph.backward if op.target is ISLAND_BACKWARD]
+        backward = [op for op in graph.backward if op.target is ISLAND_BACKWARD]
+        derivations = [op.args[2:] for op in backward]
         positions: dict[str, set[int]] = {}
         for key, _, wanted, *_ in derivations:
             positions.setdefault(key, set()).update(wanted)
@@ -209,9 +249,10 @@ class Islands:
                     known = self._tried(self.by_key[key])
                     results[key] = known.forward(self._inputs[known.key], key, kinds, sizes)
                     tokens.setdefault(key, []).append((known, results[key][-1]))
-                for key, outputs, wanted, kinds, sizes in derivations:
+                for op, (key, outputs, wanted, kinds, sizes) in zip(backward, derivations, strict=True):
                     known, token = tokens[key].pop()
-                    given = [torch.ones_like(results[key][i]) for i in outputs]
+                    # In the strides that they have in a step: what others are, kernels copy.
+                    given = [_ones(graph.values[gradient.name]) for gradient in op.args[0]]
                     at = self._positions(self.by_key[key], known, wanted)
                     own = (kinds, sizes) if known is self.by_key[key] else ("", [])
                     known.backward(given, token, outputs, at, *own)
@@ -249,6 +290,10 @@ def _outermost(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> li
     return [module for module in model.modules() if id(module) in chosen]
 
 
+def _ones(value: Value) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride, dtype=value.dtype).fill_(1)
+
+
 def _sparse(module: torch.nn.Module) -> Iterator[str]:
     """Names of parameters whose gradients are sparse."""
     for name, part in module.named_modules():
@@ -260,7 +305,7 @@ def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:
     """What the module returns; ``island`` gets what is known from that, and from a second call."""
     versions = [tensor._version for tensor in tensors]
     state = torch.get_rng_state()
-    with same_buffers(island.module), torch.enable_grad():
+    with same_buffers(island.module), torch.set_grad_enabled(island.recorded):
         arguments = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
         tried, *others = parted(island.called(arguments))
     torch.set_rng_state(state)
