@@ -42,7 +42,8 @@ def _element(
     op = producers.get(gradient)
     if op is not None and op.target is aten.expand.default:
         (base,) = operator_inputs(op)
-        return base
+        if base in producers and str(producers[base].target) == "monet.island_backward.default":
+            return base
     if op is None or op.target is not aten.add.Tensor or len(operator_inputs(op)) != 2:
         raise CaptureError(
             f"the gradient of {target} is sparse (sparse=True), and the model uses that parameter in other ways, too: "
