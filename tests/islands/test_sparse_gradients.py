@@ -19,7 +19,7 @@ HASTE: dict[str, Any] = {"exact": True, "time_limit_s": 2, "cores": 1}
 
 
 class Words(nn.Module):
-    """Words to scores. ``twice``: of two texts, by one table. ``tied``: by the table itself, too. ``even``: with its sum,
+    """Words to scores. ``twice``: of two texts, by one table. ``tied``: by the table itself, too. ``even``: its sum,
     whose gradient is dense."""
 
     def __init__(self, table: nn.Module, *, twice: bool = False, tied: bool = False, even: bool = False) -> None:
