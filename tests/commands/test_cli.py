@@ -30,7 +30,7 @@ from monet.lab.sweep.variants import GROUPS
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import Meter, on_stderr, silent
 from monet.pipeline.planning import PlanResult
-from monet.pipeline.preparation import Preparing
+from monet.pipeline.preparation import Look, Preparing
 from monet.pipeline.summary import OrderSummary, Summary
 from monet.planner.schedules import VARIANTS
 from monet.planner.search import Solving
@@ -89,6 +89,7 @@ class FakeApi(types.ModuleType):
         *,
         ranges: Ranges | None,
         progress: bool,
+        look: Look | None,
     ) -> object:
         self.call = {"model": model, "args": args, "kwargs": kwargs, "ranges": ranges, "progress": progress}
         self.call |= asdict(preparing) | asdict(offering)
