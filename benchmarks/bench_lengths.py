@@ -4,7 +4,7 @@ python benchmarks/bench_lengths.py [--only bert] [--steps 1000]
 
 Batches of 1 to 8 texts of 8 to 512 tokens, drawn at random. Small networks of real architectures at random weights, so
 that a thousand steps take minutes: what is looked at is the plan, not the model. Each step runs once by ``monet.apply``
-with ``dynamic`` and once by eager, on the same batch and the same random state, in turns first. Written are the calls by a plan and
+with ``dynamic`` and once by eager, in turns first, on the same batch and random state. Written are the calls by a plan,
 without one, the promise and the most bytes that a step was measured to hold beside it, gradients' largest difference
 from eager's (relative to the largest gradient of the step), the sum of seconds of both, of eager on texts padded to a
 multiple of 128 tokens, and the milliseconds that a shape which is met for the first time costs more. Of some shapes the
