@@ -160,9 +160,7 @@ def prepare(
         )
     graph = with_accumulation(captured).captured.graph if preparing.accumulate else captured.graph
     step = _Step(model, model._get_name(), captured, graph, graph, (args, kwargs))
-    if look is not None and preparing.costs is None:
-        _look_at(step, preparing, offering or Offering(), look)
-    return _prepared(step, preparing, offering or Offering(), progress)
+    return _prepared(step, preparing, offering or Offering(), progress, look)
 
 
 def prepare_whole(
@@ -193,30 +191,34 @@ class _Step:
     inputs: tuple[Sequence[Any], Mapping[str, Any]]
 
 
-def _look_at(step: _Step, preparing: Preparing, offering: Offering, look: Look) -> None:
+def _look_at(step: _Step, offers: Catalogue, preparing: Preparing, offering: Offering, look: Look) -> None:
     """Give ``look`` the step by estimates where measuring it will take long, and where there are any: kernels that are
     compiled first, islands and GPUs are not estimated."""
     if offering.fused or step.captured.islands or step.graph.device.type != "cpu":
         return
-    offers = _offers(step, offering)
     store = ProfileCache() if preparing.cache else None
     try:
         missing = unmeasured(offers, store)
     finally:
         if store is not None:
             store.close()
-    rates = quick_rates()
-    estimated = estimated_profile(offers, rates)
+    if not missing:
+        return
+    estimated = estimated_profile(offers, quick_rates())
     seconds = sum(OPERATOR_S + RUNS * estimated.measurements[key].time_s for key in missing)
     if seconds > LOOK_S:
-        look(_prepared(step, replace(preparing, costs=rates, cache=False), offering, False), seconds, len(missing))
+        look(_prepared(step, replace(preparing, costs=estimated, cache=False), offering, False), seconds, len(missing))
 
 
-def _prepared(step: _Step, preparing: Preparing, offering: Offering, progress: bool) -> Prepared:
+def _prepared(
+    step: _Step, preparing: Preparing, offering: Offering, progress: bool, look: Look | None = None
+) -> Prepared:
     if step.captured.cast_apart and autocast.is_off_inside(step.graph.device.type):
         raise CaptureError(autocast.why_not_inside(step.captured.cast_apart))
     devices.require_plannable(step.graph.device)
     offers = _offers(step, offering)
+    if look is not None and preparing.costs is None:
+        _look_at(step, offers, preparing, offering, look)
     if step.captured.ranges is not None:
         as_eager = offers.graph if step.as_eager is step.graph else graph_at(step.as_eager, at_largest)
         step = replace(step, graph=offers.graph, as_eager=as_eager)

@@ -10,6 +10,7 @@ import torch
 
 from monet.base.graph import Graph, operator_inputs
 from monet.base.measurement import Measurement
+from monet.capture.islands.sparse_gradients import anchored_sources
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.profiling import implementations
@@ -52,14 +53,13 @@ def _of_its_own(islands: Mapping[str, Island]) -> dict[str, Island]:
 
 def _sparse_parameters(graph: Graph, islands: Mapping[str, Island]) -> dict[str, list[tuple[Island, str]]]:
     """By source of a parameter with a sparse gradient, where that comes from: islands, and its names there."""
-    anchored = {
-        op.outputs[0]: name
-        for op in graph.forward if str(op.target) == "monet.anchor.default" for name in operator_inputs(op)
-    }  # fmt: skip
+    from monet.capture.islands.binding import island_of
+
+    anchored = anchored_sources(graph)
     found: dict[str, list[tuple[Island, str]]] = {}
     for op in graph.forward if anchored else ():
-        if str(op.target) == "monet.island.default":
-            island = islands[op.args[1]]
+        island = island_of(op.target, op.args, islands)
+        if island is not None:
             for name, ref in zip(island.parameters, op.args[0][len(island.arguments) :], strict=True):
                 if ref.name in anchored and (island, name) not in found.setdefault(anchored[ref.name], []):
                     found[anchored[ref.name]].append((island, name))

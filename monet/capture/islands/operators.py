@@ -85,10 +85,6 @@ def _island(inputs: list[torch.Tensor], key: str, kinds: str, sizes: list[int]) 
     _runs_in_a_plan()
 
 
-def _fake_results(inputs: list[torch.Tensor], key: str, kinds: str, sizes: list[int]) -> list[torch.Tensor]:
-    return empty_results(kinds, sizes)
-
-
 def _backward(
     gradients: list[torch.Tensor],
     token: torch.Tensor,
@@ -101,15 +97,8 @@ def _backward(
     _runs_in_a_plan()
 
 
-def _fake_gradients(
-    gradients: list[torch.Tensor],
-    token: torch.Tensor,
-    key: str,
-    outputs: list[int],
-    wanted: list[int],
-    kinds: str,
-    sizes: list[int],
-) -> list[torch.Tensor]:
+def _fake(*args: Any) -> list[torch.Tensor]:
+    kinds, sizes = args[-2:]
     return empty_results(kinds, sizes)
 
 
@@ -121,10 +110,10 @@ def _operator(name: str, function: Any, fake: Any, *tags: torch.Tag) -> Any:
     return getattr(torch.ops.monet, name).default
 
 
-ISLAND = _operator("island", _island, _fake_results, torch.Tag.nondeterministic_seeded)
+ISLAND = _operator("island", _island, _fake, torch.Tag.nondeterministic_seeded)
 """``(inputs, key, kinds, sizes)``: the tensors that the module is called with and its parameters → what it returns, and
 the token. It may draw random numbers, so it keeps its place among those that do."""
-ISLAND_BACKWARD = _operator("island_backward", _backward, _fake_gradients)
+ISLAND_BACKWARD = _operator("island_backward", _backward, _fake)
 """``(gradients, token, key, outputs, wanted, kinds, sizes)``: gradients of the inputs at the positions ``wanted``, from
 those of the outputs at the positions ``outputs``."""
 

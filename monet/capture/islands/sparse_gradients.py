@@ -17,12 +17,16 @@ from monet.errors import CaptureError
 aten = torch.ops.aten
 
 
+def anchored_sources(graph: Graph) -> dict[str, str]:
+    """By the element that an island takes in place of a parameter, the parameter's source."""
+    anchors = (op for op in graph.forward if str(op.target) == "monet.anchor.default")
+    return {str(op.outputs[0]): name for op in anchors for name in operator_inputs(op)}
+
+
 def with_elements_for_sparse(graph: Graph) -> Graph:
     """``graph`` as it was read, with these gradients. Raises ``CaptureError`` where the gradient of a parameter is the
     sum of a sparse and of another one."""
-    anchored = {
-        name for op in graph.forward if str(op.target) == "monet.anchor.default" for name in operator_inputs(op)
-    }
+    anchored = set(anchored_sources(graph).values())
     sources = {source.value: source.target for source in graph.sources if source.value in anchored}
     if not sources:
         return graph
