@@ -16,6 +16,7 @@ from monet.capture.captured import Captured
 from monet.capture.captured_text import NotStorable, captured_of, captured_text
 from monet.capture.guards.model_reads import held_tensors
 from monet.capture.guards.module_hooks import as_planned
+from monet.capture.guards.same_outputs import require_same_outputs
 from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
 from monet.errors import CacheRefused
 
@@ -43,55 +44,46 @@ def capture_once(
     gradients_leave: bool = True,
     on_disk: bool = True,
     ranges: Ranges | None = None,
+    compared: bool = False,
 ) -> Captured:
     """``capture``, or what it found before for this model's code, settings and geometry on such inputs.
 
     ``on_disk``: read and write captures of other processes. ``ranges``: as for ``capture``; such captures are not kept.
-    Raises as ``capture``.
+    ``compared``: its outputs were, or are now, compared with the model's own, as ``require_same_outputs`` does. Raises
+    as ``capture``, and as that.
     """
     if ranges is not None:
-        return capture(model, args, kwargs, gradients_leave=gradients_leave, ranges=ranges)
+        captured = capture(model, args, kwargs, gradients_leave=gradients_leave, ranges=ranges)
+        if compared:
+            require_same_outputs(captured, model, args, kwargs or {})
+        return captured
     with as_planned(model):
-        return _captured(model, args, kwargs, gradients_leave, on_disk)
-
-
-def _captured(
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    gradients_leave: bool,
-    on_disk: bool,
-) -> Captured:
-    key = model_key(model, args, kwargs or {}, gradients_leave=gradients_leave)
-    if key is None:  # as for tensors that no plan can hold, which tracing refuses
-        return capture(model, args, kwargs, gradients_leave=gradients_leave)
-    text = _in_memory.get(key) or (_read(key) if on_disk else None)
-    if text is not None:
-        try:
-            return _restored(text, model)
-        except NotStorable as error:
-            logger.info("a capture that was kept cannot be read, and is made again: %s", error)
-    captured = capture(model, args, kwargs, gradients_leave=gradients_leave)
-    if captured.islands:  # they are of the modules themselves
-        return captured
-    try:
-        text = _text(captured, model)
-    except NotStorable as error:
-        logger.info("the capture cannot be kept: %s", error)
-        return captured
-    _keep(key, text)
-    if on_disk:
-        _write(key, text)
+        key = model_key(model, args, kwargs or {}, gradients_leave=gradients_leave)
+        text = None if key is None else _in_memory.get(key) or (_read(key) if on_disk else None)
+        kept, was_compared = (None, False) if text is None else _restored(text, model)
+        captured = kept or capture(model, args, kwargs, gradients_leave=gradients_leave)
+    if compared and not was_compared:
+        require_same_outputs(captured, model, args, kwargs or {})
+    # None: for tensors that no plan can hold, which tracing refuses. Islands are of the modules themselves.
+    if key is not None and (kept is None or compared > was_compared) and not captured.islands:
+        _keep(key, captured, model, compared=compared, on_disk=on_disk)
     return captured
 
 
-def _keep(key: str, text: str) -> None:
+def _keep(key: str, captured: Captured, model: torch.nn.Module, *, compared: bool, on_disk: bool) -> None:
+    try:
+        text = _text(captured, model, compared=compared)
+    except NotStorable as error:
+        logger.info("the capture cannot be kept: %s", error)
+        return
+    if on_disk:
+        _write(key, text)
     _in_memory[key] = text
     while len(_in_memory) > _MOST_IN_MEMORY:
         del _in_memory[next(iter(_in_memory))]
 
 
-def _text(captured: Captured, model: torch.nn.Module) -> str:
+def _text(captured: Captured, model: torch.nn.Module, *, compared: bool) -> str:
     attributes = {tensor.data_ptr(): place for place, tensor in _attributes(model)}
     constants: dict[str, Any] = {}
     # What tracing has made itself is known by its values; what is somebody's may have others at the next step.
@@ -112,12 +104,14 @@ def _text(captured: Captured, model: torch.nn.Module) -> str:
         else:
             raise NotStorable(f"{target} is a constant of {tensor.nbytes} bytes that no module holds")
     try:
-        return json.dumps({"constants": constants, "captured": captured_text(captured)}, allow_nan=True)
+        document = {"constants": constants, "captured": captured_text(captured), "compared": compared}
+        return json.dumps(document, allow_nan=True)
     except ValueError as error:
         raise NotStorable(str(error)) from error
 
 
-def _restored(text: str, model: torch.nn.Module) -> Captured:
+def _restored(text: str, model: torch.nn.Module) -> tuple[Captured | None, bool]:
+    """The capture, None where that cannot be, and whether its outputs were compared."""
     try:
         document = json.loads(text)
         constants: dict[str, torch.Tensor] = {}
@@ -129,9 +123,10 @@ def _restored(text: str, model: torch.nn.Module) -> Captured:
                 dtype = getattr(torch, kept["dtype"])
                 values = torch.tensor(kept["values"], dtype=dtype, device=kept["device"])
                 constants[target] = values.reshape(kept["shape"])
-        return captured_of(document["captured"], constants)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NotStorable(f"{type(error).__name__}: {error}") from error
+        return captured_of(document["captured"], constants), document["compared"] is True
+    except (KeyError, TypeError, ValueError, AttributeError, NotStorable) as error:
+        logger.info("a capture that was kept cannot be read, and is made again: %s: %s", type(error).__name__, error)
+        return None, False
 
 
 def _attributes(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

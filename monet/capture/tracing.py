@@ -33,7 +33,7 @@ from monet.capture.direct_trace import direct_trace
 from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
 from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
-from monet.capture.guards.caches_of_keys import require_same_without_caches, without_caches_of_keys
+from monet.capture.guards.caches_of_keys import without_caches_of_keys
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.islands.finding import ONE_KERNEL, is_plain, one_kernel_layers
 from monet.capture.islands.leaving_out import any_part, with_islands
@@ -85,16 +85,12 @@ def capture(
     _check(model, given)
     inputs = _with_own_memory(model, given)
     # No code is written for graphs that are only read.
-    with _use_lazy_graph_module(True), as_planned(model):
-        with without_caches_of_keys(model) as leaves_caches:
-            traced = _traced if ranges is None else partial(_over_ranges, ranges=ranges)
-            trace = partial(traced, model, inputs, gradients_leave=gradients_leave, detached=detached)
-            # A whole step and sums of gradients update what an island may have no gradient of; these have it always.
-            may_be = any_part if gradients_leave and not detached else is_plain
-            captured = with_islands(model, given, trace, ranges, may_be)
-        if leaves_caches:
-            require_same_without_caches(model, *given)
-    return captured
+    with _use_lazy_graph_module(True), as_planned(model), without_caches_of_keys(model):
+        traced = _traced if ranges is None else partial(_over_ranges, ranges=ranges)
+        trace = partial(traced, model, inputs, gradients_leave=gradients_leave, detached=detached)
+        # A whole step and sums of gradients update what an island may have no gradient of; these have it always.
+        may_be = any_part if gradients_leave and not detached else is_plain
+        return with_islands(model, given, trace, ranges, may_be)
 
 
 def _traced(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, detached: bool) -> Captured:

@@ -15,6 +15,7 @@ from monet.base.measurement import Measurement
 from monet.base.sizes import Ranges, at_largest, graph_at
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
+from monet.capture.guards.same_outputs import require_same_outputs
 from monet.capture.input_geometry import describe_inputs, described_ranges
 from monet.errors import CaptureError, ConfigError
 from monet.native import devices, gpu_libraries
@@ -143,7 +144,8 @@ def prepare(
     random state.
 
     Raises:
-        CaptureError: the model cannot be captured as one graph, or there is nothing to train.
+        CaptureError: the model cannot be captured as one graph, there is nothing to train, or what is traced returns
+            something else than the model.
         ConfigError: an offering that is not known.
         ProfileError: an operator fails when it is measured.
     """
@@ -151,8 +153,9 @@ def prepare(
     if preparing.costs is None and device_type(model, (args, kwargs)) == "cpu":
         build_ahead(build_gaps)
     captured = capture_once(
-        model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache, ranges=ranges
-    )
+        model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache, ranges=ranges,
+        compared=preparing.costs is None,
+    )  # fmt: skip
     if not any(captured.graph.tangents):
         raise CaptureError(
             "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), or a "
@@ -172,8 +175,10 @@ def prepare_whole(
 ) -> Prepared:
     """Measure a step that has its own loss and updates; see ``prepare``. Eager's is the same with all updates last.
 
-    Raises ``ConfigError`` and ``ProfileError`` as ``prepare``.
+    Raises as ``prepare``.
     """
+    if preparing is None or preparing.costs is None:
+        require_same_outputs(whole.captured, whole.module, whole.args, {})
     graph, name = whole.captured.graph, whole.module.model._get_name()
     step = _Step(whole.module, name, whole.captured, graph, updates_last(graph), (whole.args, {}))
     return _prepared(step, preparing or Preparing(), offering or Offering(), progress)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.autograd.graph import saved_tensors_hooks
 
 from monet.base.sizes import Ranges
 from monet.capture.guards.module_changes import put_back, same_buffers
@@ -46,6 +47,15 @@ def situation(
     taking = tuple(tensor.requires_grad for tensor in (*model.parameters(), *tensors))
     precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     return parts, taking, precision, str(spec), described(tensors), repr(literals), repr(ranges)
+
+
+def keeping_nothing() -> saved_tensors_hooks:
+    """A context in which operators keep no tensor for a backward pass, which never runs."""
+    return saved_tensors_hooks(_nothing, _nothing)
+
+
+def _nothing(_: Any) -> Any:
+    """Of a tensor that is to be kept."""
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import PackedSequence
 
 from monet.base.graph import Graph, Value
@@ -20,16 +19,12 @@ from monet.capture.islands.island import Beside, Island, foreign_leaf, share_mem
 from monet.capture.islands.operators import ANCHOR, ISLAND, ISLAND_BACKWARD, described_by, geometry_of
 from monet.capture.islands.result_sizes import inputs_of, result_rules, smaller_shapes
 from monet.capture.islands.standing import Standing
-from monet.capture.islands.state import Described, as_before, described, number_of, parted
+from monet.capture.islands.state import Described, as_before, described, keeping_nothing, number_of, parted
 from monet.errors import CaptureError
 
 _FIXED = (bool, str, bytes, type(None))
 """What may be returned beside tensors: numbers may be of values."""
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-
-
-def _nothing(_: Any) -> Any:
-    """What is kept for a backward pass that never runs."""
 
 
 _Called = tuple[str, tuple[Described, Described]]
@@ -63,7 +58,7 @@ class Islands:
         self._returned: list[tuple[Island, list[torch.Tensor], list[int]]] = []
         self._twins: dict[str, str] = {}  # key of one that is called otherwise in a trace → that of the one tried
         self._order: list[str] = []  # keys of the calls
-        with as_before(model), self._replaced(self._try), torch.enable_grad(), saved_tensors_hooks(_nothing, _nothing):
+        with as_before(model), self._replaced(self._try), torch.enable_grad(), keeping_nothing():
             model(*args, **dict(kwargs))
         self._look_for_changes()
         if ranges is not None:
