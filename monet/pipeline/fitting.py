@@ -36,6 +36,10 @@ from monet.planner.solution import Runs, Solution
 
 logger = logging.getLogger(__name__)
 
+BELOW_FIXED_S = 30.0
+"""The time limit, at most, of a budget that is below the fixed bytes: no order and no plan helps, and what is left to
+find out is the smallest budget that works. ResNet-50's is 292 MB after 6 s, and 277 MB after 27 s."""
+
 
 def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     """A plan whose arena fits beside the fixed bytes, and makes use of the budget. Its runs are along an order of their
@@ -44,12 +48,15 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     Where none of the plans fits, the smallest one known may do so once it is ordered, and others along its order. No
     plan is slower than one that is known for this budget or less, from this search or an earlier one.
 
-    All of it takes ``fit.solving.time_limit_s``, with solving, ordering and layout; ``fit.solving.prove`` may take as
-    long again.
+    All of it takes ``fit.solving.time_limit_s``, with solving, ordering and layout, and ``BELOW_FIXED_S`` at most where
+    no plan can fit; ``fit.solving.prove`` may take as long again.
 
     Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made and is kept, so that
     budget works. ``KeyboardInterrupt`` on Ctrl-C before there is an arena that fits.
     """
+    if fit.budget_bytes < fit.lowered.problem.fixed_bytes:
+        limit_s = min(fit.solving.time_limit_s, BELOW_FIXED_S)
+        fit = replace(fit, solving=replace(fit.solving, time_limit_s=limit_s))
     parts = _of_parts(fit)
     known = _known(fit, parts)
     state = FitState(fit, meter, known, parts)

@@ -59,6 +59,22 @@ def test_an_interrupted_solve_is_not_begun_again_where_its_arena_does_not_fit(mo
         assert len(solves) == expected, status
 
 
+def test_little_time_is_spent_where_no_plan_can_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepare(Residual(), (torch.randn(2, 3, 8, 8),), {}, Preparing(costs=RATES))
+    limits_s, own = [], FitState
+
+    def begun(fit: Fit, *more: Any) -> FitState:
+        limits_s.append(fit.solving.time_limit_s)
+        return own(fit, *more)
+
+    monkeypatch.setattr(fitting, "FitState", begun)
+    fixed_bytes = prepared.problem.fixed_bytes
+    for budget_bytes in (fixed_bytes - 1, fixed_bytes):
+        with pytest.raises(InfeasibleBudget, match="smallest budget known to work"):
+            plan_prepared(prepared, budget_bytes, Solving(time_limit_s=100.0))
+    assert limits_s == [fitting.BELOW_FIXED_S, 100.0]
+
+
 @pytest.mark.parametrize("remembered", [False, True])
 @pytest.mark.parametrize("fits_at", [1, 2, 100])
 def test_an_interrupted_plan_is_placed_quickly(fits_at: int, remembered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
