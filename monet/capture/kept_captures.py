@@ -62,11 +62,10 @@ def capture_once(
         text = None if key is None else _in_memory.get(key) or (_read(key) if on_disk else None)
         kept, was_compared = (None, False) if text is None else _restored(text, model)
         captured = kept or capture(model, args, kwargs, gradients_leave=gradients_leave)
-    if compared and not was_compared:
-        require_same_outputs(captured, model, args, kwargs or {})
+    is_known = was_compared or (compared and require_same_outputs(captured, model, args, kwargs or {}))
     # None: for tensors that no plan can hold, which tracing refuses. Islands are of the modules themselves.
-    if key is not None and (kept is None or compared > was_compared) and not captured.islands:
-        _keep(key, captured, model, compared=compared, on_disk=on_disk)
+    if key is not None and (kept is None or is_known > was_compared) and not captured.islands:
+        _keep(key, captured, model, compared=is_known, on_disk=on_disk)
     return captured
 
 

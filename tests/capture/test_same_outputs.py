@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -107,7 +110,12 @@ def test_what_was_captured_of_another_model_is_not_the_same() -> None:
 def test_a_capture_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Ordinary(), torch.randn(3, 4)
     compared: list[nn.Module] = []
-    monkeypatch.setattr(kept_captures, "require_same_outputs", lambda _, model, *call: compared.append(model))
+
+    def _compares(_: Any, model: nn.Module, *call: Any) -> bool:
+        compared.append(model)
+        return True
+
+    monkeypatch.setattr(kept_captures, "require_same_outputs", _compares)
     kept_captures.capture_once(model, (x,))
     assert not compared
     for _ in range(2):  # the second time from disk
@@ -155,3 +163,119 @@ def test_what_is_not_the_same_twice_says_nothing() -> None:
 def test_inputs_that_eager_fails_on_say_nothing() -> None:
     model, tokens = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4)), torch.full((2, 2), 7)
     require_same_outputs(capture(model, (tokens,)), model, (tokens,), {})
+
+
+def _with(forward: Callable[..., Any], **members: Any) -> nn.Module:
+    """A module that has a linear layer of four features and ``members``."""
+
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            for name, member in members.items():
+                self.register_buffer(name, member) if isinstance(member, Tensor) else setattr(self, name, member)
+
+        def forward(self, *args: Tensor) -> Any:
+            return forward(self, *args)
+
+    return Made()
+
+
+def _compares(model: nn.Module, *args: Tensor) -> bool:
+    return require_same_outputs(capture(model, args), model, args, {})
+
+
+def test_a_table_that_cannot_be_written_to(tmp_path: Path) -> None:
+    np.zeros(64, np.float32).tofile(tmp_path / "table")
+    with warnings.catch_warnings():  # of torch, that it cannot be written to
+        warnings.simplefilter("ignore")
+        table = torch.from_numpy(np.memmap(tmp_path / "table", np.float32, "r"))
+    with torch.inference_mode():
+        number = torch.ones(1)
+    model = _with(lambda self, x: self.layer(x) * self.one + self.table[:4], table=table, one=torch.ones(1).expand(4))
+    assert _compares(model, torch.randn(3, 4))
+    assert _compares(_with(lambda self, x: self.layer(x) * self.one.clone(), one=number), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_backward_pass_that_is_pending_goes_on(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(training)
+    loss = model(torch.randn(3, 4)).sum()
+    monet.plan(model, (torch.randn(5, 4),), budget="1GB", cache=False)
+    loss.backward()
+
+
+def test_the_casts_of_weights_are_none_that_eager_uses() -> None:
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+    with torch.autocast("cpu"):
+        monet.plan(nn.Sequential(layer), (x,), budget="1GB", cache=False)
+        with torch.no_grad():
+            layer.weight.mul_(100)
+        inside = layer(x)
+    with torch.autocast("cpu"):
+        assert torch.equal(inside, layer(x))
+
+
+def test_inputs_are_given_as_they_are() -> None:
+    part, shown = torch.randn(3, 8)[:, ::2], torch.randn(1, 4).expand(3, 4)
+    assert _compares(_with(lambda self, x: self.layer(x) * (3 if x.is_contiguous() else 1)), part)
+    assert _compares(_with(lambda self, x: self.layer(x) * (1 if x.stride(0) == 0 else 3)), shown)
+    twice = _with(lambda self, x, other: self.layer(x) * (1 if x is other else 3))
+    with pytest.raises(CaptureError, match="another one"):  # a trace has two tensors of one
+        _compares(twice, part, part)
+
+
+def test_an_island_runs_by_the_kernels_of_a_step() -> None:
+    """What cancels out is nothing but roundings."""
+    torch.manual_seed(1)
+    model = _with(lambda self, x: nn.functional.layer_norm(self.lstm(x)[0], (32,)).mean(), lstm=nn.LSTM(32, 32))
+    assert _compares(model, torch.randn(16, 20, 32))
+
+
+def test_an_encoder_that_writes_zeros_where_it_is_padded_says_what_to_do() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval().requires_grad_(False)
+    padded = torch.tensor([[False, False, True], [False] * 3])
+    model = _with(lambda self, x, pad: self.layer(self.encoder(x, src_key_padding_mask=pad)), encoder=encoder).eval()
+    inputs = torch.randn(2, 3, 4), padded
+    with pytest.raises(CaptureError, match="set_fastpath_enabled"):
+        _compares(model, *inputs)
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        assert _compares(model, *inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def test_what_says_nothing_is_compared_again() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = nn.Embedding(3, 4), nn.Linear(4, 4)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            out: Tensor = self.layer(self.table(tokens))
+            return out * 2 if torch.compiler.is_compiling() else out
+
+    model = Tokens()
+    monet.plan(model, (torch.full((2, 2), 7),), budget="1GB")
+    with pytest.raises(CaptureError, match="another one"):
+        monet.plan(model, (torch.ones(2, 2, dtype=torch.int64),), budget="1GB")
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (lambda self, x, traced: {"q" if traced else "p": self.layer(x)}, "arranged otherwise"),
+        (lambda self, x, traced: (self.layer(x), 7 if traced else None), "arranged otherwise"),
+        (lambda self, x, traced: (self.layer(x), self.sums.add_(2 if traced else 1))[0], "buffer sums"),
+        (lambda self, x, traced: (self.layer(x), (x * (2 + traced)).to(torch.float8_e4m3fn)), "output 1 differs"),
+        (lambda self, x, traced: (self.layer(x), x > traced * 9), "output 1 has other values"),
+    ],
+    ids=["keys", "no tensor", "buffer", "float8", "choice"],
+)
+def test_what_is_compared(forward: Any, said: str) -> None:
+    model = _with(lambda self, x: forward(self, x, torch.compiler.is_compiling()), sums=torch.zeros(4))
+    with pytest.raises(CaptureError, match=said):
+        _compares(model, torch.rand(3, 4))

@@ -52,6 +52,45 @@ class Experts(nn.Module):
         return out.reshape(x.shape)
 
 
+class Parts(nn.Module):
+    """A layer for each part of its tokens; ``sizes``: numbers."""
+
+    def __init__(self, width: int = 16, count: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+
+    def forward(self, tokens: Tensor, sizes: list[int]) -> Tensor:
+        parts = tokens.split(sizes, dim=0)
+        return torch.cat([layer(part) for layer, part in zip(self.layers, parts, strict=True)])
+
+
+class Router(nn.Module):
+    """Where tokens go: their order by parts, what they are worth, and how many each part gets, as numbers."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.gate, self.count = nn.Linear(width, count), count
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        weight, chosen = self.gate(tokens).softmax(-1).max(-1)
+        sizes = torch.bincount(chosen, minlength=self.count).tolist()
+        return chosen.argsort(stable=True), weight, sizes
+
+
+class Sorted(nn.Module):
+    """The numbers are made in one module, and used in another."""
+
+    def __init__(self, width: int = 16, count: int = 4) -> None:
+        super().__init__()
+        self.router, self.parts = Router(width, count), Parts(width, count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        order, weight, sizes = self.router(tokens)
+        out: Tensor = self.parts(tokens[order], sizes)[order.argsort()] * weight[:, None]
+        return out.reshape(x.shape)
+
+
 class Packed(nn.Module):
     """An LSTM over sequences of the lengths that it is told."""
 
@@ -104,7 +143,7 @@ def sequences(seed: int) -> tuple[Tensor, ...]:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, ...]]]] = {
     "experts": (Experts, tokens), "two of a class": (lambda: nn.Sequential(Experts(), nn.Tanh(), Experts()), tokens),
-    "packed": (Packed, sequences), "batch norm": (Watched, rows),
+    "packed": (Packed, sequences), "batch norm": (Watched, rows), "numbers": (Sorted, tokens),
 }  # fmt: skip
 
 

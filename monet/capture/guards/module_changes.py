@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import content, is_equal, members_of, restore, same_content
@@ -89,18 +90,30 @@ def put_back(
 
 @contextmanager
 def same_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """A context after which the buffers are those of before, with the values of before."""
+    """A context after which the buffers are those of before, with the values of before. What is kept of them for a
+    backward pass that is pending stays what it was."""
     held = [(of, dict(of)) for of in (part._buffers for part in module.modules())]
     values = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        for of, members in held:
-            of.clear()
-            of.update(members)
-        with torch.no_grad():
-            for buffer, before in values:
-                buffer.copy_(before)
+    versions = tuple(buffer for buffer in module.buffers() if not buffer.is_inference())
+    with _unsafe_preserve_version_counter(versions):
+        try:
+            yield
+        finally:
+            for of, members in held:
+                of.clear()
+                of.update(members)
+            with torch.no_grad():
+                for buffer, before in values:
+                    # Not all can be written to: a table in a file, a number that is shown as many.
+                    if not _is_same(buffer, before):
+                        buffer.copy_(before)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Not a number is the same as itself."""
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _changes_inside(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +22,42 @@ from monet.capture.guards.model_reads import model_reads
 from monet.capture.guards.module_changes import unchanged_around
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.guards.python_random import random_state, set_random_state
-from monet.capture.islands.state import as_before, keeping_nothing
+from monet.capture.islands.state import as_before, keeping_nothing, parted
 from monet.errors import CaptureError
 
 logger = logging.getLogger(__name__)
 
-_UNKNOWN = "it is not known whether the trace is the model: %s"
 _ISLAND = "monet.island.default"
+_CACHES = (
+    "no plan can hold the model's cache of keys and values, and without it the model's outputs are others. Check its "
+    "configuration (a layer that runs twice needs two places in the cache), or set model.config.use_cache = False, "
+    "which eager PyTorch then heeds, too"
+)
+_ASKS = (
+    "Some of its code asks whether it is traced (torch.compiler.is_compiling, or whether a tensor is a fake one) and "
+    "then computes something else; pass what it then leaves out or makes up (masks, token types), or change that code"
+)
+_PADS = (
+    "A TransformerEncoder in eval mode writes zeros where its input is padded, which a trace does not: set "
+    "torch.backends.mha.set_fastpath_enabled(False), which eager then heeds, too"
+)
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Of a forward pass: the tensors that it returns; in which structure, beside which other leaves (by their
+    positions); the buffers that it writes, by name."""
+
+    tensors: list[torch.Tensor]
+    structure: tuple[pytree.TreeSpec, dict[int, Any]]
+    buffers: dict[str, torch.Tensor]
 
 
 def require_same_outputs(
     captured: Captured, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
-    """Raises ``CaptureError`` where the forward pass of ``captured`` returns something else than the model's own.
+) -> bool:
+    """Raises ``CaptureError`` where the forward pass of ``captured`` returns something else than the model's own, or
+    leaves something else in its buffers. Whether that is known now.
 
     Both are run once, from the same random state, and keep nothing for a backward pass. That is left out where it would
     say nothing, or do harm: on fake tensors, on a GPU (inputs that the model does not take end the use of it), where
@@ -41,39 +65,59 @@ def require_same_outputs(
     fails on the inputs, or takes another path on them, or is not the same twice.
     """
     graph = captured.graph if captured.ranges is None else graph_at(captured.graph, at_largest)
-    why = _why_not(graph, model, args, kwargs)
-    if why:
-        logger.info(_UNKNOWN, why)
-        return
-    try:
-        own = _own(model, args, kwargs)
-        found = _of_graph(captured, graph, model, pytree.tree_leaves((tuple(args), dict(kwargs))))
-    except Exception as error:  # whatever the model raises
-        logger.info(_UNKNOWN, f"{type(error).__name__}: {error}")
-        return
-    if another_path(captured.writes, found) is not None:
-        return
-    traced = [output for output in found[: captured.out_spec.num_leaves] if isinstance(output, torch.Tensor)]
+    written = written_sources(graph)
+    kinds = {source.kind for source in graph.sources if source.value in written}
+    unknown = _unknown(graph, model, args, kwargs)
+    if kinds - {BUFFER, INPUT}:
+        unknown = "its forward pass changes parameters or constants"
+    buffers = [source.target for source in graph.sources if source.value in written and source.kind == BUFFER]
+    difference, why = "", ""
+    if not unknown:
+        try:
+            difference, why = _compared(captured, graph, model, args, kwargs, buffers)
+        except Exception as error:  # whatever the model raises
+            unknown = f"{type(error).__name__}: {error}"
+    if difference:
+        raise CaptureError(
+            why if why is _CACHES else f"the model is another one while it is traced: {difference}. {why}"
+        )
+    if unknown or why:
+        logger.info("it is not known whether the trace is the model: %s", unknown or why)
+    return not (unknown or why)
+
+
+def _compared(
+    captured: Captured,
+    graph: Graph,
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    buffers: Sequence[str],
+) -> tuple[str, str]:
+    """In what the two differ, and why they may; "" and why that is not known; or twice "", where they are the same."""
+    own = _own(model, args, kwargs, buffers)
+    outputs, left = _of_graph(captured, graph, model, pytree.tree_leaves((tuple(args), dict(kwargs))), buffers)
+    if another_path(captured.writes, outputs) is not None:
+        return "", "eager takes another path on these inputs"
+    returned = outputs[: captured.out_spec.num_leaves]
+    literals = {i: captured.output_literals.get(i) for i, output in enumerate(returned) if output is None}
+    tensors = [output for output in returned if output is not None]
+    traced = _Results(tensors, (captured.out_spec, literals), left)
     difference = _difference(own, traced)
     if not difference:
-        return
-    if not _difference(_own(model, args, kwargs, with_caches=False), traced):
-        raise CaptureError(
-            "no plan can hold the model's cache of keys and values, and without it the model's outputs are others. "
-            "Check its configuration (a layer that runs twice needs two places in the cache), or set "
-            "model.config.use_cache = False, which eager PyTorch then heeds, too"
-        )
-    if _difference(own, _own(model, args, kwargs)):
-        logger.info(_UNKNOWN, "eager's outputs are not the same twice")
-        return
-    raise CaptureError(
-        f"the model is another one while it is traced: {difference}. Some of its code asks whether it is traced "
-        "(torch.compiler.is_compiling, or whether a tensor is a fake one) and then computes something else; pass what "
-        "it then leaves out or makes up (masks, token types), or change that code"
-    )
+        return "", ""
+    bare = _own(model, args, kwargs, buffers, with_caches=False)
+    if not _difference(bare, traced):
+        # What it returns beside the cache may be the same.
+        return ("", "") if not _difference(own, bare, but_structure=True) else (difference, _CACHES)
+    if _difference(own, _own(model, args, kwargs, buffers)):
+        return "", "eager's results are not the same twice"
+    pads = any(isinstance(part, torch.nn.TransformerEncoderLayer) and not part.training for part in model.modules())
+    return difference, _PADS if pads else _ASKS
 
 
-def _why_not(graph: Graph, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _unknown(graph: Graph, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Why the two are not compared; "" where they are."""
     leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     tensors = [*model.parameters(), *model.buffers(), *leaves]
     if any(isinstance(tensor, FakeTensor) for tensor in tensors):
@@ -82,38 +126,61 @@ def _why_not(graph: Graph, model: torch.nn.Module, args: Sequence[Any], kwargs: 
         return "it is not on the CPU"
     if any("c10d" in op.signature for op in graph.forward):
         return "its forward pass waits for other processes"
-    written = written_sources(graph)
-    if any(source.value in written for source in graph.sources if source.kind not in (BUFFER, INPUT)):
-        return "its forward pass changes parameters or constants"
     return ""
 
 
 def _own(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, with_caches: bool = True
-) -> list[torch.Tensor]:
-    """The tensors that the model returns, computed as in training. The model and the random states are as before."""
-    given = pytree.tree_map(_copied, (tuple(args), dict(kwargs)))
-    randomness = random_state()
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    buffers: Sequence[str],
+    *,
+    with_caches: bool = True,
+) -> _Results:
+    """What the model's own forward pass makes, as in training. The model, its inputs and the random states are as
+    before."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(leaf: Any) -> Any:  # one tensor that is given twice stays one
+        return copies.setdefault(id(leaf), _copied(leaf)) if isinstance(leaf, torch.Tensor) else leaf
+
+    given = pytree.tree_map(copied, (tuple(args), dict(kwargs)))
+    randomness, cast = random_state(), autocast.state("cpu")
     try:
         with ExitStack() as stack:
             if not with_caches:
                 stack.enter_context(without_caches_of_keys(model))
+            if cast is not None:  # eager's casts of weights are for eager's own use
+                stack.enter_context(autocast.entered({**cast, "cache": False}, "cpu"))
             around = unchanged_around(model, model_reads(model))
             for context in (as_before(model), as_planned(model), around, torch.enable_grad(), keeping_nothing()):
                 stack.enter_context(context)
-            returned = model(*given[0], **given[1])
-            return [leaf.detach() for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+            tensors, literals, spec = parted(model(*given[0], **given[1]))
+            return _Results([tensor.detach() for tensor in tensors], (spec, literals), _clones(model, buffers))
     finally:
         set_random_state(randomness)
 
 
-def _copied(leaf: Any) -> Any:
-    """The model may change its inputs in place."""
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+def _clones(model: torch.nn.Module, buffers: Sequence[str]) -> dict[str, torch.Tensor]:
+    held = dict(model.named_buffers(remove_duplicate=False))
+    return {name: held[name].detach().clone() for name in buffers}
 
 
-def _of_graph(captured: Captured, graph: Graph, model: torch.nn.Module, leaves: Sequence[Any]) -> list[Any]:
-    """The flattened outputs of the graph's forward pass, the further ones included."""
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """In the same geometry: kernels, and a model's code, may look at it. The model may change its inputs in place."""
+    own = tensor.detach()
+    if tensor.numel() and not (tensor.is_conj() or tensor.is_neg()):
+        reach = 1 + sum((size - 1) * step for size, step in zip(own.shape, own.stride(), strict=True))
+        own = own.as_strided((reach,), (1,)).clone().as_strided(own.shape, own.stride())
+    else:
+        own = own.clone()
+    return own.requires_grad_(tensor.requires_grad)
+
+
+def _of_graph(
+    captured: Captured, graph: Graph, model: torch.nn.Module, leaves: Sequence[Any], buffers: Sequence[str]
+) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """The flattened outputs of the graph's forward pass, the further ones included, and the buffers that it writes."""
     places: dict[str, Any] = {
         PARAMETER: dict(model.named_parameters(remove_duplicate=False)),
         BUFFER: dict(model.named_buffers(remove_duplicate=False)),
@@ -134,7 +201,8 @@ def _of_graph(captured: Captured, graph: Graph, model: torch.nn.Module, leaves: 
             for name in {*operator_inputs(op), *op.outputs} - kept:
                 if name is not None and last.get(name, position) <= position:
                     values.pop(name, None)
-    return [None if name is None else values[name].detach() for name in graph.outputs]
+        outputs = [None if name is None else values[name].detach() for name in graph.outputs]
+        return outputs, _clones(model, buffers)
 
 
 def _called(captured: Captured, op: Operator, values: Mapping[str, torch.Tensor]) -> Sequence[Any]:
@@ -144,18 +212,25 @@ def _called(captured: Captured, op: Operator, values: Mapping[str, torch.Tensor]
     args, kwargs = pytree.tree_map(value, (op.args, dict(op.kwargs)))
     if op.signature == _ISLAND:
         island = captured.islands[args[1]]
-        returned = pytree.tree_leaves(island.called(args[0][: len(island.arguments)]))
-        return [leaf for leaf in returned if isinstance(leaf, torch.Tensor)]
+        # Recorded as in a step: recurrent layers run by other kernels where nothing is.
+        given = [tensor.detach() for tensor in args[0][: len(island.arguments)]]
+        with torch.set_grad_enabled(island.recorded), keeping_nothing():
+            returned = pytree.tree_leaves(island.called(given))
+        return [leaf.detach() for leaf in returned if isinstance(leaf, torch.Tensor)]
     result = op.target(*args, **kwargs)
     return (result,) if op.single else result
 
 
-def _difference(own: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> str:
-    """In what the outputs differ by more than kernels of another path do; "" where they do not."""
-    if len(own) != len(others):
-        return f"it returns {len(others)} tensors, and eager {len(own)}"
-    pairs = zip(own, others, strict=True)
-    return next((found for number, pair in enumerate(pairs) if (found := _apart(f"output {number}", *pair))), "")
+def _difference(own: _Results, other: _Results, *, but_structure: bool = False) -> str:
+    """In what they differ by more than kernels of another path do; "" where they do not."""
+    if len(own.tensors) != len(other.tensors):
+        return f"it returns {len(other.tensors)} tensors, and eager {len(own.tensors)}"
+    pairs = [(f"output {n}", *pair) for n, pair in enumerate(zip(own.tensors, other.tensors, strict=True))]
+    pairs += [(f"the buffer {name} that it writes", own.buffers[name], other.buffers[name]) for name in own.buffers]
+    found = next((apart for pair in pairs if (apart := _apart(*pair))), "")
+    if not found and not but_structure and own.structure != other.structure:
+        return "its outputs are arranged otherwise than eager's"
+    return found
 
 
 def _apart(name: str, own: torch.Tensor, other: torch.Tensor) -> str:
@@ -163,12 +238,15 @@ def _apart(name: str, own: torch.Tensor, other: torch.Tensor) -> str:
     if (own.shape, own.dtype) != (other.shape, other.dtype):
         kinds = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (other, own))
         return f"{name} is {' and eager '.join(kinds)}"
-    if not own.numel() or torch.equal(own, other):
+    if not own.numel():
         return ""
     if not (own.is_floating_point() or own.is_complex()):
-        return f"{name} has other values than eager's"
+        return "" if torch.equal(own, other) else f"{name} has other values than eager's"
+    rounding = torch.finfo(own.dtype).eps ** 0.5
+    if own.itemsize == 1:  # no operators are there for these
+        own, other = own.float(), other.float()
     largest = float(own.abs().nan_to_num(0.0, 0.0, 0.0).max())
-    if torch.allclose(own, other, rtol=0.0, atol=torch.finfo(own.dtype).eps ** 0.5 * largest, equal_nan=True):
+    if torch.allclose(own, other, rtol=0.0, atol=rounding * largest, equal_nan=True):
         return ""
     off = float((own - other).abs().nan_to_num(0.0, 0.0, 0.0).max())
     return f"{name} differs from eager's by up to {off:.3g}, and its largest number is {largest:.3g}"

@@ -188,13 +188,14 @@ class Islands:
 
     def _traced(self, module: torch.nn.Module, own: Any, args: Any, kwargs: Any) -> Any:
         tensors, literals, spec = parted((args, kwargs))
-        if any(isinstance(leaf, torch.SymInt) for leaf in literals.values()):
-            raise CaptureError(f"{self._paths[id(module)]} is called with a number that is a size which varies")
-        if any(number_of(size) < 0 for tensor in tensors for size in tensor.shape):
+        sizes = [leaf for leaf in literals.values() if isinstance(leaf, torch.SymInt)]
+        if any(number_of(size) < 0 for size in (*sizes, *(size for tensor in tensors for size in tensor.shape))):
             packed = any(isinstance(leaf, PackedSequence) for leaf in (*args, *kwargs.values()))
             by = "pack_padded_sequence makes of values" if packed else "depends on values"
             # No ``CaptureError``: it is said with the line, and with what to do, as torch's own errors are.
-            raise TypeError(f"{self._paths[id(module)]} is called with a tensor whose size {by}")
+            raise TypeError(f"{self._paths[id(module)]} is called with a size that {by}")
+        if sizes:
+            raise CaptureError(f"{self._paths[id(module)]} is called with a number that is a size which varies")
         known = self._of_call(module, tensors, spec, literals)
         island = known[0] if known else self._in_another_way(module, tensors, spec, literals)
         if island.out_spec is None:
