@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from monet.capture.guards.module_changes import put_back
 
@@ -156,16 +155,14 @@ def fails_by_itself(
     if type(error).__module__ != "builtins" or any(word in str(error) for word in _OF_FAKES):
         return False
     try:
-        run_on_fakes(model, args, kwargs)
+        _run_on_fakes(model, args, kwargs)
     except Exception as own:  # whatever the model raises
         return type(own) is type(error) and str(own).splitlines()[:1] == str(error).splitlines()[:1]
     return False
 
 
-def run_on_fakes(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], watched: TorchDispatchMode | None = None
-) -> None:
-    """Calls ``model`` on tensors without memory, within ``watched``. What it assigns meanwhile is put back."""
+def _run_on_fakes(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Calls ``model`` on tensors without memory. What it assigns meanwhile is put back."""
     mode = detect_fake_mode((*args, *kwargs.values())) or FakeTensorMode(allow_non_fake_inputs=True)
     fake = partial(as_fake, mode=mode)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -173,7 +170,7 @@ def run_on_fakes(
         given = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
         # Tied tensors stay real: torch would leave those of a module that is there twice fake.
         fakes = {name: fake(tensor) for name, tensor in tensors.items()}
-        with without_reports(), watched or contextlib.nullcontext():
+        with without_reports():
             torch.func.functional_call(model, fakes, *given, tie_weights=False)
 
 

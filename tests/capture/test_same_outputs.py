@@ -137,7 +137,7 @@ def test_islands_are_called() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), Choosing(), nn.Linear(4, 4)), torch.randn(3, 4)
     captured = capture(model, (x,))
     assert captured.islands
-    require_same_outputs(captured, model, (x,), {})
+    assert require_same_outputs(captured, model, (x,), {})
     with torch.no_grad():
         captured.islands[next(iter(captured.islands))].forward_of = lambda x: x * 2
     with pytest.raises(CaptureError, match="another one"):
@@ -157,12 +157,12 @@ def test_what_is_not_the_same_twice_says_nothing() -> None:
             return out
 
     model, x = Changing(), torch.randn(3, 4)
-    require_same_outputs(capture(model, (x,)), model, (x,), {})
+    assert not _compares(model, x)
 
 
 def test_inputs_that_eager_fails_on_say_nothing() -> None:
     model, tokens = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4)), torch.full((2, 2), 7)
-    require_same_outputs(capture(model, (tokens,)), model, (tokens,), {})
+    assert not _compares(model, tokens)
 
 
 def _with(forward: Callable[..., Any], **members: Any) -> nn.Module:

@@ -73,7 +73,7 @@ class Router(nn.Module):
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         weight, chosen = self.gate(tokens).softmax(-1).max(-1)
-        sizes = torch.bincount(chosen, minlength=self.count).tolist()
+        sizes = tokens.new_zeros(len(tokens), self.count).scatter(1, chosen[:, None], 1).sum(0).long().tolist()
         return chosen.argsort(stable=True), weight, sizes
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -25,9 +25,11 @@ from monet.capture.guards.python_random import random_state, set_random_state
 from monet.capture.islands.state import as_before, keeping_nothing, parted
 from monet.errors import CaptureError
 
+if TYPE_CHECKING:
+    from monet.capture.islands.island import Island
+
 logger = logging.getLogger(__name__)
 
-_ISLAND = "monet.island.default"
 _CACHES = (
     "no plan can hold the model's cache of keys and values, and without it the model's outputs are others. Check its "
     "configuration (a layer that runs twice needs two places in the cache), or set model.config.use_cache = False, "
@@ -65,36 +67,25 @@ def require_same_outputs(
     fails on the inputs, or takes another path on them, or is not the same twice.
     """
     graph = captured.graph if captured.ranges is None else graph_at(captured.graph, at_largest)
-    written = written_sources(graph)
-    kinds = {source.kind for source in graph.sources if source.value in written}
-    unknown = _unknown(graph, model, args, kwargs)
-    if kinds - {BUFFER, INPUT}:
-        unknown = "its forward pass changes parameters or constants"
-    buffers = [source.target for source in graph.sources if source.value in written and source.kind == BUFFER]
-    difference, why = "", ""
+    refusal, unknown = "", _unknown(graph, model, args, kwargs)
     if not unknown:
         try:
-            difference, why = _compared(captured, graph, model, args, kwargs, buffers)
+            refusal, unknown = _compared(captured, graph, model, args, kwargs)
         except Exception as error:  # whatever the model raises
             unknown = f"{type(error).__name__}: {error}"
-    if difference:
-        raise CaptureError(
-            why if why is _CACHES else f"the model is another one while it is traced: {difference}. {why}"
-        )
-    if unknown or why:
-        logger.info("it is not known whether the trace is the model: %s", unknown or why)
-    return not (unknown or why)
+    if refusal:
+        raise CaptureError(refusal)
+    if unknown:
+        logger.info("it is not known whether the trace is the model: %s", unknown)
+    return not unknown
 
 
 def _compared(
-    captured: Captured,
-    graph: Graph,
-    model: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    buffers: Sequence[str],
+    captured: Captured, graph: Graph, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """In what the two differ, and why they may; "" and why that is not known; or twice "", where they are the same."""
+    """Why the model is refused, and why that is not known; "" for what is not so."""
+    written = written_sources(graph)
+    buffers = [source.target for source in graph.sources if source.value in written and source.kind == BUFFER]
     own = _own(model, args, kwargs, buffers)
     outputs, left = _of_graph(captured, graph, model, pytree.tree_leaves((tuple(args), dict(kwargs))), buffers)
     if another_path(captured.writes, outputs) is not None:
@@ -109,11 +100,11 @@ def _compared(
     bare = _own(model, args, kwargs, buffers, with_caches=False)
     if not _difference(bare, traced):
         # What it returns beside the cache may be the same.
-        return ("", "") if not _difference(own, bare, but_structure=True) else (difference, _CACHES)
+        return _CACHES if _difference(own, bare, but_structure=True) else "", ""
     if _difference(own, _own(model, args, kwargs, buffers)):
         return "", "eager's results are not the same twice"
     pads = any(isinstance(part, torch.nn.TransformerEncoderLayer) and not part.training for part in model.modules())
-    return difference, _PADS if pads else _ASKS
+    return f"the model is another one while it is traced: {difference}. {_PADS if pads else _ASKS}", ""
 
 
 def _unknown(graph: Graph, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -126,6 +117,9 @@ def _unknown(graph: Graph, model: torch.nn.Module, args: Sequence[Any], kwargs: 
         return "it is not on the CPU"
     if any("c10d" in op.signature for op in graph.forward):
         return "its forward pass waits for other processes"
+    written = written_sources(graph)
+    if any(source.value in written for source in graph.sources if source.kind not in (BUFFER, INPUT)):
+        return "its forward pass changes parameters or constants"
     return ""
 
 
@@ -210,8 +204,8 @@ def _called(captured: Captured, op: Operator, values: Mapping[str, torch.Tensor]
         return values[leaf.name] if isinstance(leaf, Ref) else leaf
 
     args, kwargs = pytree.tree_map(value, (op.args, dict(op.kwargs)))
-    if op.signature == _ISLAND:
-        island = captured.islands[args[1]]
+    island = _island_of(captured, op, args)
+    if island is not None:
         # Recorded as in a step: recurrent layers run by other kernels where nothing is.
         given = [tensor.detach() for tensor in args[0][: len(island.arguments)]]
         with torch.set_grad_enabled(island.recorded), keeping_nothing():
@@ -219,6 +213,15 @@ def _called(captured: Captured, op: Operator, values: Mapping[str, torch.Tensor]
         return [leaf.detach() for leaf in returned if isinstance(leaf, torch.Tensor)]
     result = op.target(*args, **kwargs)
     return (result,) if op.single else result
+
+
+def _island_of(captured: Captured, op: Operator, args: tuple[Any, ...]) -> Island | None:
+    if not captured.islands:
+        return None
+    # What it imports registers operators with torch: only where there are islands.
+    from monet.capture.islands.binding import island_of
+
+    return island_of(op.target, args, captured.islands)
 
 
 def _difference(own: _Results, other: _Results, *, but_structure: bool = False) -> str:
