@@ -89,11 +89,10 @@ def _used(
 ) -> dict[str, torch.Tensor | None]:
     """By source; None as in eager: a parameter that leads only to outputs that the loss leaves out has no gradient. A
     gradient of zeros would be another thing: an optimiser uses it (weight decay, momentum)."""
-    graph, behind = runner.graph, runner.tangents_behind
-    absent = runner.islands.absent()
-    return runner.islands.with_sparse(
+    graph, behind, islands = runner.graph, runner.tangents_behind, runner.islands
+    return islands.with_sparse(
         {
-            name: g if name not in absent and is_reached(graph, behind[name], reached) else None
+            name: g if is_reached(graph, behind[name], reached) and islands.has_gradient(name) else None
             for name, g in gradients.items()
         }
     )

@@ -185,6 +185,7 @@ class Runner:
         outputs, _, _ = self.forward(sources)
         if not self._reported:
             self._check_service(outputs)
+        self._check_islands()
         return outputs
 
     def backward(
@@ -204,8 +205,7 @@ class Runner:
             )
         if not self._reported:
             self._check_service(() if self._leaving else gradients)  # else their memory is theirs until they are freed
-        if self.islands.islands:
-            self._check_islands()
+        self._check_islands()
         return dict(zip(self.code.gradient_of, gradients, strict=True))
 
     def backward_in_parts(
@@ -234,8 +234,10 @@ class Runner:
             except BaseException:
                 parts.close()
                 raise
-        if not (self._reported or parts.is_open):
-            self._check_service(() if self._leaving else gradients)
+        if not parts.is_open:
+            if not self._reported:
+                self._check_service(() if self._leaving else gradients)
+            self._check_islands()
         of = dict(zip(parts.code.parts[number], gradients, strict=True))
         gradients.clear()  # the generated function has the list, too
         return of
@@ -344,6 +346,8 @@ class Runner:
 
     def _check_islands(self) -> None:
         """Says once where one has held more than the plan counts: how much may depend on values."""
+        if not self.islands.islands:
+            return
         first = next(iter(self.islands.islands.values()))
         most, counted = first.beside.most_bytes, self.plan.fixed.get("islands", 0)
         if self.arena is not None and most > counted and not self._missed:

@@ -118,13 +118,14 @@ def parameter_update(optimizer: torch.optim.Optimizer, group: Mapping[str, Any])
 class LiveUpdate:
     """One parameter's place in an optimiser, as it is at the time of a step.
 
-    ``first``: its momentum has no past, until ``done`` says that a step has been made. Loading a state replaces groups
-    and state, but neither optimiser nor parameter.
+    ``first``: its momentum has no past, until ``done`` says that a step has been made. ``reached``: the parameter has a
+    gradient in this step. Loading a state replaces groups and state, but neither optimiser nor parameter.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, index: int, parameter: torch.nn.Parameter) -> None:
         self.optimizer, self.index, self.parameter = optimizer, index, parameter
         self.update = parameter_update(optimizer, self.group)
+        self.reached = True
         self._fresh: torch.Tensor | None = None  # state that was made here and that no step has used
 
     def __repr__(self) -> str:
@@ -157,7 +158,8 @@ class LiveUpdate:
         self._fresh = next(reversed(self.state.values()), None)
 
     def done(self) -> None:
-        self._fresh = None
+        if self.reached:
+            self._fresh = None
 
     @cached_property
     def empty_state(self) -> State:
@@ -187,6 +189,7 @@ class LiveUpdate:
 
         Raises ``PlanMismatch`` where the group is no longer what was planned.
         """
+        self.reached = True
         now = parameter_update(self.optimizer, self.group)
         if now != self.update:
             changed = [f"{k} {v!r} instead of {dict(self.update.structure)[k]!r}" for k, v in now.structure

@@ -79,8 +79,8 @@ _ADVICE = (
     ),
     (
         r"_ctc_loss",
-        "the memory of a CTC loss depends on the values of its lengths: plan the module without it, and apply the loss "
-        "to its output",
+        "the memory of a CTC loss depends on the values of its lengths: make it a part of the model "
+        "(torch.nn.CTCLoss), which runs as it is inside of the plan, or apply the loss to the module's output",
     ),
 )
 """What an error says, with the code where it was raised, and a sentence for those who read it."""

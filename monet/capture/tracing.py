@@ -35,7 +35,7 @@ from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forw
 from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
 from monet.capture.guards.caches_of_keys import without_caches_of_keys
 from monet.capture.guards.module_hooks import as_planned
-from monet.capture.islands.finding import ONE_KERNEL, is_plain, one_kernel_layers
+from monet.capture.islands.finding import ONE_KERNEL, one_kernel_layers, sparse_parameters
 from monet.capture.islands.leaving_out import any_part, with_islands
 from monet.capture.islands.sparse_gradients import with_elements_for_sparse
 from monet.capture.joint_graph import JointReader, output_of
@@ -88,9 +88,13 @@ def capture(
     with _use_lazy_graph_module(True), as_planned(model), without_caches_of_keys(model):
         traced = _traced if ranges is None else partial(_over_ranges, ranges=ranges)
         trace = partial(traced, model, inputs, gradients_leave=gradients_leave, detached=detached)
-        # A whole step and sums of gradients update what an island may have no gradient of; these have it always.
-        may_be = any_part if gradients_leave and not detached else is_plain
+        # An operator of the step takes a dense gradient.
+        may_be = any_part if gradients_leave else _is_dense
         return with_islands(model, given, trace, ranges, may_be)
+
+
+def _is_dense(module: torch.nn.Module) -> bool:
+    return next(sparse_parameters(module), None) is None
 
 
 def _traced(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, detached: bool) -> Captured:

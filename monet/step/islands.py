@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monet.base.graph import Graph, operator_inputs
+from monet.base.graph import Graph
 from monet.base.measurement import Measurement
 from monet.capture.islands.sparse_gradients import anchored_sources
 from monet.ops.catalogue import Catalogue
@@ -16,6 +16,7 @@ from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.profiling import implementations
 from monet.ops.measuring.signature import signature
 from monet.ops.offers.implementation import Implementation
+from monet.step.absent_gradients import AbsentGradients, IfPresent, gradient_used_by
 
 if TYPE_CHECKING:
     from monet.capture.islands.island import Derivation, Island
@@ -72,21 +73,20 @@ class IslandCalls:
     def __init__(self, graph: Graph, islands: Mapping[str, Island]) -> None:
         self.islands = _of_its_own(islands)
         self._graph = graph
-        self._backward = {op.name for op in graph.backward} if islands else set[str]()
+        self._backward = {op.name: gradient_used_by(op) for op in graph.backward} if islands else {}
         self._derivations: dict[str, Derivation] = {}
-        self._late = set(graph.tangents) if islands else set()
         self._sparse = _sparse_parameters(graph, self.islands) if islands else {}
-        self._known: dict[frozenset[tuple[str, int]], frozenset[str]] = {}
-        for op in graph.backward if islands else ():
-            if not self._late.isdisjoint(operator_inputs(op)):
-                self._late |= set(op.outputs)
+        self._absent = AbsentGradients(graph, self._derivations) if islands else None
 
     def bound(self, run: Implementation, node: str) -> Implementation:
         """``run``, of the operator ``node``, with what is to be called."""
-        if not self.islands:
+        if self._absent is None:
             return run
         from monet.capture.islands.binding import island_call
 
+        gradient = self._backward.get(node)
+        if gradient is not None:
+            return replace(run, call=IfPresent(run.call, gradient, self._absent))
         call: Callable[..., Any] | None = self._derivations.get(node) or island_call(run.call, run.args, self.islands)
         if call is None:
             return run
@@ -98,16 +98,12 @@ class IslandCalls:
         """Before a forward pass."""
         for island in self.islands.values():
             island.forget()
+        if self._absent is not None:
+            self._absent.forget()
 
-    def absent(self) -> frozenset[str]:
-        """Sources that eager has no gradient for in the pass that has run, since an island has used none of what leads
-        to them (an expert that no token is sent to). An optimiser would use a gradient of zeros."""
-        unused = frozenset((node, position) for node, of in self._derivations.items() for position in of.absent)
-        if not unused:
-            return frozenset()
-        if unused not in self._known:
-            self._known[unused] = self._without_gradient(unused)
-        return self._known[unused]
+    def has_gradient(self, source: str) -> bool:
+        """Whether eager has one, of those that the pass has made."""
+        return self._absent is None or not self._absent.has(self._graph.gradients[source])
 
     def with_sparse(self, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
         """By source, the gradients of a pass that has run, with those that no plan holds in place of what stands for
@@ -118,13 +114,3 @@ class IslandCalls:
             given = [gradient for gradient in made if gradient is not None]
             found[source] = sum(given[1:], start=given[0]) if given else None
         return found
-
-    def _without_gradient(self, unused: frozenset[tuple[str, int]]) -> frozenset[str]:
-        """What is derived from nothing but these results of islands, by operator and position."""
-        gone: set[str | None] = set()
-        for op in self._graph.backward:
-            derived = [name for name in operator_inputs(op) if name in self._late]
-            if derived and all(name in gone for name in derived):
-                gone |= set(op.outputs)
-            gone |= {op.outputs[position] for node, position in unused if node == op.name}
-        return frozenset(source for source, name in self._graph.gradients.items() if name in gone)

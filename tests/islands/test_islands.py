@@ -629,17 +629,6 @@ def test_another_shape_than_planned_is_an_error_of_the_step() -> None:
         planned(x, torch.tensor([1, 4, 7, 2]))
 
 
-@pytest.mark.slow
-def test_a_whole_step_has_none() -> None:
-    """Its updates would take gradients of zeros for gradients."""
-    model, inputs = made("experts")
-    optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(CaptureError, match="depends on the values of tensors"):
-        monet.optimize(
-            model, inputs(0)[0], torch.zeros(3, 5, 4), loss_fn=nn.MSELoss(), optimizer=optimizer, budget="100%"
-        )
-
-
 def test_what_is_wrong_with_the_model_itself_is_said() -> None:
     torch.manual_seed(0)
     with pytest.raises(CaptureError, match="the model fails on such inputs, planned or not"):

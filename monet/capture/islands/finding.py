@@ -33,7 +33,7 @@ _OF_SPARSE = ("whose memory depends on the values in it", "the backward pass can
 _OF_VALUES = ("depends on the values", "depends on data", "data-dependent")
 _AVOIDED = (*_OF_VALUES, "cannot trace the model", "cannot be traced")
 """What an error says that a module which runs as it is does not meet."""
-_NOT_AVOIDED = ("random numbers of Python", "use_reentrant", "torch.nn.functional.linear", "CTC")
+_NOT_AVOIDED = ("random numbers of Python", "use_reentrant", "torch.nn.functional.linear")
 """What has an advice that is better, or that an island would meet, too."""
 _LINE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>\S+?):?(\s|$)')
 
@@ -44,6 +44,13 @@ def is_plain(module: torch.nn.Module) -> bool:
     if not isinstance(module, torch.nn.RNNBase) or type(module).forward not in _FORWARDS:
         return False
     return all(isinstance(module._parameters.get(name), torch.nn.Parameter) for name in module._flat_weights_names)
+
+
+def sparse_parameters(module: torch.nn.Module) -> Iterator[str]:
+    """Names of those whose gradients are sparse."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
+            yield f"{name}.weight".removeprefix(".")
 
 
 def one_kernel_layers(model: torch.nn.Module) -> list[torch.nn.LSTM]:

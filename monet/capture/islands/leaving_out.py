@@ -53,7 +53,7 @@ def with_islands(
         refusal = latest = error
     now = situation(model, *inputs, ranges)
     for then, known in _tried.get(model, []):
-        if then == now:
+        if then == now and all(map(may_be, known.modules)):
             return _traced(model, known, trace)
     left: list[torch.nn.Module] = []
     for _ in range(_MOST_ROUNDS):

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from monet.base.graph import Graph, Value
 from monet.base.sizes import Ranges
 from monet.capture.guards.module_changes import Change, put_back, same_buffers
+from monet.capture.islands.finding import sparse_parameters
 from monet.capture.islands.island import Beside, Island, foreign_leaf, share_memory
 from monet.capture.islands.operators import ANCHOR, ISLAND, ISLAND_BACKWARD, described_by, geometry_of
 from monet.capture.islands.result_sizes import inputs_of, result_rules, smaller_shapes
@@ -51,7 +52,7 @@ class Islands:
         if any(isinstance(t, FakeTensor) or (isinstance(t, torch.Tensor) and t.device.type != "cpu") for t in tensors):
             raise CaptureError("a part that runs as it is inside of a plan is called once, on tensors of the CPU")
         self._paths = {id(module): name for name, module in model.named_modules()}
-        self._modules = _outermost(model, modules)
+        self.modules = _outermost(model, modules)
         self._inputs: dict[str, list[torch.Tensor]] = {}
         self.by_key: dict[str, Island] = {}
         self._beside = Beside()
@@ -67,7 +68,7 @@ class Islands:
     @contextmanager
     def _replaced(self, call: Any) -> Iterator[None]:
         """A context in which the modules' forward is ``call(module, its own forward, args, kwargs)``."""
-        before = [(module, module.forward, "forward" in vars(module)) for module in self._modules]
+        before = [(module, module.forward, "forward" in vars(module)) for module in self.modules]
         for module, own, _ in before:
             vars(module)["forward"] = Standing(call, module, own)
         try:
@@ -98,7 +99,7 @@ class Islands:
         )  # fmt: skip
         self._inputs[key] = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
         returned = _known(island, tensors)
-        island.sparse = frozenset(_sparse(module)) & parameters.keys()
+        island.sparse = frozenset(sparse_parameters(module)) & parameters.keys()
         self.by_key[key] = island
         self._order.append(key)
         results = parted(returned)[0]
@@ -288,13 +289,6 @@ def _outermost(model: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> li
 
 def _ones(value: Value) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride, dtype=value.dtype).fill_(1)
-
-
-def _sparse(module: torch.nn.Module) -> Iterator[str]:
-    """Names of parameters whose gradients are sparse."""
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse:
-            yield f"{name}.weight".removeprefix(".")
 
 
 def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:

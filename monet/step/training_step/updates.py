@@ -20,7 +20,10 @@ aten = torch.ops.aten
 
 UPDATE = "update "
 """Update operators are called this and the parameter's name."""
-_LOSS_GRADIENT = "gradient of the loss"
+LOSS_GRADIENT = "gradient of the loss"
+"""Its source is called this."""
+CLIPPED = "clipped_"
+"""A gradient that was clipped is called this and its own name."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ def with_unit_tangent(captured: Captured) -> Captured:
     value = graph.values[tangent]
     if value.shape != ():
         raise ConfigError(f"the loss has shape {value.shape}; loss_fn must return a scalar (its mean or sum)")
-    source = Source(tangent, CONSTANT, _LOSS_GRADIENT, False)
-    constants = {**captured.constants, _LOSS_GRADIENT: torch.ones((), dtype=value.dtype, device=value.device)}
+    source = Source(tangent, CONSTANT, LOSS_GRADIENT, False)
+    constants = {**captured.constants, LOSS_GRADIENT: torch.ones((), dtype=value.dtype, device=value.device)}
     changed = replace(graph, sources=(*graph.sources, source), tangents=tuple(None for _ in graph.tangents))
     return replace(captured, graph=changed, constants=constants)
 
@@ -189,7 +192,7 @@ class _Writer:
         clipped = {}
         for source, gradient in gradients.items():
             value = self.values[gradient]
-            name = f"clipped_{gradient}"
+            name = f"{CLIPPED}{gradient}"
             stride = torch.empty_like(torch.empty_strided(value.shape, value.stride, device="meta")).stride()
             self._value(name, value.shape, stride, dtype, device)
             self.added.append(_operator(name, aten.mul.Tensor, (Ref(gradient), scale), name))

@@ -23,6 +23,17 @@ TARGETS = "targets"
 """What ``dynamic`` calls them, unless that is an argument of the model."""
 
 
+class LossCall(torch.nn.Module):
+    """A loss function as a part of the step: one that cannot be traced runs as it is inside of the plan."""
+
+    def __init__(self, function: LossFunction) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return self.function(outputs, targets)
+
+
 class LossModule(torch.nn.Module):
     """``(inputs, targets) → (loss, outputs)``: a model and its loss as one module. Outputs carry no gradient.
 
@@ -32,7 +43,7 @@ class LossModule(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, loss_fn: LossFunction, *, return_outputs: bool) -> None:
         super().__init__()
         self.model = model
-        self.loss_fn = loss_fn
+        self.loss_fn = loss_fn if isinstance(loss_fn, torch.nn.Module) else LossCall(loss_fn)
         self.return_outputs = return_outputs
         self.training = model.training
 

@@ -1,0 +1,222 @@
+"""Islands whose gradients are used inside of the step: in weight updates, and in sums of gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_islands import HASTE, Around, Experts, tokens
+from torch import Tensor, nn
+
+import monet
+from monet.errors import CaptureError
+
+
+def masked(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of the tokens that are not padding, whose number depends on values."""
+    kept = targets >= 0
+    return nn.functional.cross_entropy(outputs[kept], targets[kept])
+
+
+def tagger() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 6))
+
+
+def texts(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(-3, 6, (4, 5), generator=generator)
+    targets[0, 0] = 1
+    return torch.randn(4, 5, 8, generator=generator), targets
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.GELU())
+        self.heads = nn.ModuleList(nn.Linear(16, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        features = self.body(x)
+        return tuple(head(features) for head in self.heads)
+
+
+class Speech(nn.Module):
+    """A recogniser whose loss is a part of it. ``lengths`` of the target texts depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 6))
+        self.loss = nn.CTCLoss(zero_infinity=True)
+
+    def forward(self, x: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        found = self.layers(x).log_softmax(-1).transpose(0, 1)
+        loss: Tensor = self.loss(found, targets, torch.full_like(lengths, x.shape[1]), lengths)
+        return loss
+
+
+class ReadOut(nn.Module):
+    """The same with the function, in the model's own ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        found = self.layer(x).log_softmax(-1).transpose(0, 1)
+        return nn.functional.ctc_loss(found, targets, torch.full_like(lengths, x.shape[1]), lengths)
+
+
+def speech(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 5, (3,), generator=generator)
+    return torch.randn(3, 12, 8, generator=generator), torch.randint(1, 6, (3, 4), generator=generator), lengths
+
+
+def stepped(model: nn.Module, step: Any, args: tuple[Tensor, Tensor], seed: int) -> list[Tensor]:
+    """Loss and parameters after a step."""
+    torch.manual_seed(seed)
+    loss = step(*args)
+    return [loss.detach().clone(), *(p.detach().clone() for p in model.parameters())]
+
+
+def by_hand(model: nn.Module, loss_fn: Any, optimizer: torch.optim.Optimizer, clip: float | None) -> Any:
+    def step(x: Tensor, targets: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = loss_fn(model(x), targets)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def pair_of_steps(model: nn.Module, args: tuple[Tensor, Tensor], loss_fn: Any, kind: Any, clip: float | None) -> Any:
+    """The planned step, eager's, and eager's model."""
+    eager = copy.deepcopy(model)
+    trainer = monet.optimize(
+        model, *args, loss_fn=loss_fn, optimizer=kind(model.parameters()), budget="100%", clip_grad_norm=clip, **HASTE
+    )
+    assert trainer.plan.fixed["islands"] > 0
+    return lambda *of: trainer(*of)[0], by_hand(eager, loss_fn, kind(eager.parameters()), clip), eager
+
+
+def equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    """A step that a gradient of zeros would be seen in, and a first step that is unlike the others."""
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9, dampening=0.5, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_whole_steps_loss_may_choose_by_values(clip: float | None) -> None:
+    model = tagger()
+    planned, by_eager, eager = pair_of_steps(model, texts(0), masked, torch.optim.AdamW, clip)
+    for seed in range(4):
+        args = texts(seed)
+        assert equal(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, momentum])
+def test_experts_without_tokens_are_not_updated(kind: Any) -> None:
+    """Their momentum and weight decay wait, too, and their first step is the first one with tokens."""
+    torch.manual_seed(0)
+    model = Around(Experts())
+    few = tokens(0)[0][:1, :1], torch.zeros(1, 1, 4)
+    planned, by_eager, eager = pair_of_steps(model, few, nn.functional.mse_loss, kind, None)
+    updated = set[int]()
+    for seed in range(12):
+        before = [p.detach().clone() for p in model.parameters()]
+        args = tokens(seed)[0][:1, :1], torch.zeros(1, 1, 4)
+        assert equal(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
+        now = [i for i, (a, b) in enumerate(zip(before, model.parameters(), strict=True)) if not torch.equal(a, b)]
+        assert len(now) < len(before)
+        updated.update(now)
+    assert len(updated) > len(now)  # one expert after the other
+
+
+def test_experts_without_tokens_and_a_clipped_norm() -> None:
+    """To rounding: the norm is a sum with zeros in it."""
+    torch.manual_seed(0)
+    model = Around(Experts())
+    few = tokens(0)[0][:1, :1], torch.zeros(1, 1, 4)
+    planned, by_eager, eager = pair_of_steps(model, few, nn.functional.mse_loss, momentum, 0.1)
+    for seed in range(4):
+        args = tokens(seed)[0][:1, :1], torch.zeros(1, 1, 4)
+        found, expected = stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_a_head_that_the_loss_leaves_out_is_not_updated() -> None:
+    """Weight decay and momentum would update it, with gradients of zeros."""
+
+    def of_one(outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
+        return outputs[int(targets.max() > 0)].square().mean()
+
+    torch.manual_seed(0)
+    model = Heads()
+    x, targets = torch.randn(4, 8), torch.ones(4)
+    planned, by_eager, eager = pair_of_steps(model, (x, targets), of_one, momentum, None)
+    weights = [p for name, p in model.named_parameters() if name in ("heads.0.weight", "heads.1.weight")]
+    for seed, chosen in enumerate((targets, -targets, -targets, targets)):
+        before = [weight.detach().clone() for weight in weights]
+        assert equal(stepped(model, planned, (x, chosen), seed), stepped(eager, by_eager, (x, chosen), seed)), seed
+        same = [torch.equal(a, weight) for a, weight in zip(before, weights, strict=True)]
+        assert same == [seed in (0, 3), seed in (1, 2)]
+
+
+def test_a_sum_of_gradients_has_none_of_experts_without_tokens() -> None:
+    torch.manual_seed(0)
+    model = Around(Experts())
+    eager = copy.deepcopy(model)
+    few = [tokens(seed)[0][:1, :1] for seed in range(3)]
+    planned = monet.MonetModule(model, monet.plan(model, (few[0],), budget="100%", accumulate=True, **HASTE))
+    for count in (1, 3):
+        for of in (model, eager):
+            of.zero_grad()
+        for seed, x in enumerate(few[:count]):
+            for called in (planned, eager):
+                torch.manual_seed(seed)
+                called(x).square().mean().backward()
+        assert any(p.grad is None for p in eager.parameters())
+        assert equal([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()]), count
+
+
+def test_a_part_that_is_a_ctc_loss() -> None:
+    torch.manual_seed(0)
+    model = Speech()
+    eager = copy.deepcopy(model)
+    plans = [monet.plan(model, speech(0), budget="100%", accumulate=many, **HASTE) for many in (False, True)]
+    for plan in plans:
+        planned = monet.MonetModule(model, plan)
+        for of in (model, eager):
+            of.zero_grad()
+        for seed in range(3):
+            losses = [of(*speech(seed)) for of in (planned, eager)]
+            for loss in losses:
+                loss.backward()
+            assert equal([losses[0]], [losses[1]])
+        assert equal([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
+
+
+def test_a_ctc_loss_in_the_models_own_forward_is_refused_with_what_to_do() -> None:
+    with pytest.raises(CaptureError, match=r"make it a part of the model \(torch.nn.CTCLoss\)"):
+        monet.plan(ReadOut(), speech(0), budget="100%", **HASTE)
+
+
+def test_a_table_with_sparse_gradients_is_none_of_a_sum() -> None:
+    """It was found for a plan of the same model, which hands sparse gradients over."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4))
+    numbers = torch.randint(10, (3,))
+    assert "islands" in monet.plan(model, numbers, budget="100%", **HASTE).fixed
+    with pytest.raises(CaptureError, match="whose memory depends on the values in it"):
+        monet.plan(model, numbers, budget="100%", accumulate=True, **HASTE)
