@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from monet.planner.search.exact import FullProgram, Windows
 from monet.planner.search.least_peak import Descent, LeastPeak, Thriftiest
-from monet.planner.search.relaxation import BranchAndBound, Relaxation, WithoutRecomputation
+from monet.planner.search.relaxation import BranchAndBound, Relaxation
 from monet.planner.search.scope import LARGEST_WINDOWED, is_within
 from monet.planner.search.smallest_moving import Extremes, Halving, SmallestWithoutMoves
 from monet.planner.search.state import Policy, SearchState
@@ -39,7 +39,6 @@ AROUND = AroundMoves(given=0.35, given_alone=0.5, deciding=0.4, hidden=0.1, othe
 
 MOVING: Policy = (
     Relaxation(until=0.3),
-    WithoutRecomputation(share=0.1),
     WithoutMoves(share=0.2, by=_alone),
     Walks(share=0.25),
     BranchAndBound(share=0.2),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from monet.planner.program.index import index_of
 from monet.planner.search.checkpoints import CheckpointSearch
-from monet.planner.search.incumbent import Deadline
 from monet.planner.search.state import SearchState
 
 
@@ -36,23 +34,6 @@ class Relaxation:
         state.status = "time_limit"
         if checkpoints.infeasible:
             state.status, state.scope = "infeasible", "full"
-
-
-@dataclass(frozen=True, slots=True)
-class WithoutRecomputation:
-    """The same relaxation where nothing is made again, only moved: plans that the whole one does not come to.
-    ``share``: of the time limit."""
-
-    share: float
-
-    def run(self, state: SearchState) -> None:
-        if not state.index.movable:
-            return
-        problem = state.incumbent.problem
-        alone = index_of(replace(problem, forward=tuple(replace(o, recomputable=False) for o in problem.forward)))
-        unheard: Deadline = replace(state.deadline, progress=None)  # its bound is about other plans
-        search = CheckpointSearch(alone, state.budget_bytes, state.solve, state.incumbent, unheard, state.solving.gap)
-        search.run(state.until_s(self.share))
 
 
 @dataclass(frozen=True, slots=True)
