@@ -65,6 +65,7 @@ class Island:
     ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those that it has. ``wanted``: the
     arguments that take a gradient; None: no result of it does. ``sparse``: those of the parameters whose gradients are
     sparse: they are handed over as they are. ``recorded``: not where the model calls it under ``torch.no_grad``.
+
     ``forward_s``, ``backward_s``: the last seconds. ``rehearsed``: its module is not called, and its results are
     undefined.
     """
