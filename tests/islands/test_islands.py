@@ -709,6 +709,17 @@ def test_the_part_that_made_the_size_is_left_out_and_not_the_one_that_met_it() -
     assert [island.name for island in captured.islands.values()] == ["1"]
 
 
+def test_a_hook_that_cannot_be_traced_makes_no_island_of_what_is_around_it() -> None:
+    """As ``enable_input_require_grads`` of transformers: for one shape it can be, and all of the model is planned."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8)), nn.Linear(8, 4))
+    model[0][0].register_forward_hook(lambda part, args, output: output.requires_grad_(True))  # type: ignore[index]
+    words = {"input": torch.randint(10, (4, 6))}
+    with pytest.raises(CaptureError, match="plan each shape: .* a hook of 0.0, cannot be traced"):
+        monet.plan(model, words, budget="100%", dynamic={"input": {0: torch.export.Dim("batch", max=4)}}, **HASTE)
+    assert "islands" not in monet.plan(model, words, budget="100%", **HASTE).fixed
+
+
 def test_an_error_that_an_island_would_meet_too_names_no_part() -> None:
     model = Around(Experts())
     error = CaptureError("the forward pass draws random numbers of Python or NumPy, and it cannot be traced")

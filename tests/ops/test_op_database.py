@@ -32,7 +32,8 @@ SEEDS_ITSELF = {
     "pca_lowrank", "svd_lowrank", "nn_functional_multi_head_attention_forward", "bernoulli", "normal_number_mean",
     "nn_functional_dropout2d", "nn_functional_dropout3d",
 }  # fmt: skip
-"""The database sets the seed around them, in Python, which a plan does not do again."""
+"""The database sets the seed around them, in Python, which a plan does not do again: refused, or for some samples the
+same numbers by chance."""
 OTHER_DERIVATIVE = {"prod", "masked_prod", "masked_cumprod", "cumprod"}
 """PyTorch's own derivative takes another way while it is traced: equal to rounding."""
 
@@ -104,9 +105,16 @@ def test_planned_exactly_it_is_eagers(name: str) -> None:
         try:
             plan = monet.plan(model, tuple(model.inputs()), budget="400%", exact=True, time_limit_s=2.0)
         except monet.MonetError as error:
-            refusals = ("depends on the values", "inv_ex", "cannot trace", "make the operator's inputs contiguous")
+            refusals = (
+                "depends on the values",
+                "inv_ex",
+                "cannot trace",
+                "make the operator's inputs contiguous",
+                "another one while",
+            )
             assert any(reason in str(error) for reason in refusals), error
-            assert "inv_ex" in str(error) or "contiguous" in str(error) or name in BY_VALUES, error
+            known = BY_VALUES if "another one while" not in str(error) else SEEDS_ITSELF
+            assert "inv_ex" in str(error) or "contiguous" in str(error) or name in known, error
             continue
         mine = _step(monet.MonetModule(model, plan), model.inputs())
         if name in SEEDS_ITSELF:

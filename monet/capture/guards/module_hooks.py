@@ -24,6 +24,8 @@ from monet.capture.guards.code_reads import INSTALLED, CodeReads, is_installed
 from monet.capture.guards.contents import content, is_equal, restore, same_content
 from monet.errors import CaptureError
 
+HOOK_ADVICE = "remove it while the model is planned, or let it return None where it only looks"
+
 FORWARD = {"_forward_hooks": "hook", "_forward_pre_hooks": "forward pre-hook"}
 BACKWARD = {"_backward_hooks": "backward hook", "_backward_pre_hooks": "backward pre-hook"}
 HOOKS = {**FORWARD, **BACKWARD}
@@ -150,8 +152,7 @@ class _Traced:
         except Exception as error:  # whatever a hook raises
             first = (str(error).splitlines() or [""])[0]
             raise CaptureError(
-                f"{self._name}, cannot be traced: {type(error).__name__}: {first}; remove it while the model is "
-                "planned, or let it return None where it only looks"
+                f"{self._name}, cannot be traced: {type(error).__name__}: {first}; {HOOK_ADVICE}"
             ) from error
         finally:
             for name, value, before in held:

@@ -37,7 +37,8 @@ _CACHES = (
 )
 _ASKS = (
     "Some of its code asks whether it is traced (torch.compiler.is_compiling, or whether a tensor is a fake one) and "
-    "then computes something else; pass what it then leaves out or makes up (masks, token types), or change that code"
+    "then computes something else; pass what it then leaves out or makes up (masks, token types), or change that code. "
+    "Or its forward pass sets the seed (torch.manual_seed), which a plan does not: leave that to the training loop"
 )
 _PADS = (
     "A TransformerEncoder in eval mode writes zeros where its input is padded, which a trace does not: set "

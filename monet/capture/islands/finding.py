@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monet.capture.guards.module_hooks import HOOK_ADVICE
 from monet.capture.islands.standing import traced_modules
 from monet.capture.islands.state import as_before
 from monet.errors import CaptureError
@@ -33,7 +34,7 @@ _OF_SPARSE = ("whose memory depends on the values in it", "the backward pass can
 _OF_VALUES = ("depends on the values", "depends on data", "data-dependent")
 _AVOIDED = (*_OF_VALUES, "cannot trace the model", "cannot be traced")
 """What an error says that a module which runs as it is does not meet."""
-_NOT_AVOIDED = ("random numbers of Python", "use_reentrant", "torch.nn.functional.linear")
+_NOT_AVOIDED = ("random numbers of Python", "use_reentrant", "torch.nn.functional.linear", HOOK_ADVICE)
 """What has an advice that is better, or that an island would meet, too."""
 _LINE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>\S+?):?(\s|$)')
 
