@@ -75,7 +75,7 @@ class Dropping(nn.Module):
         (
             Spelling,
             (torch.randn(10, 2, 8), torch.randint(1, 5, (2, 4)), torch.tensor([10, 10]), torch.tensor([4, 3])),
-            "plan the module without it, and apply the loss to its output",
+            r"a part of the model \(torch.nn.CTCLoss\), which .* or apply the loss to the module's output",
         ),
         (Branches, (torch.randn(2, 8),), "torch.cond, .* use torch.where"),
         (Dropping, (torch.randn(2, 8),), "LayerDrop.*turn it off in the model's configuration"),

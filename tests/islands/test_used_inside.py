@@ -124,6 +124,24 @@ def test_a_whole_steps_loss_may_choose_by_values(clip: float | None) -> None:
         assert equal(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
 
 
+def test_a_whole_step_for_a_range_of_shapes_has_them() -> None:
+    torch.manual_seed(0)
+    model = Around(Experts())
+    eager = copy.deepcopy(model)
+    ours, theirs = (torch.optim.AdamW(of.parameters(), lr=0.01) for of in (model, eager))
+    batch = torch.export.Dim("batch", max=3)
+    trainer = monet.optimize(
+        model, tokens(0)[0], torch.zeros(3, 5, 4), loss_fn=nn.functional.mse_loss, optimizer=ours, budget="100%",
+        dynamic={"x": {0: batch}, "targets": {0: batch}}, **HASTE,
+    )  # fmt: skip
+    assert trainer.plan.fixed["islands"] > 0
+    by_eager = by_hand(eager, nn.functional.mse_loss, theirs, None)
+    for seed, count in enumerate((3, 2, 1, 3)):
+        args = tokens(seed)[0][:count], torch.zeros(count, 5, 4)
+        found = stepped(model, lambda *of: trainer(*of)[0], args, seed)
+        assert equal(found, stepped(eager, by_eager, args, seed)), seed
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, momentum])
 def test_experts_without_tokens_are_not_updated(kind: Any) -> None:
     """Their momentum and weight decay wait, too, and their first step is the first one with tokens."""
