@@ -102,6 +102,10 @@ class HeldState:
         self._put(last)
         return True
 
+    def moves(self, name: str) -> bool:
+        """Whether state of this parameter is in a file between steps."""
+        return bool(self._states.get(name))
+
     def recover(self) -> None:
         """Before anything is looked at: what was cut short between two steps is undone."""
         if not self._settled:
@@ -245,7 +249,10 @@ class HeldState:
             self._carried.adopt(storage, parameter)
         for name, live in self._updates.items():
             for key, storage in self._states[name].items():
-                self._optimizer.state[live.parameter][key] = self._carried.tensors[storage]
+                if key in self._optimizer.state[live.parameter]:
+                    live.exchange(key, self._carried.tensors[storage])
+                else:
+                    live.state[key] = self._carried.tensors[storage]
 
 
 def _plain(value: Any) -> Any:

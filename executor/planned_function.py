@@ -113,6 +113,7 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         runner: Runner = ctx.runner
         tangents, reached = _tangents(runner, gradients)
+        runner.islands.begin_backward(reached)
         totals = {} if ctx.accumulator is None else ctx.accumulator.begin(reached)
         if ctx.held is not None:
             ctx.held.tell_before_backward()
@@ -167,6 +168,7 @@ class _First(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         under_way, runner = ctx.under_way, ctx.runner
         tangents, reached = _tangents(runner, gradients)
+        runner.islands.begin_backward(reached)
         if ctx.held is not None:
             ctx.held.tell_before_backward()
         parts = runner.backward_in_parts(

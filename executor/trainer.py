@@ -74,8 +74,8 @@ class Trainer:
             self._step.release()
             with self._held.step():
                 results = self._step.results(self._step.runner.whole(sources), args, {})
-                for live in self._updates.values():
-                    live.done()
+                for name, live in self._updates.items():
+                    live.done(keep=self._held.moves(name))
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what learning-rate schedulers look for
         loss: torch.Tensor = results[0]
         return loss, results[1] if len(results) > 1 else None

@@ -126,6 +126,7 @@ class LiveUpdate:
         self.optimizer, self.index, self.parameter = optimizer, index, parameter
         self.update = parameter_update(optimizer, self.group)
         self.reached = True
+        self._is_made = False  # all of its state, before this step
         self._fresh: torch.Tensor | None = None  # state that was made here and that no step has used
 
     def __repr__(self) -> str:
@@ -157,9 +158,13 @@ class LiveUpdate:
         """Its state is there, and no step has used it."""
         self._fresh = next(reversed(self.state.values()), None)
 
-    def done(self) -> None:
+    def done(self, *, keep: bool) -> None:
+        """After a step. ``keep``: state that was made for it stays where the parameter had no gradient; else it is
+        gone, as eager would not have made it."""
         if self.reached:
             self._fresh = None
+        elif self._is_made and not keep:
+            self.optimizer.state.pop(self.parameter, None)
 
     @cached_property
     def empty_state(self) -> State:
@@ -198,6 +203,7 @@ class LiveUpdate:
         if not self.empty_state:
             return
         state = self.optimizer.state[self.parameter]
+        self._is_made = not state
         for key, value in self.empty_state.items():
             if state.get(key) is not None:
                 continue

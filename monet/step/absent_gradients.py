@@ -5,9 +5,12 @@ A plan has zeros for them, which an optimiser would use: momentum, weight decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
 
 from monet.base.graph import CONSTANT, Graph, Operator, operator_inputs
 from monet.ops.weight_update import LiveUpdate, ParameterUpdate
@@ -27,21 +30,25 @@ class AbsentGradients:
         self._begin |= {s.value for s in graph.sources if s.kind == CONSTANT and s.target == LOSS_GRADIENT}
         self._made: dict[str, tuple[str, int, tuple[str, ...]]] = {}
         """Value → its operator, its position there, and what it is derived from."""
+        self._joins: dict[str, tuple[str, ...]] = {}
         for op in graph.backward:
             derived = tuple(name for name in operator_inputs(op) if name in self._made or name in self._begin)
+            if len(derived) > 1:
+                self._joins[op.name] = derived
             for position, name in enumerate(op.outputs if derived else ()):
                 if name is not None:
                     self._made[name] = op.name, position, derived
         self._known: dict[str, bool] = {}
+        self.forget()
 
-    def forget(self) -> None:
-        """Before a pass."""
-        self._known = dict.fromkeys(self._begin, False)
+    def forget(self, reached: Set[str] | None = None) -> None:
+        """Before a pass. ``reached``: the tangents of the outputs that the loss depends on, None for all."""
+        self._known = {name: reached is not None and name not in reached for name in self._begin}
 
     def has(self, gradient: str) -> bool:
-        """Whether eager has none. ``gradient``: a value that the pass has made."""
+        """Whether eager has none. ``gradient``: a tangent, or a value that the pass has made."""
         if gradient not in self._made:
-            return False
+            return self._known.get(gradient, False)
         waiting = [gradient]
         while waiting:
             name = waiting[-1]
@@ -58,6 +65,30 @@ class AbsentGradients:
             else:
                 self._known[name] = all(self._known[other] for other in derived)
         return self._known[gradient]
+
+    def joins(self, node: str) -> bool:
+        """Whether the operator takes several gradients, as a sum does."""
+        return node in self._joins
+
+    def clear(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+        """Those that eager does not have are zeros, whatever the zeros that stand for them have come to: a product with
+        an infinite derivative is NaN."""
+        for name, tensor in zip(names, tensors, strict=True):
+            if self.has(name) and 0 not in tensor.stride():
+                tensor.zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """An operator that takes several gradients. ``names``: of the tensors among its arguments."""
+
+    call: Callable[..., Any]
+    names: tuple[str, ...]
+    absent: AbsentGradients
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.absent.clear(self.names, [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)])
+        return self.call(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monet.base.graph import Graph
+from monet.base.graph import Graph, references
 from monet.base.measurement import Measurement
 from monet.capture.islands.sparse_gradients import anchored_sources
 from monet.ops.catalogue import Catalogue
@@ -16,7 +16,7 @@ from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.profiling import implementations
 from monet.ops.measuring.signature import signature
 from monet.ops.offers.implementation import Implementation
-from monet.step.absent_gradients import AbsentGradients, IfPresent, gradient_used_by
+from monet.step.absent_gradients import AbsentGradients, IfPresent, Joining, gradient_used_by
 
 if TYPE_CHECKING:
     from monet.capture.islands.island import Derivation, Island
@@ -89,10 +89,18 @@ class IslandCalls:
             return replace(run, call=IfPresent(run.call, gradient, self._absent))
         call: Callable[..., Any] | None = self._derivations.get(node) or island_call(run.call, run.args, self.islands)
         if call is None:
-            return run
+            return self._joining(run, node, self._absent)
         if node in self._backward:
+            given, absent = [ref.name for ref in run.args[0]], self._absent
             self._derivations[node] = call  # type: ignore[assignment]
+            self._derivations[node].lacks = lambda position: absent.has(given[position])
         return replace(run, call=call)
+
+    @staticmethod
+    def _joining(run: Implementation, node: str, absent: AbsentGradients) -> Implementation:
+        if not absent.joins(node) or not isinstance(run.call, torch._ops.OpOverload):
+            return run
+        return replace(run, call=Joining(run.call, tuple(references(run.args)), absent))
 
     def forget(self) -> None:
         """Before a forward pass."""
@@ -100,6 +108,11 @@ class IslandCalls:
             island.forget()
         if self._absent is not None:
             self._absent.forget()
+
+    def begin_backward(self, reached: Set[str]) -> None:
+        """``reached``: the tangents of the outputs that the loss depends on."""
+        if self._absent is not None:
+            self._absent.forget(reached)
 
     def has_gradient(self, source: str) -> bool:
         """Whether eager has one, of those that the pass has made."""

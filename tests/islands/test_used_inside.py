@@ -191,6 +191,117 @@ def test_a_head_that_the_loss_leaves_out_is_not_updated() -> None:
         assert same == [seed in (0, 3), seed in (1, 2)]
 
 
+class Chosen(nn.Module):
+    """One of two tensors, by values, through a root of what is 0 in the other: its derivative is infinite there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gate, self.last = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.choice = Choice()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        z = y * self.gate(x).square().sum(-1, keepdim=True).sqrt()
+        out: Tensor = self.last(self.choice(z, y))
+        return out
+
+
+class Choice(nn.Module):
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return z if float(y.detach().sum()) > 1e9 else y + 1
+
+
+@pytest.mark.parametrize("clip", [None, 100.0])
+def test_what_is_left_out_does_not_spoil_what_it_is_added_to(clip: float | None) -> None:
+    """Zeros that stand for no gradient, times infinity, are NaN."""
+    torch.manual_seed(0)
+    model = Chosen()
+    x = torch.randn(3, 8)
+    x[0] = 0
+    args = x, torch.randn(3, 8)
+    planned, by_eager, eager = pair_of_steps(model, args, nn.functional.mse_loss, momentum, clip)
+    for seed in range(3):
+        assert equal(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_result_that_the_loss_leaves_out_has_no_gradient_inside_of_an_island(accumulate: bool) -> None:
+    class Watching(Heads):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return super().forward(x * 2 if float(x.detach().max()) > 1e9 else x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Watching())
+    eager, x = copy.deepcopy(model), torch.randn(4, 8)
+    planned = monet.MonetModule(model, monet.plan(model, x, budget="100%", accumulate=accumulate, **HASTE))
+    for head in (0, 1, 0):
+        for of, called in ((model, planned), (eager, eager)):
+            of.zero_grad()
+            called(x)[head].square().mean().backward()
+        assert equal([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
+
+
+def test_state_is_made_with_the_first_gradient() -> None:
+    """A first step with momentum takes the gradient without dampening, also after a state was saved and loaded."""
+    torch.manual_seed(0)
+    model, args = Heads(), (torch.randn(4, 8), torch.ones(4))
+
+    def of_one(outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
+        return outputs[int(targets.max() > 0)].square().mean()
+
+    eager = copy.deepcopy(model)
+    ours, theirs = momentum(model.parameters()), momentum(eager.parameters())
+    trainer = monet.optimize(model, *args, loss_fn=of_one, optimizer=ours, budget="100%", **HASTE)
+    by_eager = by_hand(eager, of_one, theirs, None)
+    for targets in (args[1], -args[1], args[1]):
+        found = stepped(model, lambda *of: trainer(*of)[0], (args[0], targets), 0)
+        assert equal(found, stepped(eager, by_eager, (args[0], targets), 0))
+        assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
+        ours.load_state_dict(copy.deepcopy(ours.state_dict()))
+
+
+def test_an_island_that_reads_another_parts_weight_is_none_of_a_whole_step() -> None:
+    class Peeking(nn.Module):
+        def __init__(self, other: nn.Linear) -> None:
+            super().__init__()
+            self.layer, self.others = nn.Linear(8, 8), [other]
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x) + self.others[0].weight.detach().sum()
+            return out * 2 if float(x.detach().max()) > 1e9 else out
+
+    torch.manual_seed(0)
+    last = nn.Linear(8, 4)
+    model = nn.Sequential(nn.Linear(8, 8), Peeking(last), last)
+    x, y = torch.randn(4, 8), torch.randn(4, 4)
+    with pytest.raises(CaptureError, match=r"reads model\.2\.weight, a parameter of another part"):
+        pair_of_steps(model, (x, y), nn.functional.mse_loss, momentum, None)
+
+
+def test_an_island_does_not_read_what_the_step_assigns() -> None:
+    """That is assigned when a planned step has ended."""
+
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+            self.real: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.real = x[..., 0] > 0
+            out: Tensor = self.layer(x)
+            return out
+
+    model = Noting()
+    args = torch.randn(6, 8), torch.randn(6, 4)
+
+    def of_real(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(outputs[model.real], targets[model.real])
+
+    with pytest.raises(CaptureError, match="depends on the values of tensors"):
+        pair_of_steps(model, args, of_real, momentum, None)
+
+
 def test_a_sum_of_gradients_has_none_of_experts_without_tokens() -> None:
     torch.manual_seed(0)
     model = Around(Experts())

@@ -7,7 +7,7 @@ backward pass is outside of the arena, too. Results and gradients are copied int
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +65,7 @@ class Island:
     ``autocast``: whether it is on inside, and its dtype. ``parameters``: names of those that it has. ``wanted``: the
     arguments that take a gradient; None: no result of it does. ``sparse``: those of the parameters whose gradients are
     sparse: they are handed over as they are. ``recorded``: not where the model calls it under ``torch.no_grad``.
+    ``foreign``: a parameter of another part whose values it reads, without a gradient; "" for none.
 
     ``forward_s``, ``backward_s``: the last seconds. ``rehearsed``: its module is not called, and its results are
     undefined.
@@ -89,6 +90,7 @@ class Island:
     wanted: frozenset[int] | None = None
     sparse: frozenset[str] = frozenset()
     recorded: bool = True
+    foreign: str = ""
     forward_s: float = 0.0
     backward_s: float = 0.0
     rehearsed: bool = False
@@ -257,11 +259,12 @@ _WHERE = "which runs as it is inside of the plan,"
 
 class Derivation:
     """One backward operator of an island. ``absent``: after it has run, the positions among its results for which eager
-    has no gradient."""
+    has no gradient. ``lacks``: whether eager has none at a position among those that it is given."""
 
     def __init__(self, island: Island) -> None:
         self.island = island
         self.absent: frozenset[int] = frozenset()
+        self.lacks: Callable[[int], bool] = lambda position: False
 
     def __call__(
         self,
@@ -273,7 +276,9 @@ class Derivation:
         kinds: str,
         sizes: list[int],
     ) -> list[torch.Tensor]:
-        made, self.absent = self.island.backward(gradients, token, outputs, wanted, kinds, sizes)
+        there = [position for position in range(len(gradients)) if not self.lacks(position)]
+        given, of = [gradients[position] for position in there], [outputs[position] for position in there]
+        made, self.absent = self.island.backward(given, token, of, wanted, kinds, sizes)
         return made
 
 

@@ -12,6 +12,7 @@ import torch
 
 from monet.base.sizes import Ranges
 from monet.capture.captured import Captured
+from monet.capture.guards.model_reads import model_reads
 from monet.capture.islands.finding import HAS_RECURRENT_LAYERS, ONE_KERNEL, modules_to_leave
 from monet.capture.islands.state import situation
 from monet.capture.varying_inputs import NOT_FOR_A_RANGE
@@ -98,6 +99,13 @@ def _left_out(
 def _traced(model: torch.nn.Module, islands: Islands, trace: Callable[[], Captured]) -> Captured:
     with islands.in_trace(), torch.enable_grad():  # a trace that fails in its backward pass may leave it off
         captured = trace()
+    for write in captured.writes:
+        early = [key for key, island in islands.by_key.items() if model_reads(island.module).is_read(write.key)]
+        if early and write.expected is None:
+            raise CaptureError(
+                f"{islands.by_key[early[0]].name} may read {write.key}, which the forward pass assigns, and which is "
+                "assigned when a planned one has ended: return it, and pass it on"
+            )
     try:
         islands.measure(model, captured.graph)
     except (RuntimeError, ExecutionError) as error:

@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from monet.base.graph import Graph, Value
 from monet.base.sizes import Ranges
@@ -52,6 +53,7 @@ class Islands:
         if any(isinstance(t, FakeTensor) or (isinstance(t, torch.Tensor) and t.device.type != "cpu") for t in tensors):
             raise CaptureError("a part that runs as it is inside of a plan is called once, on tensors of the CPU")
         self._paths = {id(module): name for name, module in model.named_modules()}
+        self._held = {parameter.untyped_storage().data_ptr(): name for name, parameter in model.named_parameters()}
         self.modules = _outermost(model, modules)
         self._inputs: dict[str, list[torch.Tensor]] = {}
         self.by_key: dict[str, Island] = {}
@@ -98,7 +100,7 @@ class Islands:
             recorded=recorded,
         )  # fmt: skip
         self._inputs[key] = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
-        returned = _known(island, tensors)
+        returned = _known(island, tensors, _Reads(self._held, module))
         island.sparse = frozenset(sparse_parameters(module)) & parameters.keys()
         self.by_key[key] = island
         self._order.append(key)
@@ -291,13 +293,33 @@ def _ones(value: Value) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride, dtype=value.dtype).fill_(1)
 
 
-def _known(island: Island, tensors: Sequence[torch.Tensor]) -> Any:
+class _Reads(TorchDispatchMode):
+    """A context that notes parameters of other parts that are read. ``held``: names by address."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, held: Mapping[int, str], module: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+        self._others = {address: name for address, name in held.items() if address not in own}
+        self.found = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                self.found = self.found or self._others.get(leaf.untyped_storage().data_ptr(), "")
+        return func(*args, **(kwargs or {}))
+
+
+def _known(island: Island, tensors: Sequence[torch.Tensor], reads: _Reads) -> Any:
     """What the module returns; ``island`` gets what is known from that, and from a second call."""
     versions = [tensor._version for tensor in tensors]
     state = torch.get_rng_state()
     with same_buffers(island.module), torch.set_grad_enabled(island.recorded):
         arguments = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
-        tried, *others = parted(island.called(arguments))
+        with reads:
+            tried, *others = parted(island.called(arguments))
+    island.foreign = reads.found
     torch.set_rng_state(state)
     changes: list[Change] = []
     with put_back(island.module, changes):

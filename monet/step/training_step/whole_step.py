@@ -13,7 +13,7 @@ from monet.base.sizes import Ranges
 from monet.capture import Captured, capture
 from monet.capture.input_geometry import call_of
 from monet.capture.varying_inputs import argument_names, largest, ranges_of_leaves
-from monet.errors import ConfigError
+from monet.errors import CaptureError, ConfigError
 from monet.ops.catalogue import catalogue
 from monet.ops.weight_update import LiveUpdate, algorithm
 from monet.step.training_step.updates import parameter_slots, with_unit_tangent, with_updates
@@ -111,6 +111,13 @@ def capture_whole_step(
     if ranges is not None:
         args, _ = largest(args, {}, ranges)
     captured = with_unit_tangent(capture(module, args, gradients_leave=False, detached=True, ranges=ranges))
+    foreign = next((island for island in captured.islands.values() if island.foreign), None)
+    if foreign is not None:
+        raise CaptureError(
+            f"{foreign.name} runs as it is inside of the plan, and reads {foreign.foreign}, a parameter of another "
+            "part, which a planned step may have updated by then: pass it as an argument, or plan the module alone "
+            "(monet.plan, MonetModule)"
+        )
     slots = parameter_slots(captured, module, optimizer)
     graph = with_updates(captured.graph, slots, catalogue(captured.graph), clip_grad_norm=clip_grad_norm)
     return WholeStep(module, replace(captured, graph=graph), args, {slot.target: slot.live for slot in slots})
