@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,6 +259,26 @@ def test_state_is_made_with_the_first_gradient() -> None:
         assert equal(found, stepped(eager, by_eager, (args[0], targets), 0))
         assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
         ours.load_state_dict(copy.deepcopy(ours.state_dict()))
+
+
+@pytest.mark.slow
+def test_a_first_gradient_that_comes_late_is_the_first_of_a_state_in_a_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 520), nn.Tanh(), Experts(520), *(nn.Linear(520, 520) for _ in range(3)))
+    model.append(nn.Linear(520, 4))
+    eager = copy.deepcopy(model)
+    ours, theirs = momentum(model.parameters()), momentum(eager.parameters())
+    args = torch.randn(1, 2, 8), torch.zeros(1, 2, 4)
+    trainer = monet.optimize(
+        model, *args, loss_fn=nn.functional.mse_loss, optimizer=ours, budget="80%",
+        offload=f"disk:{tmp_path},write=1GB/s,read=1GB/s", checkpoint=tmp_path / "training.monet", **HASTE,
+    )  # fmt: skip
+    assert trainer.plan.second_bytes > 0
+    by_eager = by_hand(eager, nn.functional.mse_loss, theirs, None)
+    for seed in range(6):
+        args = torch.randn(1, 2, 8, generator=torch.Generator().manual_seed(seed)), args[1]
+        found = stepped(model, lambda *of: trainer(*of)[0], args, seed)
+        assert equal(found, stepped(eager, by_eager, args, seed)), seed
 
 
 def test_an_island_that_reads_another_parts_weight_is_none_of_a_whole_step() -> None:
