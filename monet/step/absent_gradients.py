@@ -30,11 +30,11 @@ class AbsentGradients:
         self._begin |= {s.value for s in graph.sources if s.kind == CONSTANT and s.target == LOSS_GRADIENT}
         self._made: dict[str, tuple[str, int, tuple[str, ...]]] = {}
         """Value → its operator, its position there, and what it is derived from."""
-        self._joins: dict[str, tuple[str, ...]] = {}
+        self._joins: set[str] = set()
         for op in graph.backward:
             derived = tuple(name for name in operator_inputs(op) if name in self._made or name in self._begin)
             if len(derived) > 1:
-                self._joins[op.name] = derived
+                self._joins.add(op.name)
             for position, name in enumerate(op.outputs if derived else ()):
                 if name is not None:
                     self._made[name] = op.name, position, derived

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import CellType
 from typing import Any
 
 import torch
@@ -138,18 +139,19 @@ def _leaving_as_it_is(loss_fn: LossFunction) -> Iterator[None]:
         (name, cell, cell.cell_contents)
         for function in reads.functions
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+        if cell != CellType()  # an empty one
     ]
-    yield
-    changed = [name for name, value, before in held if not same_content(content(value), before)]
-    changed += [
-        name
-        for name, cell, value in cells
-        if cell.cell_contents is not value and not is_equal(cell.cell_contents, value)
-    ]
-    for _, value, before in held:
-        restore(value, before)
-    for _, cell, value in cells:
-        cell.cell_contents = value
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        changed += [name for name, value, before in held if not same_content(content(value), before)]
+        for _, value, before in held:
+            restore(value, before)
+        for name, cell, value in cells:
+            if cell.cell_contents is not value and not is_equal(cell.cell_contents, value):
+                changed.append(name)
+            cell.cell_contents = value
     if changed:
         raise CaptureError(
             f"loss_fn changes {changed[0]}, which a planned step would not: give what changes as a part of the "
