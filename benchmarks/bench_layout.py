@@ -23,12 +23,12 @@ from typing import Any
 import click
 import numpy as np
 import record
+from instances import instances_option
 
 from monet.planner.layout import Lifetime, exact_search, layout
 from monet.planner.layout.document import load_lifetimes
 from monet.planner.layout.lifetimes import pieces_of
 
-ROOT = Path(__file__).resolve().parent.parent
 HARD_LIMIT_S, TRACE_LIMIT_S, LONG_TRACE_LIMIT_S = 30.0, 20.0, 60.0
 """For instances with a capacity; for traces; for traces of more than ``LONG_TRACE`` buffers."""
 LONG_TRACE = 5000
@@ -155,12 +155,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 @click.command()
-@click.option(
-    "--instances",
-    type=click.Path(path_type=Path),
-    default=Path(os.environ.get("MONET_INSTANCES", ROOT.parent / "shared" / "instances")),
-    help="Folder that has layout/; default: $MONET_INSTANCES, or beside this project.",
-)
+@instances_option("layout")
 @click.option("--only", multiple=True, help="Only instances whose names begin like this; writes no file.")
 @click.option("--time-limit", type=float, help="Seconds for each instance and method, in place of each one's own.")
 def main(instances: Path, only: tuple[str, ...], time_limit: float | None) -> None:

@@ -17,7 +17,6 @@ The profile (utsaslab/monet-schedules) is not part of this project; where it is 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from typing import Any
 
 import click
 import record
+from instances import instances_option
 from job_process import run_apart
 
 from monet.errors import InfeasibleBudget, MonetError
@@ -41,7 +41,6 @@ from monet.planner.schedules import plan_variant
 from monet.planner.search import Solving
 from monet.planner.solution import Solution
 
-ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
 BUDGETS_GIB, RATES_GB = (4, 5, 6), (1, 4, 12, 50)
 MODELS = {"bert": 8, "vit": 8, "gpt2": 2, "t5": 8, "unet": 1, "resnet50": 184}
@@ -275,12 +274,7 @@ def job_memory(job: Mapping[str, Any]) -> dict[str, Any]:
 @click.option("--share", "shares", multiple=True, type=int, help="Of eager's peak, in percent; only these.")
 @click.option("--time-limit", default=30.0, show_default=True, help="Seconds to plan a cell.")
 @click.option("--again", is_flag=True, help="Run cells again that have a row.")
-@click.option(
-    "--instances",
-    type=click.Path(path_type=Path),
-    default=Path(os.environ.get("MONET_INSTANCES", ROOT.parent / "shared" / "instances")),
-    help="Folder that has p100/; default: $MONET_INSTANCES, or beside this project.",
-)
+@instances_option("p100")
 @click.option("--job", hidden=True)
 @click.option("--answer", hidden=True, type=click.Path(path_type=Path))
 def main(

@@ -9,7 +9,6 @@ missing, nothing is run. Of the published results, the record holds only the num
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import click
 import highspy
 import record
+from instances import instances_option
 
 from monet.errors import InfeasibleBudget, SolverError
 from monet.planner.program.index import index_of
@@ -35,7 +35,6 @@ from monet.planner.solvers.highs import highs_model
 from monet.planner.solvers.model import Answer, Limits, Model, Tick
 from monet.planner.solvers.scaling import scaled
 
-ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("resnet50", "unet", "vgg16")
 GIB = 2**30
 SET_ASIDE_S = 3.0
@@ -234,12 +233,7 @@ def _table(
 
 
 @click.command()
-@click.option(
-    "--instances",
-    type=click.Path(path_type=Path),
-    default=Path(os.environ.get("MONET_INSTANCES", ROOT.parent / "shared" / "instances")),
-    help="Folder that has p100/; default: $MONET_INSTANCES, or beside this project.",
-)
+@instances_option("p100")
 @click.option("--model", type=click.Choice(MODELS), help="Only this one; writes no file.")
 @click.option("--budget", type=float, help="Only this budget, in GiB; writes no file.")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds a case.")

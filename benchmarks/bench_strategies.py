@@ -18,7 +18,6 @@ estimated; overheads (of ``least``: bytes) are over the fastest plan, gaps to wh
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,7 @@ from unittest.mock import patch
 import click
 import record
 from bench_orders import prepared_network, row_text
-from bench_p100 import ROOT
+from instances import instances_option
 
 from monet.errors import InfeasibleBudget, SolverError
 from monet.pipeline.orders import first_orders
@@ -137,12 +136,7 @@ def _solved(problem: Problem, kind: Kind, fastest: Solution, share: float, solvi
 
 @click.command()
 @click.option("--only", "only", multiple=True, help="Only these networks or kinds; of the record these rows are anew.")
-@click.option(
-    "--instances",
-    type=click.Path(path_type=Path),
-    default=Path(os.environ.get("MONET_INSTANCES", ROOT.parent / "shared" / "instances")),
-    help="Folder that has p100/; default: $MONET_INSTANCES, or beside this project.",
-)
+@instances_option("p100")
 @click.option("--time-limit", default=10.0, show_default=True, help="Seconds of each search.")
 @click.option("--gap", default=0.001, show_default=True, help="Within which a search ends.")
 def main(only: tuple[str, ...], instances: Path, time_limit: float, gap: float) -> None:

@@ -249,10 +249,7 @@ class HeldState:
             self._carried.adopt(storage, parameter)
         for name, live in self._updates.items():
             for key, storage in self._states[name].items():
-                if key in self._optimizer.state[live.parameter]:
-                    live.exchange(key, self._carried.tensors[storage])
-                else:
-                    live.state[key] = self._carried.tensors[storage]
+                live.exchange(key, self._carried.tensors[storage])
 
 
 def _plain(value: Any) -> Any:

@@ -149,8 +149,8 @@ class LiveUpdate:
         return found
 
     def exchange(self, key: str, tensor: torch.Tensor) -> None:
-        """Have another tensor of the same content as this state."""
-        if self.state[key] is self._fresh:
+        """Have another tensor of the same content as this state, or the first one."""
+        if self._fresh is not None and self.state.get(key) is self._fresh:
             self._fresh = tensor
         self.state[key] = tensor
 

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,7 +163,7 @@ def results(model: nn.Module, module: nn.Module, args: tuple[Tensor, ...], seed:
     return [out.detach(), *gradients, *(buffer.clone() for buffer in model.buffers()), torch.rand(3)]
 
 
-def same(found: list[Tensor | None], expected: list[Tensor | None]) -> bool:
+def same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
     return len(found) == len(expected) and all(
         a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, expected, strict=True)
     )

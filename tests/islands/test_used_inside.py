@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_islands import HASTE, Around, Experts, tokens
+from test_islands import HASTE, Around, Experts, same, tokens
 from torch import Tensor, nn
 
 import monet
@@ -107,10 +107,6 @@ def pair_of_steps(model: nn.Module, args: tuple[Tensor, Tensor], loss_fn: Any, k
     return lambda *of: trainer(*of)[0], by_hand(eager, loss_fn, kind(eager.parameters()), clip), eager
 
 
-def equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
-    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 def momentum(parameters: Any) -> torch.optim.Optimizer:
     """A step that a gradient of zeros would be seen in, and a first step that is unlike the others."""
     return torch.optim.SGD(parameters, 0.1, momentum=0.9, dampening=0.5, weight_decay=0.1)
@@ -122,7 +118,7 @@ def test_a_whole_steps_loss_may_choose_by_values(clip: float | None) -> None:
     planned, by_eager, eager = pair_of_steps(model, texts(0), masked, torch.optim.AdamW, clip)
     for seed in range(4):
         args = texts(seed)
-        assert equal(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
+        assert same(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
 
 
 def test_a_whole_step_for_a_range_of_shapes_has_them() -> None:
@@ -140,7 +136,7 @@ def test_a_whole_step_for_a_range_of_shapes_has_them() -> None:
     for seed, count in enumerate((3, 2, 1, 3)):
         args = tokens(seed)[0][:count], torch.zeros(count, 5, 4)
         found = stepped(model, lambda *of: trainer(*of)[0], args, seed)
-        assert equal(found, stepped(eager, by_eager, args, seed)), seed
+        assert same(found, stepped(eager, by_eager, args, seed)), seed
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, momentum])
@@ -154,7 +150,7 @@ def test_experts_without_tokens_are_not_updated(kind: Any) -> None:
     for seed in range(12):
         before = [p.detach().clone() for p in model.parameters()]
         args = tokens(seed)[0][:1, :1], torch.zeros(1, 1, 4)
-        assert equal(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
+        assert same(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
         now = [i for i, (a, b) in enumerate(zip(before, model.parameters(), strict=True)) if not torch.equal(a, b)]
         assert len(now) < len(before)
         updated.update(now)
@@ -187,9 +183,9 @@ def test_a_head_that_the_loss_leaves_out_is_not_updated() -> None:
     weights = [p for name, p in model.named_parameters() if name in ("heads.0.weight", "heads.1.weight")]
     for seed, chosen in enumerate((targets, -targets, -targets, targets)):
         before = [weight.detach().clone() for weight in weights]
-        assert equal(stepped(model, planned, (x, chosen), seed), stepped(eager, by_eager, (x, chosen), seed)), seed
-        same = [torch.equal(a, weight) for a, weight in zip(before, weights, strict=True)]
-        assert same == [seed in (0, 3), seed in (1, 2)]
+        assert same(stepped(model, planned, (x, chosen), seed), stepped(eager, by_eager, (x, chosen), seed)), seed
+        kept = [torch.equal(a, weight) for a, weight in zip(before, weights, strict=True)]
+        assert kept == [seed in (0, 3), seed in (1, 2)]
 
 
 class Chosen(nn.Module):
@@ -222,7 +218,7 @@ def test_what_is_left_out_does_not_spoil_what_it_is_added_to(clip: float | None)
     args = x, torch.randn(3, 8)
     planned, by_eager, eager = pair_of_steps(model, args, nn.functional.mse_loss, momentum, clip)
     for seed in range(3):
-        assert equal(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
+        assert same(stepped(model, planned, args, seed), stepped(eager, by_eager, args, seed)), seed
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -239,7 +235,7 @@ def test_a_result_that_the_loss_leaves_out_has_no_gradient_inside_of_an_island(a
         for of, called in ((model, planned), (eager, eager)):
             of.zero_grad()
             called(x)[head].square().mean().backward()
-        assert equal([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
+        assert same([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
 
 
 def test_state_is_made_with_the_first_gradient() -> None:
@@ -256,7 +252,7 @@ def test_state_is_made_with_the_first_gradient() -> None:
     by_eager = by_hand(eager, of_one, theirs, None)
     for targets in (args[1], -args[1], args[1]):
         found = stepped(model, lambda *of: trainer(*of)[0], (args[0], targets), 0)
-        assert equal(found, stepped(eager, by_eager, (args[0], targets), 0))
+        assert same(found, stepped(eager, by_eager, (args[0], targets), 0))
         assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
         ours.load_state_dict(copy.deepcopy(ours.state_dict()))
 
@@ -278,7 +274,7 @@ def test_a_first_gradient_that_comes_late_is_the_first_of_a_state_in_a_file(tmp_
     for seed in range(6):
         args = torch.randn(1, 2, 8, generator=torch.Generator().manual_seed(seed)), args[1]
         found = stepped(model, lambda *of: trainer(*of)[0], args, seed)
-        assert equal(found, stepped(eager, by_eager, args, seed)), seed
+        assert same(found, stepped(eager, by_eager, args, seed)), seed
 
 
 def test_an_island_that_reads_another_parts_weight_is_none_of_a_whole_step() -> None:
@@ -337,7 +333,7 @@ def test_a_sum_of_gradients_has_none_of_experts_without_tokens() -> None:
                 torch.manual_seed(seed)
                 called(x).square().mean().backward()
         assert any(p.grad is None for p in eager.parameters())
-        assert equal([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()]), count
+        assert same([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()]), count
 
 
 def test_a_part_that_is_a_ctc_loss() -> None:
@@ -353,8 +349,8 @@ def test_a_part_that_is_a_ctc_loss() -> None:
             losses = [of(*speech(seed)) for of in (planned, eager)]
             for loss in losses:
                 loss.backward()
-            assert equal([losses[0]], [losses[1]])
-        assert equal([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
+            assert same([losses[0]], [losses[1]])
+        assert same([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()])
 
 
 def test_a_ctc_loss_in_the_models_own_forward_is_refused_with_what_to_do() -> None:

@@ -12,7 +12,7 @@ import inspect
 import operator
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -126,34 +126,26 @@ def _left(hooks: OrderedDict[int, Any], kind: str, label: str, own: set[int]) ->
     )
 
 
-class _Traced:
-    """A hook in a trace. Where it fails it is named, and where it changes what it holds in Python: what it computes may
-    then depend on the call before."""
+class HeldByCode:
+    """What a function closes over, or is bound to; but for the objects whose ``id`` is in ``but``."""
 
-    def __init__(self, hook: Any, kind: str, label: str, own: set[int]) -> None:
-        """``own``: what attributes of the model's modules hold, which tracing looks after itself."""
-        self.hook, self._name = hook, f"{hook_name(hook)}, a {kind} of {label}"
-        reads = reads_of(hook)
-        self._held = [(name, value) for name, value in reads.held if id(value) not in own]
+    def __init__(self, function: Any, but: Set[int] = frozenset()) -> None:
+        reads = reads_of(function)
+        self._held = [(name, value) for name, value in reads.held if id(value) not in but]
         self._cells = [
             (name, cell)
             for function in reads.functions
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
         ]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def put_back(self, changed: list[str]) -> Iterator[None]:
+        """A context after which all of it is as before; the names of what was not are in ``changed``."""
         held = [(name, value, content(value)) for name, value in self._held]
-        cells = [(name, cell, cell.cell_contents) for name, cell in self._cells]
-        changed: list[str] = []
+        empty = types.CellType()
+        cells = [(name, cell, cell.cell_contents) for name, cell in self._cells if cell != empty]
         try:
-            result = self.hook(*args, **kwargs)
-        except CaptureError:
-            raise
-        except Exception as error:  # whatever a hook raises
-            first = (str(error).splitlines() or [""])[0]
-            raise CaptureError(
-                f"{self._name}, cannot be traced: {type(error).__name__}: {first}; {HOOK_ADVICE}"
-            ) from error
+            yield
         finally:
             for name, value, before in held:
                 if not same_content(content(value), before):
@@ -163,6 +155,29 @@ class _Traced:
                 if cell.cell_contents is not value and not is_equal(cell.cell_contents, value):
                     changed.append(name)
                 cell.cell_contents = value
+
+
+class _Traced:
+    """A hook in a trace. Where it fails it is named, and where it changes what it holds in Python: what it computes may
+    then depend on the call before."""
+
+    def __init__(self, hook: Any, kind: str, label: str, own: set[int]) -> None:
+        """``own``: what attributes of the model's modules hold, which tracing looks after itself."""
+        self.hook, self._name = hook, f"{hook_name(hook)}, a {kind} of {label}"
+        self._held = HeldByCode(hook, own)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        changed: list[str] = []
+        try:
+            with self._held.put_back(changed):
+                result = self.hook(*args, **kwargs)
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever a hook raises
+            first = (str(error).splitlines() or [""])[0]
+            raise CaptureError(
+                f"{self._name}, cannot be traced: {type(error).__name__}: {first}; {HOOK_ADVICE}"
+            ) from error
         if changed:
             raise CaptureError(
                 f"{self._name}, may change values and changes {changed[0]} besides, which a planned step would not: "

@@ -99,12 +99,14 @@ def _left_out(
 def _traced(model: torch.nn.Module, islands: Islands, trace: Callable[[], Captured]) -> Captured:
     with islands.in_trace(), torch.enable_grad():  # a trace that fails in its backward pass may leave it off
         captured = trace()
-    for write in captured.writes:
-        early = [key for key, island in islands.by_key.items() if model_reads(island.module).is_read(write.key)]
-        if early and write.expected is None:
+    assigned = [write.key for write in captured.writes if write.expected is None]
+    for module in islands.modules if assigned else ():
+        reads = model_reads(module)
+        early = next((key for key in assigned if reads.is_read(key)), None)
+        if early is not None:
             raise CaptureError(
-                f"{islands.by_key[early[0]].name} may read {write.key}, which the forward pass assigns, and which is "
-                "assigned when a planned one has ended: return it, and pass it on"
+                f"a {type(module).__name__} may read {early}, which the forward pass assigns, and which is assigned "
+                "when a planned one has ended: return it, and pass it on"
             )
     try:
         islands.measure(model, captured.graph)

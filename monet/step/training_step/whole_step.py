@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import CellType
 from typing import Any
 
 import torch
@@ -13,8 +11,7 @@ import torch.utils._pytree as pytree
 
 from monet.base.sizes import Ranges
 from monet.capture import Captured, capture
-from monet.capture.guards.contents import content, is_equal, restore, same_content
-from monet.capture.guards.module_hooks import reads_of
+from monet.capture.guards.module_hooks import HeldByCode
 from monet.capture.input_geometry import call_of
 from monet.capture.varying_inputs import argument_names, largest, ranges_of_leaves
 from monet.errors import CaptureError, ConfigError
@@ -114,8 +111,14 @@ def capture_whole_step(
     ranges = dynamic if dynamic is None or isinstance(dynamic, Ranges) else _ranges(model, args, dynamic)
     if ranges is not None:
         args, _ = largest(args, {}, ranges)
-    with _leaving_as_it_is(loss_fn):
+    changed: list[str] = []
+    with HeldByCode(loss_fn).put_back(changed):
         captured = capture(module, args, gradients_leave=False, detached=True, ranges=ranges)
+    if changed:
+        raise CaptureError(
+            f"loss_fn changes {changed[0]}, which a planned step would not: give what changes as a part of the "
+            "targets, or make the loss a torch.nn.Module that counts in a buffer"
+        )
     captured = with_unit_tangent(captured)
     foreign = next((island for island in captured.islands.values() if island.foreign), None)
     if foreign is not None:
@@ -127,36 +130,6 @@ def capture_whole_step(
     slots = parameter_slots(captured, module, optimizer)
     graph = with_updates(captured.graph, slots, catalogue(captured.graph), clip_grad_norm=clip_grad_norm)
     return WholeStep(module, replace(captured, graph=graph), args, {slot.target: slot.live for slot in slots})
-
-
-@contextmanager
-def _leaving_as_it_is(loss_fn: LossFunction) -> Iterator[None]:
-    """A context after which what the function closes over, or is bound to, is as before it. Raises ``CaptureError``
-    where the function has changed that: a plan has what it was when it was traced."""
-    reads = reads_of(loss_fn)
-    held = [(name, value, content(value)) for name, value in reads.held]
-    cells = [
-        (name, cell, cell.cell_contents)
-        for function in reads.functions
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-        if cell != CellType()  # an empty one
-    ]
-    changed: list[str] = []
-    try:
-        yield
-    finally:
-        changed += [name for name, value, before in held if not same_content(content(value), before)]
-        for _, value, before in held:
-            restore(value, before)
-        for name, cell, value in cells:
-            if cell.cell_contents is not value and not is_equal(cell.cell_contents, value):
-                changed.append(name)
-            cell.cell_contents = value
-    if changed:
-        raise CaptureError(
-            f"loss_fn changes {changed[0]}, which a planned step would not: give what changes as a part of the "
-            "targets, or make the loss a torch.nn.Module that counts in a buffer"
-        )
 
 
 def _ranges(model: torch.nn.Module, args: tuple[Any, Any], dynamic: Mapping[str, Any]) -> Ranges:
