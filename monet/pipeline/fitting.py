@@ -314,8 +314,8 @@ def smallest_placed(candidates: Sequence[Solution | None], lowered: Lowered, tim
 
     ``time_limit_s``: for all of them, as for ``placement``.
     """
-    fixed_bytes, plans = lowered.problem.fixed_bytes, [plan for plan in candidates if plan is not None]
+    plans = [plan for plan in candidates if plan is not None]
     each_s = time_limit_s / len(plans)
-    made = [(plan, placement(plan.runs, lowered, fixed_bytes, each_s)) for plan in plans]
+    made = [(plan, placement(plan.runs, lowered, None, each_s)) for plan in plans]
     placed = [(as_placed(plan, lowered, of), of) for plan, of in made]
     return min(placed, key=lambda pair: pair[1].layout.arena_bytes)

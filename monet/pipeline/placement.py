@@ -44,9 +44,9 @@ class Placement:
         return place(self.unrolled, self.layout.offsets)
 
 
-def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: float = math.inf) -> Placement:
+def placement(runs: Runs, lowered: Lowered, budget_bytes: int | None, time_limit_s: float = math.inf) -> Placement:
     """The runs in an order of small peak, placed. The search for a smaller arena ends when it fits in what the fixed
-    bytes leave of the budget.
+    bytes leave of the budget, or once none can. ``budget_bytes``: None looks for the smallest arena.
 
     Where the load along the order that the program counted in is within the budget, that order is laid out first, in
     most of the time: seconds for a better order are lost where what is missing is a layout without gaps.
@@ -55,7 +55,7 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     input gives an equal placement where that is not what ends a search.
     """
     deadline_s = time.monotonic() + time_limit_s
-    capacity_bytes = max(0, budget_bytes - lowered.problem.fixed_bytes)
+    capacity_bytes = None if budget_bytes is None else max(0, budget_bytes - lowered.problem.fixed_bytes)
     if lowered.carried:
         return _streamed(runs, lowered, capacity_bytes, time_limit_s)
     if runs.moved:
@@ -66,7 +66,7 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     arena = _Arena(CUDA_ALIGNMENT if cuda else ALIGNMENT, capacity_bytes)
     schedule = calls(runs, lowered)
     counted = unroll(schedule, lowered)
-    first = arena.layout(counted, FIRST_SHARE * time_limit_s) if arena.load_bytes(counted) <= capacity_bytes else None
+    first = arena.layout(counted, FIRST_SHARE * time_limit_s) if arena.may_hold(counted) else None
     left_s = deadline_s - time.monotonic()
     reordered, ordered = reorder(schedule, lowered, time_limit_s=min(ORDER_S, left_s / 2))
     if ordered.interrupted:  # it keeps what it has, but whoever interrupts wants no plan now
@@ -74,24 +74,27 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int, time_limit_s: flo
     if first is not None and reordered == tuple(schedule):
         return Placement(counted, ordered, first)
     unrolled = unroll(reordered, lowered)
+    if first is not None and first.arena_bytes <= arena.load_bytes(unrolled):
+        return Placement(counted, as_scheduled(schedule, lowered, ordered.bound_bytes), first)
     placed = arena.layout(unrolled, deadline_s - time.monotonic())
     if first is None or placed.arena_bytes < first.arena_bytes:
         return Placement(unrolled, ordered, placed)
     return Placement(counted, as_scheduled(schedule, lowered, ordered.bound_bytes), first)
 
 
-def _streamed(runs: Runs, lowered: Lowered, capacity_bytes: int, time_limit_s: float) -> Placement:
+def _streamed(runs: Runs, lowered: Lowered, capacity_bytes: int | None, time_limit_s: float) -> Placement:
     """With copies of parameters and state, which use the memory that the runs leave: the less of it, the more often one
-    has not fitted."""
+    has not fitted; none of it for the smallest arena."""
     arena, moves = _Arena(COPY_ALIGNMENT, capacity_bytes), with_moves(runs, lowered)
     ordered = _as_planned(runs, lowered)
     found: list[Placement] = []
-    for share in FILLED:
-        schedule = with_carried_copies(moves, lowered, int(share * capacity_bytes))
+    filled = [0] if capacity_bytes is None else [int(share * capacity_bytes) for share in FILLED]
+    for filled_bytes in filled:
+        schedule = with_carried_copies(moves, lowered, filled_bytes)
         unrolled = unroll(schedule, lowered)
-        placed = arena.layout(unrolled, time_limit_s / len(FILLED))
+        placed = arena.layout(unrolled, time_limit_s / len(filled))
         found.append(Placement(unrolled, ordered, placed, copied(schedule, lowered)))
-        if placed.arena_bytes <= capacity_bytes:
+        if capacity_bytes is not None and placed.arena_bytes <= capacity_bytes:
             break
     return min(found, key=lambda each: each.layout.arena_bytes)
 
@@ -112,14 +115,19 @@ def as_placed(solution: Solution, lowered: Lowered, placed: Placement) -> Soluti
 
 @dataclass(frozen=True, slots=True)
 class _Arena:
-    """``alignment``: what each offset is a multiple of. ``capacity_bytes``: what it should fit in."""
+    """``alignment``: what each offset is a multiple of. ``capacity_bytes``: what it should fit in; None: in the least
+    that there is."""
 
     alignment: int
-    capacity_bytes: int
+    capacity_bytes: int | None
 
     def load_bytes(self, unrolled: Unrolled) -> int:
         """No layout is smaller."""
         return pieces_of(_lifetimes(unrolled), self.alignment).bound() * self.alignment
+
+    def may_hold(self, unrolled: Unrolled) -> bool:
+        """Whether the load is within the capacity."""
+        return self.capacity_bytes is None or self.load_bytes(unrolled) <= self.capacity_bytes
 
     def layout(self, unrolled: Unrolled, left_s: float) -> Layout:
         """Raises ``KeyboardInterrupt``."""
