@@ -31,11 +31,17 @@ POINTWISE: frozenset[Callable[..., Any]] = frozenset({
     aten.sqrt.default, aten.reciprocal.default, aten.sigmoid.default, aten.tanh.default, aten.silu.default,
     aten.silu_backward.default, aten.gelu.default, aten.gelu_backward.default, aten.sigmoid_backward.default,
     aten.tanh_backward.default, aten.hardswish.default, aten.hardsigmoid.default, aten._to_copy.default,
+    aten.where.self,
 })  # fmt: skip
-REDUCTIONS: frozenset[Callable[..., Any]] = frozenset({aten.mean.dim, aten.sum.dim_IntList})
+REDUCTIONS: frozenset[Callable[..., Any]] = frozenset({
+    aten.mean.dim, aten.sum.dim_IntList, aten._softmax.default, aten._safe_softmax.default,
+    aten._softmax_backward_data.default,
+})  # fmt: skip
+COPIES: frozenset[Callable[..., Any]] = frozenset({aten.cat.default, aten.slice_backward.default, aten.clone.default})
+"""What puts elements at other places, as rotary embeddings do."""
 VIEWS: frozenset[Callable[..., Any]] = frozenset({
     aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.dim,
-    aten.detach.default, aten.alias.default,
+    aten.detach.default, aten.alias.default, aten.slice.Tensor, aten.transpose.int, aten.permute.default,
 })  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -126,7 +132,7 @@ class _Pass:
 
     def fusible(self, op: Operator) -> bool:
         """Whether a compiler's kernel may run the operator together with others."""
-        if op.view or op.random or not op.single or op.target not in POINTWISE | REDUCTIONS:
+        if op.view or op.random or not op.single or op.target not in POINTWISE | REDUCTIONS | COPIES:
             return False
         result = op.outputs[0]
         if result is None or self.graph.storage(result) != result or self.graph.values[result].dtype not in DTYPES:
@@ -167,7 +173,10 @@ class _Pass:
         if op.target is aten._to_copy.default:
             (given,), (made,) = operator_inputs(op), op.outputs
             return made is not None and self.graph.values[given].dtype is self.graph.values[made].dtype
-        return op.target not in REDUCTIONS and len(op.args) > 1 and op.args[1] in (0, 1)
+        if op.target in (aten.cat.default, aten.slice_backward.default):  # of all of one tensor
+            given, (made,) = operator_inputs(op)[0], op.outputs
+            return made is not None and self.graph.values[given].numel == self.graph.values[made].numel
+        return op.target in POINTWISE and len(op.args) > 1 and op.args[1] in (0, 1)
 
     def _makers(self, operators: Iterable[Operator]) -> list[Operator]:
         """Of what these read, in this pass."""

@@ -74,6 +74,37 @@ class Summed(nn.Module):
         return (torch.exp(x * self.weight) + torch.sqrt(self.weight.square() + 1.0) * x).sum()
 
 
+class Rotated(nn.Module):
+    """Rotary embedding of heads, between two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.before(x).view(2, ROWS // 2, 4, WIDTH // 4).transpose(1, 2)
+        angles = torch.arange(ROWS // 2).outer(torch.linspace(0.1, 1.0, WIDTH // 8)).repeat(1, 2)
+        first, second = heads.chunk(2, -1)
+        turned = heads * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+        made: Tensor = self.after(turned.transpose(1, 2).reshape(ROWS, WIDTH)).square().mean()
+        return made
+
+
+class Attended(nn.Module):
+    """Softmax of masked products of rows, times a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.before(x).view(-1, WIDTH, WIDTH)
+        seen = torch.ones(WIDTH, WIDTH, dtype=torch.bool).tril()
+        scores = query @ query.transpose(1, 2) * 0.1 + torch.where(seen, 0.0, -1e4)
+        made: Tensor = self.after(scores.softmax(-1) @ x.view(-1, WIDTH, WIDTH)).square().mean()
+        return made
+
+
 def _labels() -> Tensor:
     labels = torch.randint(CLASSES, (ROWS,))
     labels[::7] = -100
@@ -84,6 +115,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]
     "gated": (Gated, lambda: (torch.randn(ROWS, WIDTH), _labels())),
     "scaled": (Scaled, lambda: (torch.randn(ROWS, WIDTH),)),
     "summed": (Summed, lambda: (torch.randn(ROWS, WIDTH),)),
+    "rotated": (Rotated, lambda: (torch.randn(ROWS, WIDTH),)),
+    "attended": (Attended, lambda: (torch.randn(ROWS, WIDTH),)),
 }
 
 
@@ -153,6 +186,42 @@ def _programs(graph: Any) -> dict[str, str]:
     """Value → what is called for it."""
     ops = (*graph.forward, *graph.backward)
     return {op.outputs[0]: str(op.target).split(".")[1] for op in ops if isinstance(op.target, Fused)}
+
+
+def test_a_rotary_embedding_is_one_region_in_each_pass() -> None:
+    graph = with_regions(_graph("rotated"))
+    programs = [
+        [str(op.target).split("(")[0] for op in ops if isinstance(op.target, Fused)]
+        for ops in (graph.forward, graph.backward)
+    ]
+    assert programs[0] == ["fused.mul_neg_cat_mul_add."]
+    assert "fused.mul_slice_slice_neg_mul_cat_add." in programs[1]
+    assert not any(op.target is aten.cat.default for op in (*graph.forward, *graph.backward))
+
+
+def test_a_softmax_is_in_a_region_with_its_mask() -> None:
+    graph = with_regions(_graph("attended"))
+    calls = [op.target for op in (*graph.forward, *graph.backward) if isinstance(op.target, Fused)]
+    programs = [str(call).split("(")[0] for call in calls]
+    assert {"fused.mul_where_add__softmax.", "fused._softmax_backward_data_mul."} <= set(programs)
+
+
+def test_copies_are_part_of_a_region() -> None:
+    """Heads that are scaled, and put beside each other for a product."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.before(x).view(ROWS, 4, WIDTH // 4).transpose(0, 1).tanh().contiguous() * 2.0
+            made: Tensor = self.after(heads.transpose(0, 1).reshape(ROWS, WIDTH)).square().mean()
+            return made
+
+    graph = capture_once(Heads(), (torch.randn(ROWS, WIDTH),), {}, gradients_leave=True, on_disk=False).graph
+    forward = [str(op.target).split("(")[0] for op in with_regions(graph).forward if isinstance(op.target, Fused)]
+    assert forward == ["fused.tanh_clone_mul_transpose_clone."]
 
 
 def test_what_is_inside_is_no_value() -> None:
@@ -235,7 +304,8 @@ def test_what_the_compiler_fails_on_is_said(monkeypatch: pytest.MonkeyPatch) -> 
         program(torch.randn(3))
 
 
-def test_what_may_be_an_input_is_no_result() -> None:
+@pytest.mark.parametrize("last", [lambda x: x * 1.0, lambda x: torch.cat([x], 1)])
+def test_what_may_be_an_input_is_no_result(last: Callable[[Tensor], Tensor]) -> None:
     """A compiler would return the input itself for x + 0."""
 
     class Added(nn.Module):
@@ -244,11 +314,13 @@ def test_what_may_be_an_input_is_no_result() -> None:
             self.weight = nn.Parameter(torch.randn(ROWS, WIDTH))
 
         def forward(self, x: Tensor) -> Tensor:
-            return functional.softmax((x * self.weight).exp() * 1.0, 1).sum()
+            return functional.softmax(last((x * self.weight).exp()), 1).sum()
 
     graph = capture_once(Added(), (torch.randn(ROWS, WIDTH),), {}, gradients_leave=True, on_disk=False).graph
     programs = [op.target for op in with_regions(graph).forward if isinstance(op.target, Fused)]
-    assert programs and not any(str(program.steps[-1]).endswith(", 1.0)") for program in programs)
+    assert programs
+    assert not any(str(program.steps[-1]).endswith(", 1.0)") for program in programs)
+    assert not any(program.steps[-1].target is aten.cat.default for program in programs)
 
 
 @pytest.mark.slow
