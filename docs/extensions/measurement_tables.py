@@ -196,6 +196,23 @@ def offload_published(result: Any) -> Iterable[Row]:
         )  # fmt: skip
 
 
+def beside_compile(result: Any) -> Iterable[Row]:
+    """``torch.compile``'s runs, and the plans for the peak of each; eager against itself first."""
+    yield "network", "contestant", "peak, of eager's", "time, of eager's", "a plan at that peak", "with fused regions"
+    for network, runs in result.items():
+        eager_bytes = next(run["peak_bytes"] for run in runs if run["contestant"] == "eager")
+        for run in runs:
+            if run["contestant"] in ("monet", "fused") or "time_ratio" not in run:
+                continue
+            asked = "" if run["asked"] is None else f", budget {run['asked']}"
+            alone = run["contestant"] == "eager"
+            ratios = [None if alone else run.get(f"{kind}_time_ratio") for kind in ("monet", "fused")]
+            yield (
+                network, run["contestant"] + asked, _share(run["peak_bytes"] / eager_bytes), f"{run['time_ratio']:.3f}",
+                *("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
+            )  # fmt: skip
+
+
 def estimates(result: Any) -> Iterable[Row]:
     """Estimated less measured: eager's peak, and the overhead that differs most, over the shares that have plans."""
     yield "model", "eager's peak", "overheads, largest difference", "shares compared"
@@ -243,6 +260,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "memory-budget": ("peers.json", memory_budget),
     "beside-peers": ("curve.json", beside_peers),
     "curves": ("curve.json", curves),
+    "beside-compile": ("compile.json", beside_compile),
     "guided": ("guided.json", guided),
     "loops": ("loops.json", loops),
     "estimates": ("fit.json", estimates),
