@@ -47,6 +47,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 LEAST_ELEMENTS = 1 << 14
 """Of a region's largest value: calls of less take no longer than the call itself."""
+MOST_READ = 4
+"""Values of the sink's size that a region reads: they are in memory together, where its operators would have summed up
+one after another (a Mamba's 16 steps, whose gradients took 2.5 times eager's peak). Inductor's limit for what it reads
+anew is the same; a decoder's regions read up to four."""
 SMALL = 16
 """An inner value with so many times fewer elements than the sink is kept for the backward pass."""
 
@@ -156,6 +160,8 @@ class _Pass:
             for op in self._makers([sink, *region.inner]):
                 if op.name in members or op.name in self.region_of or not self._is_inner(op, members) or not may_go(op):
                     continue
+                if self._reads_more(op, [sink, *region.inner]):
+                    continue
                 region.inner.append(op)
                 members.add(op.name)
                 grows = True
@@ -167,6 +173,23 @@ class _Pass:
         if (len(calls) > 1 and large) or any(name in self.gone for name in names):
             self.regions.append(region)
             self.region_of.update(dict.fromkeys(members, region))
+
+    def _reads_more(self, op: Operator, members: Sequence[Operator]) -> bool:
+        """Whether a region of ``members``, whose first is the sink, would read too much with ``op``, and more than
+        without it."""
+        (end,) = members[0].outputs
+        assert end is not None
+        before, after = (
+            {self.graph.storage(name) for name in self._inputs(operators) if not _is_small(name, end, self.graph)}
+            for operators in (members, [*members, op])
+        )
+        return len(after) > max(MOST_READ, len(before))
+
+    def _inputs(self, operators: Sequence[Operator]) -> set[str]:
+        """What these read and do not make, nor make again."""
+        again = [op for each in operators for name in operator_inputs(each) for op in self.gone.get(name, [])]
+        made = {name for op in (*operators, *again) for name in op.outputs}
+        return {name for op in (*operators, *again) for name in operator_inputs(op)} - made
 
     def _may_be_input(self, op: Operator) -> bool:
         """Whether the result equals an input, which a compiler would then return: it must have memory of its own."""

@@ -21,7 +21,7 @@ from monet.errors import ConfigError, ExecutionError
 from monet.ops.catalogue import catalogue
 from monet.ops.fusion import compiling, offers
 from monet.ops.fusion.fused import Fused, Slot, Step
-from monet.ops.fusion.regions import LEAST_ELEMENTS, with_regions
+from monet.ops.fusion.regions import LEAST_ELEMENTS, MOST_READ, with_regions
 from monet.ops.offers.context import Context
 from monet.ops.offers.implementation import Implementation
 from monet.ops.offers.offering import Offering
@@ -204,6 +204,23 @@ def test_a_softmax_is_in_a_region_with_its_mask() -> None:
     calls = [op.target for op in (*graph.forward, *graph.backward) if isinstance(op.target, Fused)]
     programs = [str(call).split("(")[0] for call in calls]
     assert {"fused.mul_where_add__softmax.", "fused._softmax_backward_data_mul."} <= set(programs)
+
+
+def test_a_region_reads_few_values_of_its_size() -> None:
+    """All that it reads is in memory at once, where sums one after another hold two."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = sum(part(x) for part in self.parts).exp().mean()
+            return made
+
+    graph = capture_once(Sums(), (torch.randn(ROWS, WIDTH),), {}, gradients_leave=True, on_disk=False).graph
+    sums = [op for op in with_regions(graph).forward if isinstance(op.target, Fused)]
+    assert sums and all(len(operator_inputs(op)) <= MOST_READ for op in sums)
 
 
 def test_copies_are_part_of_a_region() -> None:
