@@ -197,7 +197,7 @@ def offload_published(result: Any) -> Iterable[Row]:
 
 
 def beside_compile(result: Any) -> Iterable[Row]:
-    """``torch.compile``'s runs, and the plans for the peak of each; eager against itself first."""
+    """``torch.compile``'s runs, and the plans for the peak of each; eager first."""
     yield "network", "contestant", "peak, of eager's", "time, of eager's", "a plan at that peak", "with fused regions"
     for network, runs in result.items():
         eager_bytes = next(run["peak_bytes"] for run in runs if run["contestant"] == "eager")
@@ -205,8 +205,7 @@ def beside_compile(result: Any) -> Iterable[Row]:
             if run["contestant"] in ("monet", "fused") or "time_ratio" not in run:
                 continue
             asked = "" if run["asked"] is None else f", budget {run['asked']}"
-            alone = run["contestant"] == "eager"
-            ratios = [None if alone else run.get(f"{kind}_time_ratio") for kind in ("monet", "fused")]
+            ratios = (run.get(f"{kind}_time_ratio") for kind in ("monet", "fused"))
             yield (
                 network, run["contestant"] + asked, _share(run["peak_bytes"] / eager_bytes), f"{run['time_ratio']:.3f}",
                 *("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios),

@@ -74,11 +74,10 @@ def placement(runs: Runs, lowered: Lowered, budget_bytes: int | None, time_limit
     if first is not None and reordered == tuple(schedule):
         return Placement(counted, ordered, first)
     unrolled = unroll(reordered, lowered)
-    if first is not None and first.arena_bytes <= arena.load_bytes(unrolled):
-        return Placement(counted, as_scheduled(schedule, lowered, ordered.bound_bytes), first)
-    placed = arena.layout(unrolled, deadline_s - time.monotonic())
-    if first is None or placed.arena_bytes < first.arena_bytes:
-        return Placement(unrolled, ordered, placed)
+    if first is None or arena.load_bytes(unrolled) < first.arena_bytes:
+        placed = arena.layout(unrolled, deadline_s - time.monotonic())
+        if first is None or placed.arena_bytes < first.arena_bytes:
+            return Placement(unrolled, ordered, placed)
     return Placement(counted, as_scheduled(schedule, lowered, ordered.bound_bytes), first)
 
 

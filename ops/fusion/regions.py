@@ -177,19 +177,20 @@ class _Pass:
     def _reads_more(self, op: Operator, members: Sequence[Operator]) -> bool:
         """Whether a region of ``members``, whose first is the sink, would read too much with ``op``, and more than
         without it."""
+        count = self._large_read([*members, op])
+        return count > MOST_READ and count > self._large_read(members)
+
+    def _large_read(self, members: Sequence[Operator]) -> int:
+        """How many values, not small beside the sink's, a region of ``members`` reads."""
         (end,) = members[0].outputs
         assert end is not None
-        before, after = (
-            {self.graph.storage(name) for name in self._inputs(operators) if not _is_small(name, end, self.graph)}
-            for operators in (members, [*members, op])
-        )
-        return len(after) > max(MOST_READ, len(before))
+        read = _read_by(self._calls(members))
+        return len({self.graph.storage(name) for name in read if not _is_small(name, end, self.graph)})
 
-    def _inputs(self, operators: Sequence[Operator]) -> set[str]:
-        """What these read and do not make, nor make again."""
-        again = [op for each in operators for name in operator_inputs(each) for op in self.gone.get(name, [])]
-        made = {name for op in (*operators, *again) for name in op.outputs}
-        return {name for op in (*operators, *again) for name in operator_inputs(op)} - made
+    def _calls(self, members: Sequence[Operator]) -> list[Operator]:
+        """What a region of ``members`` calls: what makes again the values that are gone comes first."""
+        again = (op for member in members for name in operator_inputs(member) for op in self.gone.get(name, []))
+        return [*{op.name: op for op in again}.values(), *members]
 
     def _may_be_input(self, op: Operator) -> bool:
         """Whether the result equals an input, which a compiler would then return: it must have memory of its own."""
@@ -272,16 +273,8 @@ class _Pass:
         return tuple(found)
 
     def _fused(self, region: _Region) -> Operator:
-        members = region.operators(self.order)
-        before: list[Operator] = []
-        for op in members:
-            for name in operator_inputs(op):
-                for earlier in self.gone.get(name, []):
-                    if earlier not in before:
-                        before.append(earlier)
-        calls = [*before, *members]
-        made = {name for op in calls for name in op.outputs if name is not None}
-        inputs = list(dict.fromkeys(n for op in calls for n in operator_inputs(op) if n not in made))
+        calls = self._calls(region.operators(self.order))
+        inputs = _read_by(calls)
         slots = {name: index for index, name in enumerate(inputs)}
         steps: list[Step] = []
         for op in calls:
@@ -301,6 +294,12 @@ class _Pass:
             outputs=outputs,
             single=len(outputs) == 1,
         )
+
+
+def _read_by(calls: Sequence[Operator]) -> list[str]:
+    """What these read and do not make, each once."""
+    made = {name for op in calls for name in op.outputs}
+    return list(dict.fromkeys(name for op in calls for name in operator_inputs(op) if name not in made))
 
 
 def _chain(name: str, members: Sequence[Operator], kept: Iterable[str]) -> list[Operator]:
