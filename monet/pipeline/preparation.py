@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.estimating.profiling import estimated_profile
 from monet.ops.estimating.quick import quick_rates
 from monet.ops.estimating.rates import Rates
+from monet.ops.fusion.compiling import can_compile
+from monet.ops.fusion.compiling_ahead import compiler_made_ready
 from monet.ops.fusion.offers import is_compiled
 from monet.ops.kernels.ahead import build_ahead, wait_for_builds
 from monet.ops.measuring.cache import ProfileCache
@@ -149,21 +152,24 @@ def prepare(
         ConfigError: an offering that is not known.
         ProfileError: an operator fails when it is measured.
     """
-    preparing = preparing or Preparing()
-    if preparing.costs is None and device_type(model, (args, kwargs)) == "cpu":
+    preparing, offering = preparing or Preparing(), offering or Offering()
+    on_cpu = device_type(model, (args, kwargs)) == "cpu"
+    if preparing.costs is None and on_cpu:
         build_ahead(build_gaps)
-    captured = capture_once(
-        model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache, ranges=ranges,
-        compared=preparing.costs is None,
-    )  # fmt: skip
-    if not any(captured.graph.tangents):
-        raise CaptureError(
-            "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), or a "
-            "choice such as argmax)"
-        )
-    graph = with_accumulation(captured).captured.graph if preparing.accumulate else captured.graph
-    step = _Step(model, model._get_name(), captured, graph, graph, (args, kwargs))
-    return _prepared(step, preparing, offering or Offering(), progress, look)
+    compiles = offering.fused and on_cpu and can_compile("cpu")
+    with compiler_made_ready() if compiles else nullcontext():
+        captured = capture_once(
+            model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache, ranges=ranges,
+            compared=preparing.costs is None,
+        )  # fmt: skip
+        if not any(captured.graph.tangents):
+            raise CaptureError(
+                "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), "
+                "or a choice such as argmax)"
+            )
+        graph = with_accumulation(captured).captured.graph if preparing.accumulate else captured.graph
+        step = _Step(model, model._get_name(), captured, graph, graph, (args, kwargs))
+        return _prepared(step, preparing, offering, progress, look)
 
 
 def prepare_whole(

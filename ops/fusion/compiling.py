@@ -7,6 +7,7 @@ Its kernels ask for their results through the allocator of the step's device, as
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,10 @@ SETTINGS: dict[str, Any] = {
     "deterministic": True,
 }
 """What keeps a kernel's results and requests the same at every call."""
+if platform.machine() == "x86_64":
+    # Inductor compiles and loads a program for each set of vector instructions that the processor has, 7 s in all, to
+    # know whether PyTorch was built with an older compiler than this one. It was not since long before 2.11.
+    SETTINGS["cpp.vec_isa_ok"] = True
 
 Geometry = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]
 """Of a tensor: dtype, shape, strides, device."""
@@ -73,15 +78,23 @@ def kernel_of(fused: Fused, inputs: tuple[Geometry, ...]) -> Kernel:
     return found
 
 
+def import_compiler() -> None:
+    """Takes a second, and most processes compile nothing."""
+    import torch._inductor.compile_fx
+    import torch._inductor.decomposition
+    import torch.fx.experimental.proxy_tensor  # noqa: F401
+
+
 def _compile(fused: Fused, inputs: tuple[Geometry, ...]) -> Kernel:
-    # These take a second to import, and most processes compile nothing.
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with torch.no_grad(), FakeTensorMode() as mode, config.patch(SETTINGS):
+    # No size is symbolic, but Inductor looks for nothing on disk without an environment of such sizes.
+    with torch.no_grad(), FakeTensorMode(shape_env=ShapeEnv()) as mode, config.patch(SETTINGS):
         fake = [
             torch.empty_strided(shape, stride, dtype=dtype, device=device) for dtype, shape, stride, device in inputs
         ]

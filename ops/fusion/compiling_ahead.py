@@ -13,17 +13,19 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
-from monet.ops.fusion.compiling import Geometry, is_known, kernel_of
-from monet.ops.fusion.fused import Fused
+from monet.ops.fusion.compiling import Geometry, import_compiler, is_known, kernel_of
+from monet.ops.fusion.fused import Fused, Slot, Step
 
 Wanted = tuple[Fused, tuple[Geometry, ...]]
 
@@ -32,7 +34,34 @@ COLD_S = 1.0
 LEAST_SHARED = 4
 """Kernels left, from which on other processes help: one is there in 4 s, in which two kernels are compiled."""
 
-_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from monet.ops.fusion.compiling_ahead import serve; serve()"
+_COMMAND = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from monet.ops.fusion.compiling_ahead import serve; serve(int(sys.argv[1]))"
+)
+_FIRST: Wanted = (
+    Fused(1, (Step(torch.ops.aten.neg.default, (Slot(0),), ()),), (1,)),
+    ((torch.float32, (64,), (1,), torch.device("cpu")),),
+)
+"""A kernel for which Inductor gets ready: it tries the compiler's flags, and compiles its headers."""
+_begun: list[subprocess.Popen[bytes]] = []
+
+
+@contextlib.contextmanager
+def compiler_made_ready() -> Iterator[None]:
+    """A context in which a thread imports Inductor, and a process gets it ready, where that was never done: 10 s of one
+    core, as long as it takes to capture a model. It compiles kernels with this one then, while the context lasts."""
+    threading.Thread(target=import_compiler, name="monet imports Inductor", daemon=True).start()
+    begun: list[subprocess.Popen[bytes]] = []
+    with contextlib.suppress(OSError):
+        if not _begun and _is_alone() and not _marker().exists():
+            begun.append(_helper())
+    _begun.extend(begun)
+    try:
+        yield
+    finally:
+        for process in begun:
+            _begun[:] = [other for other in _begun if other is not process]
+            _end(process)
 
 
 def compile_all(wanted: Iterable[Wanted], *, progress: bool = False) -> None:
@@ -44,6 +73,8 @@ def compile_all(wanted: Iterable[Wanted], *, progress: bool = False) -> None:
     with _Helpers() as helpers, tqdm(
         total=len(waiting), desc="compiling kernels", disable=not progress or not waiting
     ) as bar:  # fmt: skip
+        if _begun:
+            helpers.begin(waiting[:0:-1])
         for number, one in enumerate(waiting):
             begun = time.monotonic()
             kernel_of(*one)
@@ -60,18 +91,15 @@ class _Helpers:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def begin(self, wanted: Sequence[Wanted]) -> None:
-        """Once: a process for each other core. Where one cannot be had, or ends, this process compiles alone; and for a
-        GPU, whose memory each process would take some of."""
+        """Once: a process for each other core, the one that is there first. Where one cannot be had, or ends, this
+        process compiles alone; and for a GPU, whose memory each process would take some of."""
         on_cpu = all(device.type == "cpu" for _, inputs in wanted for *_, device in inputs)
-        if self._processes or not on_cpu or getattr(sys, "frozen", False) or not sys.executable:
+        if self._processes or not on_cpu or not _is_alone():
             return
-        count = min(len(os.sched_getaffinity(0)) - 1, len(wanted) // LEAST_SHARED)
+        count = min(len(os.sched_getaffinity(0)) - 1, max(len(_begun), len(wanted) // LEAST_SHARED))
         with contextlib.suppress(OSError):
             for number in range(count):
-                process = subprocess.Popen(
-                    [sys.executable, "-c", _COMMAND, *sys.path],
-                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                )  # fmt: skip
+                process = _begun.pop() if _begun else _helper()
                 self._processes.append(process)
                 assert process.stdin is not None
                 with process.stdin:
@@ -84,15 +112,44 @@ class _Helpers:
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self._processes:
-            process.kill()
-            process.wait()
+            _end(process)
 
 
-def serve() -> None:
-    """In a helper: compiles what it is sent. What fails here fails in the other process, too, and is said there."""
-    torch.set_num_threads(1)
+def _is_alone() -> bool:
+    """Whether this is a Python of its own, which another process can be begun as, and not the only core's."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False) and len(os.sched_getaffinity(0)) > 1
+
+
+def _helper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _COMMAND, str(torch.get_num_threads()), *sys.path],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    if process.stdin is not None and not process.stdin.closed:
+        process.stdin.close()
+    process.wait()
+
+
+def serve(threads: int) -> None:
+    """In a helper: compiles what it is sent. What fails here fails in the other process, too, and is said there.
+    ``threads``: the other process's; Inductor writes their number into its kernels."""
+    torch.set_num_threads(threads)
+    if not _marker().exists():
+        kernel_of(*_FIRST)
+        _marker().touch()
     for one in pickle.load(sys.stdin.buffer):
         kernel_of(*one)
+
+
+def _marker() -> Path:
+    """A file that is there once Inductor is ready."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir()) / f"monet-ready-{torch.__version__}"
 
 
 class _Pickler(pickle.Pickler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,14 +63,59 @@ def test_a_helper_that_fails_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 def test_another_process_fills_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels for as many threads as this process has, which then compiles nothing."""
+    from torch._dynamo.utils import counters
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    before = {path for path in tmp_path.rglob("*.so")}
+    wanted = _wanted(2)
     done = subprocess.run(
-        [sys.executable, "-c", compiling_ahead._COMMAND, *sys.path],
-        input=compiling_ahead._pickled(_wanted(2)),
+        [sys.executable, "-c", compiling_ahead._COMMAND, str(torch.get_num_threads()), *sys.path],
+        input=compiling_ahead._pickled(wanted),
         check=True,
         timeout=300,
         capture_output=True,
     )
     assert not done.stdout
-    assert len({path for path in tmp_path.rglob("*.so")} - before) >= 2
+    there = set(tmp_path.rglob("*.so"))
+    assert len(there) >= 2 and compiling_ahead._marker().exists()
+    before = counters["inductor"]["fxgraph_cache_hit"]
+    for one in wanted:
+        compiling.kernel_of(*one)
+    assert counters["inductor"]["fxgraph_cache_hit"] == before + 2
+    assert set(tmp_path.rglob("*.so")) == there
+
+
+def test_a_process_makes_the_compiler_ready_where_it_never_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(compiling_ahead, "import_compiler", lambda: None)
+    monkeypatch.setattr(compiling_ahead, "_COMMAND", "import sys; sys.stdin.read()")
+    with compiling_ahead.compiler_made_ready():
+        (process,) = compiling_ahead._begun
+        assert process.poll() is None
+        with compiling_ahead.compiler_made_ready():
+            assert compiling_ahead._begun == [process]
+    assert process.returncode is not None and not compiling_ahead._begun
+    compiling_ahead._marker().touch()
+    with compiling_ahead.compiler_made_ready():
+        assert not compiling_ahead._begun
+
+
+def test_the_process_that_is_there_is_sent_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = tmp_path / "received"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(compiling_ahead, "import_compiler", lambda: None)
+    command = f"import sys, pathlib; pathlib.Path({str(received)!r}).write_bytes(sys.stdin.buffer.read())"
+    monkeypatch.setattr(compiling_ahead, "_COMMAND", command)
+    wanted = _wanted(3)
+
+    def slow(*one: object) -> None:
+        while not received.exists() or not received.stat().st_size:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(compiling_ahead, "kernel_of", slow)
+    monkeypatch.setattr(compiling_ahead, "is_known", lambda *one: False)
+    with compiling_ahead.compiler_made_ready():
+        compile_all(wanted)
+    assert pickle.loads(received.read_bytes()) == wanted[:0:-1]
