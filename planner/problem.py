@@ -198,6 +198,22 @@ class SecondMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A parameter, or what an optimiser keeps for one, that is in memory from step to step, or carried: in the second
+    memory, but for the operators that use it.
+
+    ``bytes``: of memory. ``copied_bytes``: what a step reads and writes of it at least, as (written, read).
+    ``forward``, ``backward``: positions of the operators that use it however they run.
+    """
+
+    id: str
+    bytes: int
+    copied_bytes: tuple[int, int]
+    forward: frozenset[int]
+    backward: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """What to plan: forward operators in order, backward operators in order, and fixed bytes.
 

@@ -1,25 +1,26 @@
 """Parameters and an optimiser's state in the second memory between steps: which, and what the program counts for them.
 
 A parameter is used by a few operators of each pass, and a tensor of state by one, its parameter's update. They need not
-be there for the rest of the step. What of them is moved so is decided before the program is solved (``state_choices``).
-The program counts an operator's own while it runs, in each pass and wherever it runs again; when each is read and
-written is decided for the runs that are found (``carried_copies.py``).
+be there for the rest of the step. What of them is moved so is decided in a program of its own (``chosen_moves``);
+beside that some sets are always tried (``state_choices``). The program that comes after it counts an operator's own
+while it runs, in each pass and wherever it runs again; when each is read and written is decided for the runs that are
+found (``carried_copies.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from monet.base.graph import PARAMETER, STATE, operator_inputs
 from monet.ops.offers.implementation import Implementation
 from monet.ops.update_order import changed_by, updates_of
 from monet.pipeline.lowering import Lowered
-from monet.planner.problem import STATIC, SYNCHRONOUS, ForwardOperator
+from monet.planner.carrying import chosen_state
+from monet.planner.problem import STATIC, SYNCHRONOUS, ForwardOperator, StateTensor
+from monet.planner.search import Solving
 from monet.plans.format import whole_blocks
-
-SHARES = (0.5, 1.0)
-"""Of the bytes of state that can be moved: what is tried, besides none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +32,67 @@ class StateMoves:
     beside: bool = True
 
 
-def state_choices(lowered: Lowered) -> list[StateMoves]:
-    """Nothing; the largest updates' state, up to a half; all state; all state and parameters; the last of these with no
-    memory for copies beside operators. Nothing alone for a step without updates, whose parameters are its caller's, and
-    for a model on a GPU: PyTorch's optimisers want their state there.
-    """
+def movable_state(lowered: Lowered) -> dict[str, list[str]]:
+    """Storages that may be moved, those together that are: the state of each update, and each parameter. Nothing for a
+    step without updates, whose parameters are its caller's, and for a model on a GPU: PyTorch's optimisers want their
+    state there."""
     second, graph = lowered.problem.second, lowered.catalogue.graph
     if second is None or second.mode == STATIC or not updates_of(graph) or graph.device.type != "cpu":
-        return [StateMoves()]
-    groups = sorted(_states_of_updates(lowered), key=lambda names: (-_bytes(lowered, names), names))
-    parameters = _parameters(lowered)
-    total = sum(_bytes(lowered, names) for names in groups)
-    wanted: list[list[str]] = []
-    for share in SHARES if groups else ():
-        chosen: list[str] = []
-        for names in groups:
-            if _bytes(lowered, chosen) < share * total:
-                chosen += names
-        wanted.append(chosen)
-    if parameters:
-        wanted.append([*(wanted[-1] if wanted else []), *parameters])
+        return {}
+    together = [*_states_of_updates(lowered), *([name] for name in _parameters(lowered))]
+    return {"+".join(group): group for group in together}
+
+
+def state_choices(lowered: Lowered) -> list[StateMoves]:
+    """Nothing; all state; all state and parameters; the last of these with no memory for copies beside operators."""
+    groups = movable_state(lowered)
+    states = [name for names in _states_of_updates(lowered) for name in names] if groups else []
     found = [StateMoves()]
-    for names in wanted:
+    for names in (states, [name for group in groups.values() for name in group]):
         moves = StateMoves(frozenset(names))
-        room = second.limit_bytes is None or _blocks(lowered, names) <= second.limit_bytes
-        if moves not in found and room:
+        if moves not in found and _has_room(lowered, moves):
             found.append(moves)
-    if found[-1].names and second.mode != SYNCHRONOUS:
+    second = lowered.problem.second
+    if found[-1].names and second is not None and second.mode != SYNCHRONOUS:
         found.append(replace(found[-1], beside=False))
     return found
+
+
+def _has_room(lowered: Lowered, moves: StateMoves) -> bool:
+    second = lowered.problem.second
+    return second is None or second.limit_bytes is None or _blocks(lowered, moves.names) <= second.limit_bytes
+
+
+def chosen_moves(lowered: Lowered, budget_bytes: int, solving: Solving) -> tuple[list[StateMoves], float]:
+    """What the program moves, with more room left each time, and a bound in seconds on every plan, whatever it moves; 0
+    where none is proven. ``solving``: as for ``chosen_state``."""
+    groups = movable_state(lowered)
+    carrying = chosen_state(lowered.problem, _state_tensors(lowered, groups), budget_bytes, solving)
+    choices = [StateMoves(frozenset(n for group in of for n in groups[group])) for of in carrying.choices]
+    return [moves for moves in choices if _has_room(lowered, moves)], carrying.bound_s
+
+
+def _state_tensors(lowered: Lowered, groups: Mapping[str, Sequence[str]]) -> tuple[StateTensor, ...]:
+    """What is moved together as one, which an operator uses that uses all of it however it runs."""
+    problem, offers = lowered.problem, lowered.catalogue
+    forward = _certain_uses(lowered, (offers.forward[operator.id] for operator in problem.forward))
+    backward = _certain_uses(lowered, (offers.backward[operator.id] for operator in problem.backward))
+    changed = frozenset[str]().union(*(changed_by(offers, update) for update in updates_of(offers.graph)))
+    found = []
+    for group, names in groups.items():
+        copied = _bytes(lowered, changed.intersection(names)), _bytes(lowered, names)
+        uses = [frozenset.intersection(*(of.get(name, frozenset()) for name in names)) for of in (forward, backward)]
+        found.append(StateTensor(group, _bytes(lowered, names), copied, *uses))
+    return tuple(found)
+
+
+def _certain_uses(lowered: Lowered, operators: Iterable[Mapping[str, Implementation]]) -> dict[str, frozenset[int]]:
+    """Storage → positions of the operators that read it by every implementation."""
+    storage, found = lowered.catalogue.storage, defaultdict[str, set[int]](set)
+    for position, runs in enumerate(operators):
+        for name in frozenset.intersection(*(frozenset(map(storage, run.inputs())) for run in runs.values())):
+            found[name].add(position)
+    return {name: frozenset(positions) for name, positions in found.items()}
 
 
 def _states_of_updates(lowered: Lowered) -> list[list[str]]:

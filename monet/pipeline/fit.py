@@ -29,7 +29,8 @@ class Shares:
     - ``order``: the order of keeping everything;
     - ``smallest``: the smallest plans of all orders, solved, ordered and placed, where none fits;
     - ``least``: a solve or a placement that is needed and for which there is no time left;
-    - ``left``: with less than this left and a plan in hand, nothing is solved again.
+    - ``left``: with less than this left and a plan in hand, nothing is solved again;
+    - ``state``: which parameters and which of an optimiser's state are moved.
 
     Of the time that is left, ``each``: each of several orders; the rest is for the best plan's order.
 
@@ -44,6 +45,7 @@ class Shares:
     smallest: float
     least: float
     left: float
+    state: float
     each: float
     solve: float
     again: float
@@ -52,7 +54,7 @@ class Shares:
 
 
 SHARES = Shares(
-    order=0.25, smallest=0.25, least=0.05, left=0.1,
+    order=0.25, smallest=0.25, least=0.05, left=0.1, state=0.2,
     each=0.6,
     solve=0.5, again=0.5, later=0.7, place=0.4,
 )  # fmt: skip

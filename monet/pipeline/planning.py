@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from monet.base.amounts import ByteBudget, parse_budget, refusals_of
 from monet.errors import InfeasibleBudget, SolverError
-from monet.pipeline.carried_state import StateMoves, least_copied_s, state_choices, with_carried
+from monet.pipeline.carried_state import (
+    StateMoves,
+    chosen_moves,
+    least_copied_s,
+    movable_state,
+    state_choices,
+    with_carried,
+)
 from monet.pipeline.fit import SHARES, Fit
 from monet.pipeline.fitting import fit_budget, orders_of, smallest_placed
 from monet.pipeline.known_plans import Placed, remember
@@ -65,24 +71,20 @@ def plan_prepared(
 
 def _within(prepared: Prepared, budget_bytes: int, variant: str, solving: Solving, meter: Meter) -> PlanResult:
     prepared = _for_variant(prepared, variant)
-    choices = state_choices(prepared.lowered) if variant in MOVING else [StateMoves()]
-    if len(choices) == 1:
+    if variant not in MOVING or not movable_state(prepared.lowered):
         fit = Fit(prepared.lowered, budget_bytes, variant, solving, remembers=prepared.remembers)
         return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
-    return _with_best_state(prepared, choices, budget_bytes, variant, solving, meter)
+    return _with_best_state(prepared, budget_bytes, variant, solving, meter)
 
 
-def _with_best_state(
-    prepared: Prepared,
-    choices: Sequence[StateMoves],
-    budget_bytes: int,
-    variant: str,
-    solving: Solving,
-    meter: Meter,
-) -> PlanResult:
-    """The fastest of the plans that each choice of state to move leaves; the time limit is for all of them. None of the
-    later ones is tried where one is as fast as if there were no budget."""
+def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solving: Solving, meter: Meter) -> PlanResult:
+    """The fastest of the plans that each choice of state to move leaves: none, what the program chooses, and those that
+    are always tried. The time limit is for all of them. None of the later ones is tried where one is as fast as if
+    there were no budget, or near enough to a bound on every plan."""
     deadline_s = time.monotonic() + solving.time_limit_s
+    limited = replace(solving, time_limit_s=SHARES.state * solving.time_limit_s)
+    chosen, bound_s = chosen_moves(prepared.lowered, budget_bytes, limited)
+    choices = list(dict.fromkeys([StateMoves(), *chosen, *state_choices(prepared.lowered)]))
     best: tuple[Prepared, Placed] | None = None
     refused: InfeasibleBudget | None = None
     interrupted = False
@@ -107,8 +109,8 @@ def _with_best_state(
         interrupted = placed[0].status == "interrupted"
         if best is None or placed[0].objective_s < best[1][0].objective_s:
             best = tried, placed
-        enough = fastest is not None and best[1][0].objective_s <= fastest.objective_s * (1 + solving.gap)
-        if enough or interrupted:
+        least_s = max(bound_s, 0.0 if fastest is None else fastest.objective_s)
+        if best[1][0].objective_s <= least_s * (1 + solving.gap) or interrupted:
             break
     if best is None:
         assert refused is not None
@@ -116,7 +118,10 @@ def _with_best_state(
     tried, (solution, placement) = best
     if interrupted:
         solution = replace(solution, status="interrupted")
-    solution = replace(solution, proof=_of_this_state(solution.proof, tried.lowered, solution.objective_s))
+    proof = _of_this_state(solution.proof, tried.lowered, solution.objective_s)
+    if bound_s >= min(solution.objective_s * (1 - solving.gap), 0.0 if proof is None else proof.bound_s):
+        proof = Proof(min(bound_s, solution.objective_s), "full")
+    solution = replace(solution, proof=proof)
     if solution.status == "time_limit" and solution.gap <= solving.gap:
         solution = replace(solution, status="optimal")
     return plan_result(tried, budget_bytes, solution, placement)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from monet.planner.problem import StateTensor
 from monet.planner.program.index import Index
 from monet.planner.solvers.rows import ABSENT, Presence, Rows
 
@@ -32,12 +33,14 @@ class CheckpointProgram:
 
     ``base_s``: seconds of what is no decision; the objective of a point is ``base_s`` + cost · x. ``memory``: the rows
     that count memory, each with its checkpoint. ``waiting_forward``, ``waiting_backward``: the columns of waiting for
-    copies, by segment (``copies.py``).
+    copies, by segment (``copies.py``). ``state``: tensors that may be carried, each by a column of ``carried``
+    (``carried_state.py``).
     """
 
     index: Index
     budget_bytes: int
     checkpoints: Checkpoints
+    state: tuple[StateTensor, ...] = ()
     rows: Rows = field(default_factory=Rows)
     held: dict[tuple[str, int], int] = field(default_factory=dict)
     run: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class CheckpointProgram:
     base_s: float = 0.0
     memory: dict[int, Checkpoint] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
+    carried: dict[str, int] = field(default_factory=dict)
     waiting_forward: list[int] = field(default_factory=list)
     waiting_backward: list[int] = field(default_factory=list)
 

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from monet.planner.checkpoints.columns import CheckpointProgram
-from monet.planner.problem import ASYNCHRONOUS, STATIC, SecondMemory
+from monet.planner.problem import ASYNCHRONOUS, STATIC, SecondMemory, StateTensor
 from monet.planner.program.index import Index
 from monet.planner.solvers.rows import ABSENT, ALWAYS, Sum
 
@@ -55,11 +55,19 @@ def add_gone_columns(program: CheckpointProgram) -> None:
     for name in sorted(index.movable, key=lambda n: (index.producer[n], n)):
         column = program.gone[name] = program.rows.column(_seconds(index, second, name))
         program.rows.excludes((column,), program.holds(name, 0))
-    if second.limit_bytes is not None:
-        total = Sum()
-        for name, column in program.gone.items():
-            total.add((column,), index.size[name])
-        program.rows.at_most(total, float(second.limit_bytes))
+
+
+def add_room(program: CheckpointProgram) -> None:
+    """What is gone, and what is carried, fits into the second memory."""
+    second = program.index.problem.second
+    if second is None or second.limit_bytes is None:
+        return
+    total = Sum()
+    for name, column in program.gone.items():
+        total.add((column,), program.index.size[name])
+    for tensor in program.state:
+        total.add((program.carried[tensor.id],), tensor.bytes)
+    program.rows.at_most(total, float(second.limit_bytes))
 
 
 def _seconds(index: Index, second: SecondMemory, name: str) -> float:
@@ -77,11 +85,18 @@ def _seconds(index: Index, second: SecondMemory, name: str) -> float:
 def add_copy_rows(program: CheckpointProgram) -> None:
     """The channel's rows, and the columns of waiting; only where copies run beside the step."""
     second = program.index.problem.beside
-    if second is None or not program.gone:
+    if second is None or not (program.gone or program.carried):
         return
     sizes = [program.index.size[name] for name in program.gone]
-    _write_rows(program, second, sum(map(second.write_s, sizes)))
-    _read_rows(program, second, sum(map(second.read_s, sizes)))
+    state_s = sum(copied_s(second, tensor) for tensor in program.state)
+    _write_rows(program, second, state_s + sum(map(second.write_s, sizes)))
+    _read_rows(program, second, state_s + sum(map(second.read_s, sizes)))
+
+
+def copied_s(second: SecondMemory, tensor: StateTensor) -> float:
+    """What a step copies of a tensor that is carried takes, at least."""
+    written, read = tensor.copied_bytes
+    return (second.write_s(written) if written else 0.0) + (second.read_s(read) if read else 0.0)
 
 
 def _waiting(program: CheckpointProgram, segments: int, most_s: float) -> list[int]:
@@ -92,7 +107,7 @@ def _waiting(program: CheckpointProgram, segments: int, most_s: float) -> list[i
     return columns
 
 
-def _wait_forward(program: CheckpointProgram, total: Sum, begin: int, end: int, factor: float) -> Sum:
+def wait_forward(program: CheckpointProgram, total: Sum, begin: int, end: int, factor: float) -> Sum:
     """Adds ``factor`` times the seconds of waiting at the ends of the forward operators [begin, end)."""
     boundaries = program.checkpoints.forward
     for segment in range(bisect_right(boundaries, begin), bisect_right(boundaries, end - 1) + 1):
@@ -121,14 +136,14 @@ def under_way(program: CheckpointProgram, i: int, total: Sum, final: Mapping[str
         for name, column in program.gone.items():
             if p <= index.producer[name] < i and final[name] < i:
                 more.add((column,), index.size[name])
-        seconds = _seconds_of_forward(program, p + 1, i)
+        seconds = seconds_of_forward(program, p + 1, i)
         more.constant += second.write_rate * seconds.constant
         for column, value in seconds.terms.items():
             more.add((column,), second.write_rate * value)
-        yield _wait_forward(program, more, p, i, -second.write_rate)
+        yield wait_forward(program, more, p, i, -second.write_rate)
 
 
-def _seconds_of_forward(program: CheckpointProgram, begin: int, end: int) -> Sum:
+def seconds_of_forward(program: CheckpointProgram, begin: int, end: int) -> Sum:
     """Minus the seconds of the forward operators [begin, end), with the intermediates that they make."""
     index, total = program.index, Sum()
     for i in range(begin, end):
@@ -143,7 +158,7 @@ def _write_rows(program: CheckpointProgram, second: SecondMemory, most_s: float)
     program.waiting_forward = _waiting(program, len(program.checkpoints.forward) + 1, most_s)
     producers = sorted({index.producer[name] for name in program.gone})
     for p in _spread(producers):
-        total = _wait_forward(program, _seconds_of_forward(program, p + 1, end), p, end, -1.0)
+        total = wait_forward(program, seconds_of_forward(program, p + 1, end), p, end, -1.0)
         for name, column in program.gone.items():
             if index.producer[name] >= p:
                 total.add((column,), second.write_s(index.size[name]))
@@ -162,19 +177,19 @@ def _read_rows(program: CheckpointProgram, second: SecondMemory, most_s: float) 
         ends = after[:MOST_LATER_ROWS] if checkpoint else list(_spread(after))
         late = {name: _late(program, name, checkpoint, ends[-1]) for name in program.gone} if ends else {}
         for u in ends:
-            total = _seconds_of_backward(program, checkpoint, u)
+            total = seconds_of_backward(program, checkpoint, u)
             for name, columns in late.items():
                 last = max((stage for stage in columns if stage <= u), default=None)
                 if last is not None:
                     total.add((columns[last],), second.read_s(index.size[name]))
             program.rows.at_most(total, 0.0)
-    total = _seconds_of_backward(program, 0, end)
+    total = seconds_of_backward(program, 0, end)
     for name, column in program.gone.items():
         total.add((column,), second.read_s(index.size[name]))
     program.rows.at_most(total, 0.0)
 
 
-def _seconds_of_backward(program: CheckpointProgram, checkpoint: int, end: int) -> Sum:
+def seconds_of_backward(program: CheckpointProgram, checkpoint: int, end: int) -> Sum:
     """Minus the seconds of what comes after the backward operator of a checkpoint and before that of stage ``end``,
     with waiting."""
     index, total = program.index, Sum()

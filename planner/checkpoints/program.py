@@ -23,7 +23,8 @@ Checkpoints divide the backward pass into segments::
 ====================  ======================================================================================
 
 Where there is a second memory, ``copies.py`` adds what may be moved to it: wherever a row below asks for ``k`` to be
-there or made again, k may be ``gone`` instead, and is read back.
+there or made again, k may be ``gone`` instead, and is read back; ``carried_state.py`` adds which parameters and which
+of an optimiser's state are there from step to step.
 
 ``after``, ``made`` and their rows are implied by what they mean, and needed: without them a run in halves, one in each
 of two segments, is cheaper in the linear relaxation than a whole one, and more checkpoints would make the bound weaker.
@@ -36,19 +37,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from monet.planner.checkpoints.carried_state import add_carried_columns, add_channel_row, leave_out_carried
 from monet.planner.checkpoints.columns import TURNAROUND, Checkpoint, CheckpointProgram, Checkpoints
-from monet.planner.checkpoints.copies import add_copy_rows, add_gone_columns, under_way
-from monet.planner.problem import recompute_cost
+from monet.planner.checkpoints.copies import add_copy_rows, add_gone_columns, add_room, under_way
+from monet.planner.problem import StateTensor, recompute_cost
 from monet.planner.program.index import Index
 from monet.planner.solvers.rows import ABSENT, Presence, Sum
 
 
-def checkpoint_program(index: Index, budget_bytes: int, checkpoints: Checkpoints | None = None) -> CheckpointProgram:
-    """The program of ``index``'s problem for these checkpoints; None is the turnaround alone."""
-    program = CheckpointProgram(index, budget_bytes, checkpoints or Checkpoints())
+def checkpoint_program(
+    index: Index, budget_bytes: int, checkpoints: Checkpoints | None = None, state: tuple[StateTensor, ...] = ()
+) -> CheckpointProgram:
+    """The program of ``index``'s problem for these checkpoints; None is the turnaround alone. ``state``: what it
+    decides to carry or not; it is part of the problem's fixed bytes."""
+    program = CheckpointProgram(index, budget_bytes, checkpoints or Checkpoints(), state)
     shared = tuple(index.shared_reads(i) for i in range(len(index.problem.forward)))
     _columns(program)
     add_gone_columns(program)
+    add_carried_columns(program)
+    add_room(program)
     _chosen(program)
     for segment in range(1, len(program.at) + 1):
         _segment_rows(program, segment, shared)
@@ -59,6 +66,7 @@ def checkpoint_program(index: Index, budget_bytes: int, checkpoints: Checkpoints
     for checkpoint in range(len(program.at)):
         _memory(program, checkpoint)
     add_copy_rows(program)
+    add_channel_row(program)
     _forward_memory(program)
     return program
 
@@ -241,6 +249,7 @@ def _memory(program: CheckpointProgram, checkpoint: int) -> None:
         total.constant += index.size[name] if last >= stage else 0
     for name in index.last:
         total.add(program.holds(name, checkpoint), index.size[name])
+    leave_out_carried(program, total, (True, stage))
     _fit(program, total, (True, stage))
 
 
@@ -262,6 +271,7 @@ def _forward_memory(program: CheckpointProgram) -> None:
                 total.add(program.holds(name, 0), index.size[name])
         runs = index.runs_forward[i]
         _add_chosen(total, [(program.forward.get((i, q.name)), q.workspace_bytes - q.aliased_bytes) for q in runs])
+        leave_out_carried(program, total, (False, i))
         _fit(program, total, (False, i))
         for more in under_way(program, i, total, final):
             _fit(program, more, (False, i))

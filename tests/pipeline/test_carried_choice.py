@@ -48,11 +48,10 @@ def _with(prepared: Prepared, text: str) -> Prepared:
 
 
 def test_choices_are_of_whole_updates_and_of_large_tensors(prepared: Prepared) -> None:
-    none, half, states, everything, waiting = state_choices(prepared.lowered)
+    none, states, everything, waiting = state_choices(prepared.lowered)
     values = prepared.lowered.catalogue.values
-    assert none == StateMoves() and len(states.names) == 4 and half.names < states.names < everything.names
+    assert none == StateMoves() and len(states.names) == 4 and states.names < everything.names
     assert {values[name].storage_bytes for name in everything.names} == {2_000_000}
-    assert {name.rpartition(".")[0] for name in half.names} < {name.rpartition(".")[0] for name in states.names}
     parameters = {s.value for s in prepared.lowered.catalogue.graph.sources if s.kind == PARAMETER}
     assert len(everything.names - states.names) == 2 and everything.names - states.names < parameters
     assert waiting == replace(everything, beside=False)
@@ -61,7 +60,7 @@ def test_choices_are_of_whole_updates_and_of_large_tensors(prepared: Prepared) -
 def test_no_choice_where_nothing_can_be_moved(prepared: Prepared) -> None:
     assert state_choices(_with(prepared, "bandwidth=8GB/s,mode=static").lowered) == [StateMoves()]
     assert state_choices(_with(prepared, "bandwidth=8GB/s,limit=2MB").lowered) == [StateMoves()]
-    assert len(state_choices(_with(prepared, "bandwidth=8GB/s,limit=5MB").lowered)) == 3
+    assert len(state_choices(_with(prepared, "bandwidth=8GB/s,limit=5MB").lowered)) == 1
     without = replace(prepared.lowered, problem=replace(prepared.problem, second=None))
     assert state_choices(without) == [StateMoves()]
 
@@ -74,7 +73,7 @@ def test_no_choice_for_a_module_whose_parameters_are_its_callers(prepared: Prepa
     assert state_choices(alone.lowered) == [StateMoves()]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_the_program_counts_what_an_operator_uses(prepared: Prepared, number: int) -> None:
     prepared = _with(prepared, "bandwidth=8GB/s,limit=1GB")
     moves = state_choices(prepared.lowered)[number]
@@ -100,7 +99,7 @@ def test_the_program_counts_what_an_operator_uses(prepared: Prepared, number: in
             assert recompute_cost(run)[1] - recompute_cost(was)[1] == again
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_copies_wait_for_a_slow_memory(prepared: Prepared, number: int) -> None:
     waited = []
     for rate in ("0.1GB/s", "1GB/s", "100000GB/s"):
@@ -136,5 +135,6 @@ def test_a_plan_takes_the_state_away_only_where_that_is_needed(prepared: Prepare
     second = tight.summary.second_memory
     assert second is not None and second.moved >= 2 and second.moved_bytes >= 4_000_000
     assert second.written_bytes >= 4_000_000 and second.read_bytes >= 4_000_000
-    assert str(tight.plan.solver["bound_scope"]).endswith("that moves this state")
+    assert tight.plan.solver["bound_scope"] == "full"  # whatever a plan moves
+    assert tight.plan.solver["objective_s"] <= tight.plan.solver["bound_s"] * 1.05
     assert tight.plan.solver["bound_s"] <= tight.plan.solver["objective_s"]
