@@ -36,6 +36,8 @@ _AVOIDED = (*_OF_VALUES, "cannot trace the model", "cannot be traced")
 """What an error says that a module which runs as it is does not meet."""
 _NOT_AVOIDED = ("random numbers of Python", "use_reentrant", "torch.nn.functional.linear", HOOK_ADVICE)
 """What has an advice that is better, or that an island would meet, too."""
+_QUOTED = re.compile(r"\n  at File .*")
+"""The model's own line, which may have any of these words."""
 _LINE = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>\S+?):?(\s|$)')
 
 
@@ -80,7 +82,7 @@ def modules_to_leave(
 ) -> list[torch.nn.Module]:
     """The parts of ``model`` in which it cannot be traced; empty where that is the model itself, or where leaving a
     part out would not help. ``inputs``: real ones; ``left``: the parts that were left out when it failed."""
-    said = str(error)
+    said = _QUOTED.sub("", str(error))
     if HAS_RECURRENT_LAYERS in said:
         return [part for part in model.modules() if is_plain(part) and part not in {model, *left}]
     if ONE_KERNEL in said:
