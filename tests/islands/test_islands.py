@@ -209,6 +209,46 @@ def test_the_measured_peak_is_the_promised_one(caplog: pytest.LogCaptureFixture)
     assert "more than the plan counts: the peak may be above the promise" in caplog.text
 
 
+class BothSigns(nn.Module):
+    """A wide part for the rows that begin above 0, called on its input and on minus that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(8, 16)
+        self.part = Positive()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x).tanh()
+        sign = x[:, :1]
+        return self.part(y * sign) + self.part(-y * sign)  # type: ignore[no-any-return]
+
+
+class Positive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 1024), nn.Linear(1024, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = (x[:, 0] > 0).nonzero()[:, 0]
+        out: Tensor = torch.zeros_like(x).index_add(0, chosen, self.down(self.up(x[chosen]).relu()))
+        return out
+
+
+def test_a_part_that_is_called_twice_is_counted_with_what_each_call_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    """The second call has all rows, the first one none."""
+    torch.manual_seed(0)
+    model = BothSigns()
+    with torch.no_grad():
+        model.before.weight.zero_()
+        model.before.bias.fill_(1.0)
+    rows = -torch.ones(64, 8)
+    plan = monet.plan(model, rows, budget="100%", **HASTE)
+    caplog.clear()
+    measured = measured_peak_bytes(model, plan, lambda seed: ((rows.clone(),), {}))
+    assert plan.peak_bytes - plan.fixed["output_gradients"] <= measured <= plan.peak_bytes
+    assert not caplog.records
+
+
 def test_the_peak_of_a_packed_sequence() -> None:
     model, inputs = made("packed")
     plan = monet.plan(model, inputs(0), budget="100%", **HASTE)

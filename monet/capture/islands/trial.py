@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,7 +56,7 @@ class Islands:
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._held = {parameter.untyped_storage().data_ptr(): name for name, parameter in model.named_parameters()}
         self.modules = _outermost(model, modules)
-        self._inputs: dict[str, list[torch.Tensor]] = {}
+        self._inputs: dict[str, list[list[torch.Tensor]]] = {}  # of each call
         self.by_key: dict[str, Island] = {}
         self._beside = Beside()
         self._returned: list[tuple[Island, list[torch.Tensor], list[int]]] = []
@@ -89,17 +90,19 @@ class Islands:
             raise CaptureError(f"{name} is called with a {type(odd[0]).__name__}, which no operator takes")
         recorded = torch.is_grad_enabled()
         found = next((of for of in self._of_call(module, tensors, spec, literals) if of.recorded == recorded), None)
+        parameters = dict(module.named_parameters())
+        inputs = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
         if found is not None:
             self._order.append(found.key)
+            self._inputs[found.key].append(inputs)
             return found.called(tensors)
-        parameters = dict(module.named_parameters())
         autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         key = f"{name}#{sum(island.module is module for island in self.by_key.values())}"
         island = Island(
             name, key, module, own, spec, literals, described(tensors), tuple(parameters), autocast, self._beside,
             recorded=recorded,
         )  # fmt: skip
-        self._inputs[key] = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
+        self._inputs[key] = [inputs]
         returned = _known(island, tensors, _Reads(self._held, module))
         island.sparse = frozenset(sparse_parameters(module)) & parameters.keys()
         self.by_key[key] = island
@@ -244,17 +247,21 @@ class Islands:
             for _ in range(2):
                 tokens: dict[str, list[tuple[Island, torch.Tensor]]] = {}
                 results: dict[str, list[torch.Tensor]] = {}
+                given = {key: deque(inputs) for key, inputs in self._inputs.items()}
                 for key, kinds, sizes in calls:
                     known = self._tried(self.by_key[key])
-                    results[key] = known.forward(self._inputs[known.key], key, kinds, sizes)
+                    inputs = given[known.key][0]
+                    if len(given[known.key]) > 1:  # a trace may call it more often
+                        given[known.key].popleft()
+                    results[key] = known.forward(inputs, key, kinds, sizes)
                     tokens.setdefault(key, []).append((known, results[key][-1]))
                 for op, (key, outputs, wanted, kinds, sizes) in zip(backward, derivations, strict=True):
                     known, token = tokens[key].pop()
                     # In the strides that they have in a step: what others are, kernels copy.
-                    given = [_ones(graph.values[gradient.name]) for gradient in op.args[0]]
+                    gradients = [_ones(graph.values[gradient.name]) for gradient in op.args[0]]
                     at = self._positions(self.by_key[key], known, wanted)
                     own = (kinds, sizes) if known is self.by_key[key] else ("", [])
-                    known.backward(given, token, outputs, at, *own)
+                    known.backward(gradients, token, outputs, at, *own)
                 for island in self.by_key.values():
                     for parameter in island.sparse:
                         island.taken_sparse(parameter)
