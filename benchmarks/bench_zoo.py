@@ -2,10 +2,11 @@
 
 python benchmarks/bench_zoo.py [--only timm:resnet] [--at-a-time 2] [--again]   # needs the extras models and zoo
 
-One small member of every module of timm and of every model type of transformers. Each is planned in a process of its
-own at 80 % of eager's peak, or in the smallest budget where that does not fit, with ``exact=True``, and runs one step
-beside eager's: outputs, gradients and buffers are compared bit by bit. What cannot be made small, or what eager does
-not run on the made-up input, is not counted. Rows are written as soon as they are there, in an order by chance.
+One small member of every module of timm, of every model type of transformers, and of two dozen kinds of diffusers. Each
+is planned in a process of its own at 80 % of eager's peak, or in the smallest budget where that does not fit, with
+``exact=True``, and runs one step beside eager's: outputs, gradients and buffers are compared bit by bit. What cannot be
+made small, or what eager does not run on the made-up input, is not counted. Rows are written as soon as they are
+there, in an order by chance.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
-from zoo import timm_members, transformers_members
+from zoo import diffusers_members, timm_members, transformers_members
 
 import monet
 from monet.errors import InfeasibleBudget, MonetError
 
-LIBRARIES = {"transformers": transformers_members, "timm": timm_members}
+LIBRARIES = {"transformers": transformers_members, "timm": timm_members, "diffusers": diffusers_members}
 BUDGET = "80%"
 LIMIT_S = 150.0
 SOLVE_S = 5.0
