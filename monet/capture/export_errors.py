@@ -59,6 +59,8 @@ def _is_guard(error: BaseException) -> bool:
     return isinstance(error, GuardOnDataDependentSymNode)
 
 
+_HASHED = "unhashable type: non-nested SymInt"
+"""What is said where a size that depends on values is put into a set, or a dict."""
 _OF_FAKES = ("Fake", "fake", "data pointer", "data_ptr", "meta tensor")
 """What an error says that a fake tensor has caused."""
 _ADVICE = (
@@ -101,7 +103,7 @@ def reason(what: str, error: BaseException) -> str:
     matches = [_SOURCE.match(line) for line in others]
     places = [match for match in matches if match is not None]
     said = f"{type(error).__name__}: {lines[0] if lines else type(error).__name__}"
-    guarded = _is_guard(error)
+    guarded = _is_guard(error) or _HASHED in str(error)
     if guarded or isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         by = "" if guarded else f" ({getattr(error, 'func', '')})"
         said = f"a Python value or shape depends on the values of tensors{by}; use torch.where, or decide it elsewhere"

@@ -50,6 +50,30 @@ def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict
     return leaves
 
 
+_KINDS: dict[type, str] = {tuple: "tuple", list: "list", dict: "dict"}
+
+
+def describe_nests(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tuples, lists and dicts among arguments and inside of them, as plain data: path, kind, and positions or keys.
+    What is in others has no entry."""
+    found: list[dict[str, Any]] = []
+
+    def walk(value: Any, path: list[Any]) -> None:
+        kind = _KINDS.get(type(value))
+        if kind is None:
+            return
+        keys = list(value) if kind == "dict" else list(range(len(value)))
+        found.append({"path": path, "kind": kind, "keys": keys})
+        for key in keys:
+            walk(value[key], [*path, key])
+
+    for position, value in enumerate(args):
+        walk(value, [0, position])
+    for name, value in kwargs.items():
+        walk(value, [1, name])
+    return found
+
+
 def _key(part: Any) -> Any:
     """The position or the name that one part of a pytree's path is."""
     return getattr(part, "idx", getattr(part, "key", None))
@@ -82,25 +106,44 @@ def example_inputs(plan: Plan, whole: int = 0) -> tuple[tuple[Any, ...], dict[st
     """Inputs of the plan's geometry, positional and by keyword: zeros on the CPU, whose memory is not touched until
     somebody looks, as a part of a model may. ``whole``: what whole numbers are instead.
 
-    Raises ``PlanMismatch`` where the inputs are nested, since a plan does not have their structure, and where there can
-    be no such tensors.
+    Raises ``PlanMismatch`` where inputs are in other containers than tuples, lists and dicts, whose structure no plan
+    has, and where there can be no such tensors.
     """
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for spec in plan.model["inputs"]:
-        path = spec["path"]
-        if len(path) != 2:
-            raise PlanMismatch("the plan's model takes nested inputs; pass the sample inputs when making the module")
-        leaf: Any = spec.get("value")
-        if "shape" in spec:
-            leaf = _tensor(spec)
-            if whole and leaf.dtype in (torch.int32, torch.int64):
-                leaf.fill_(whole)
-        if path[0] == 0:
-            args.append(leaf)
-        else:
-            kwargs[path[1]] = leaf
-    return tuple(args), kwargs
+    leaves = {_hashable(spec["path"]): spec for spec in plan.model["inputs"]}
+    nests = {_hashable(nest["path"]): nest for nest in plan.model.get("nests", ())}
+
+    def made(path: tuple[Any, ...]) -> Any:
+        if path in leaves:
+            return _leaf(leaves[path], whole)
+        if path not in nests:
+            raise PlanMismatch(
+                "the plan's model takes inputs in containers of its own, which a plan's file does not have: make the "
+                "module with captured=monet.capture.capture(model, args, kwargs), or use monet.apply"
+            )
+        nest = nests[path]
+        inner = {key: made((*path, key)) for key in map(_hashable, nest["keys"])}
+        return inner if nest["kind"] == "dict" else _SEQUENCES[nest["kind"]](inner.values())
+
+    paths = dict.fromkeys(path[:2] for path in (*leaves, *nests))
+    args = tuple(made(path) for path in sorted(path for path in paths if path[0] == 0))
+    return args, {path[1]: made(path) for path in paths if path[0] == 1}
+
+
+_SEQUENCES: dict[str, type[tuple[Any, ...]] | type[list[Any]]] = {"tuple": tuple, "list": list}
+
+
+def _hashable(key: Any) -> Any:
+    """As a plan's file has it, where a tuple that is a key is a list."""
+    return tuple(map(_hashable, key)) if isinstance(key, list | tuple) else key
+
+
+def _leaf(spec: Mapping[str, Any], whole: int) -> Any:
+    if "shape" not in spec:
+        return spec["value"]
+    leaf = _tensor(spec)
+    if whole and leaf.dtype in (torch.int32, torch.int64):
+        leaf.fill_(whole)
+    return leaf
 
 
 def _tensor(spec: Mapping[str, Any]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from monet.base.sizes import Ranges, at_largest, graph_at
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.guards.same_outputs import require_same_outputs
-from monet.capture.input_geometry import describe_inputs, described_ranges
+from monet.capture.input_geometry import describe_inputs, describe_nests, described_ranges
 from monet.errors import CaptureError, ConfigError
 from monet.native import devices, gpu_libraries
 from monet.ops.catalogue import Catalogue, catalogue
@@ -331,6 +331,7 @@ def _described(step: _Step, preparing: Preparing, offering: Offering) -> dict[st
         "name": step.name,
         "fingerprint": step.graph.fingerprint(),
         "inputs": describe_inputs(*step.inputs),
+        **({"nests": nests} if (nests := describe_nests(*step.inputs)) else {}),
         "training": [part.training for part in step.module.modules()],
         "exact": offering.exact,
         "seed": preparing.seed,

@@ -251,6 +251,13 @@ def _path(value: Any, where: str) -> Any:
     return value
 
 
+def _key(value: Any, where: str) -> Any:
+    """A position, a name, or another key of a dictionary."""
+    if isinstance(value, list):
+        return [_key(part, where) for part in value]
+    return _fail(where, f"must be a position or a key, is {value!r:.80}") if isinstance(value, dict) else value
+
+
 def _any(value: Any, _: str) -> Any:
     return value
 
@@ -264,6 +271,7 @@ _TENSOR: dict[str, _Reader] = {
 _MODEL: dict[str, _Reader] = {
     **dict.fromkeys(("name", "fingerprint"), _string),
     "inputs": _array(_leaf),
+    "nests": _array(_members({"path": _path, "kind": _one_of("tuple", "list", "dict"), "keys": _array(_key)})),
     "training": _array(_flag),
     **dict.fromkeys(("exact", "fused", "accumulate"), _flag),
     "seed": _whole,

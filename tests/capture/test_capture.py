@@ -242,6 +242,11 @@ def _masks(x: torch.Tensor) -> torch.Tensor:
     return x[x > 0]
 
 
+def _counts(x: torch.Tensor) -> torch.Tensor:
+    lengths = (x > 0).sum(dim=1).tolist()
+    return x * len(set(lengths))
+
+
 class ByValues(nn.Linear):
     def __init__(self, then: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__(3, 3)
@@ -258,6 +263,7 @@ class ByValues(nn.Linear):
         (_repeats, "for _ in range"),
         (_scales, "return self.then"),
         (_masks, "return self.then"),
+        (_counts, "return x . len"),
     ],
 )
 def test_what_depends_on_values_is_said_with_the_line(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import UserDict
+from collections import OrderedDict, UserDict
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from repository import ROOT
 from slow_cases import slow_but
 
 import monet
-from monet.errors import ConfigError
+from monet.errors import ConfigError, PlanMismatch
 from monet.pipeline.planning import plan_smallest
 from monet.pipeline.preparation import prepare
 from monet.planner.search import Solving, smallest_plan
@@ -106,3 +106,52 @@ def test_the_smallest_plan_is_not_the_slowest(monkeypatch: pytest.MonkeyPatch) -
     assert smallest.plan.peak_bytes <= 1.01 * alone.solution.peak_bytes
     assert smallest.summary.bound_bytes is not None
     assert smallest.summary.bound_bytes <= smallest.plan.peak_bytes == smallest.plan.budget_bytes
+
+
+class Nested(torch.nn.Module):
+    """Takes tensors in a pair, in a dict, and in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+
+    def forward(self, pair: Any, parts: Any, options: Any, more: Any = ()) -> torch.Tensor:
+        x = self.first(pair[0]).tanh() + pair[1] + parts["of"]["inner"][0]
+        y: torch.Tensor = self.second(x)
+        scaled: torch.Tensor = y * options.get("scale", 2.0) * (len(more) + 1)
+        return scaled
+
+
+def test_inputs_in_tuples_lists_and_dicts(tmp_path: Any) -> None:
+    """The plan's file has their structure, that of empty ones, too."""
+    torch.manual_seed(0)
+    model = Nested()
+
+    def call(seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        torch.manual_seed(seed)
+        parts = {"unused": torch.randn(2), "of": {"inner": [torch.randn(4, 6)]}}
+        return ((torch.randn(4, 6), torch.randn(4, 6)), parts), {"options": {}, "more": []}
+
+    plan = monet.plan(model, *call(0), budget="10GB", exact=True, time_limit_s=2, cores=1)
+    plan.save(tmp_path / "plan.json")
+    for planned in (monet.MonetModule(model, plan), monet.MonetModule(model, tmp_path / "plan.json")):
+        args, kwargs = call(1)
+        results = []
+        for run in (planned, model):
+            model.zero_grad()
+            out = run(*args, **kwargs)
+            out.sum().backward()
+            results.append([out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)) and len(results[0]) == 5
+        with pytest.raises(PlanMismatch, match="options"):
+            planned(*args, **{**kwargs, "options": {"scale": 3.0}})
+
+
+def test_inputs_in_other_containers_have_no_structure_in_a_file() -> None:
+    model = Nested()
+    parts = OrderedDict(of={"inner": [torch.randn(4, 6)]})
+    plan = monet.plan(
+        model, ((torch.randn(4, 6), torch.randn(4, 6)), parts, {}), budget="10GB", time_limit_s=2, cores=1
+    )
+    with pytest.raises(PlanMismatch, match="containers of its own"):
+        monet.MonetModule(model, plan)

@@ -133,7 +133,7 @@ def _device_type(model: torch.nn.Module, inputs: InputGeometry) -> str:
 
 
 def planned_geometry(model: torch.nn.Module, plan: Plan) -> CallGeometry:
-    """The geometry of the calls that ``plan`` was made for. Raises ``PlanMismatch`` where it has nested inputs."""
+    """The geometry of the calls that ``plan`` was made for. Raises ``PlanMismatch`` as ``example_inputs``."""
     args, kwargs = example_inputs(plan)
     inputs, ranges = input_geometry(args, kwargs), ranges_of_plan(plan)
     assert inputs is not None
