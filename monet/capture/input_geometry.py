@@ -9,9 +9,11 @@ import numpy
 import torch
 import torch.utils._pytree as pytree
 
-from monet.base.sizes import Dimension, Ranges
+from monet.base.graph import Graph
+from monet.base.sizes import Dimension, Ranges, Size, larger_at, text_of
 from monet.errors import PlanMismatch
 from monet.plans.plan import Plan
+from monet.plans.sizes import is_expression
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments and keyword arguments of a model."""
@@ -86,6 +88,24 @@ def described_ranges(ranges: Ranges) -> dict[str, Any]:
         "sizes": {d.name: [d.least, d.most] for d in ranges.dimensions},
         "axes": {str(position): list(axes) for position, axes in ranges.inputs.items()},
     }
+
+
+def described_sizes(graph: Graph, ranges: Ranges) -> dict[str, Any]:
+    """As ``described_ranges``, and ``bytes``: of values in memory of their own, what they take at any shape, as
+    ``monet.plans.sizes`` reads it. What it cannot read, or what is clear by the capture's guards alone, is left out."""
+    bare = Ranges(ranges.dimensions, ranges.inputs)
+    varying = {
+        name: value.storage_bytes
+        for name, value in graph.values.items()
+        if graph.storage(name) == name and isinstance(value.storage_bytes, Size)
+    }
+    texts: dict[Any, str] = {}
+    for size in {size.expression: size for size in varying.values()}.values():
+        text = text_of(bare.names, size.expression)
+        if is_expression(text, len(bare.names)) and larger_at(bare, [size]) is None:
+            texts[size.expression] = text
+    found = {name: texts[size.expression] for name, size in varying.items() if size.expression in texts}
+    return {**described_ranges(ranges), "bytes": found}
 
 
 def ranges_of_plan(plan: Plan) -> Ranges | None:

@@ -17,7 +17,7 @@ from monet.base.sizes import Ranges, at_largest, graph_at
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.guards.same_outputs import require_same_outputs
-from monet.capture.input_geometry import describe_inputs, describe_nests, described_ranges
+from monet.capture.input_geometry import describe_inputs, describe_nests, described_sizes
 from monet.errors import CaptureError, ConfigError
 from monet.native import devices, gpu_libraries
 from monet.ops.catalogue import Catalogue, catalogue
@@ -338,7 +338,11 @@ def _described(step: _Step, preparing: Preparing, offering: Offering) -> dict[st
         **({"autocast": cast} if cast is not None else {}),
         **({"storage": sorted(offering.storage), "density": offering.density} if offering.storage else {}),
         **({"fused": True} if offering.fused else {}),
-        **({} if step.captured.ranges is None else {"dynamic": described_ranges(step.captured.ranges)}),
+        **(
+            {}
+            if step.captured.ranges is None
+            else {"dynamic": described_sizes(step.captured.graph, step.captured.ranges)}
+        ),
         **({"accumulate": True} if preparing.accumulate else {}),
         **({"gradients": KEPT} if preparing.gradients == KEPT else {}),
     }

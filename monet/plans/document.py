@@ -279,7 +279,9 @@ _MODEL: dict[str, _Reader] = {
     "storage": _array(_string),
     "density": _number,
     "gradients": _one_of(FREED, KEPT),
-    "dynamic": _members({"sizes": _by_name(_range), "axes": _by_name(_array(_nullable(_string)))}),
+    "dynamic": _members(
+        {"sizes": _by_name(_range), "axes": _by_name(_array(_nullable(_string))), "bytes": _by_name(_string)}
+    ),
 }
 _ENVIRONMENT: dict[str, _Reader] = {
     **dict.fromkeys(("torch", "profile", "device"), _string),

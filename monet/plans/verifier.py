@@ -3,7 +3,8 @@
 What it proves of a plan: every value is read from a buffer that holds it at that time, no two buffers
 in use at the same tick share a byte, every memory request gets the buffer of its size, everything
 lies in the arena, and arena and fixed bytes together fit the budget; of copies to and from a second memory, that
-nothing touches what is on its way (``copies.py``). What it cannot know: that
+nothing touches what is on its way (``copies.py``); of sizes that vary, that none takes more than at the largest shape
+(``sizes.py``). What it cannot know: that
 the steps are the right ones for the model, and that an operator requests what its record says.
 
 Only the standard library and plain integers: written to be read next to ``docs/plan-format.md``.
@@ -16,6 +17,7 @@ from bisect import bisect_left
 from monet.errors import InvalidPlan
 from monet.plans.copies import carried_places, check_copies
 from monet.plans.format import READ, WAIT, WRITE, Buffer, PlanData, whole_blocks
+from monet.plans.sizes import check_sizes
 
 ALIGNMENT = 64  # bytes
 OPERATORS = ("forward", "recompute", "backward", "update")
@@ -35,6 +37,7 @@ def verify(plan: PlanData) -> None:
     makers = _check_requests(plan, buffers)
     _check_contents(plan, buffers, makers)
     check_copies(plan)
+    check_sizes(plan)
     _check_overlap(plan)
     _check_totals(plan)
 

@@ -152,9 +152,22 @@ def test_a_plan_is_saved_and_says_its_range(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan.save(path)
     again = Plan.of(path)
-    assert again.model["dynamic"] == {
+    dynamic = dict(again.model["dynamic"])
+    bytes_of = dynamic.pop("bytes")
+    assert dynamic == {
         "sizes": {"batch": [1, 6], "length": [1, 24]}, "axes": {"0": ["batch", "length"], "1": ["batch", "length"]},
     }  # fmt: skip
+    said = [buffer for buffer in again.buffers if buffer.value in bytes_of]
+    assert len(said) > 15
+    assert all(eval(bytes_of[buffer.value], {"d0": 6, "d1": 24}) == buffer.bytes for buffer in said)
+    small = monet.plan(model, (tokens((3, 10)), tokens((3, 10))), budget="10GB", exact=True, time_limit_s=2, cores=1)
+    common = [buffer for buffer in small.buffers if buffer.value in bytes_of]
+    assert len(common) > 15
+    assert all(eval(bytes_of[buffer.value], {"d0": 3, "d1": 10}) == buffer.bytes for buffer in common)
+    more = {**bytes_of, said[0].value: "7000000 - d0 * d1"}
+    other = replace(plan, model={**plan.model, "dynamic": {**again.model["dynamic"], "bytes": more}})
+    with pytest.raises(InvalidPlan, match="are more at batch = 1, length = 1 than at the largest"):
+        Plan.of_content(plan_text(other).encode())
     compare_steps(model, again, inputs, steps=2)
     for wrong in ([0, 6], [7, 6], ["a", 6], [1], [True, 6]):
         sizes = {**plan.model["dynamic"]["sizes"], "batch": wrong}
