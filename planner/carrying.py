@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from monet.planner.checkpoints.columns import CheckpointProgram, Checkpoints
+from monet.planner.checkpoints.columns import Checkpoints
 from monet.planner.checkpoints.copies import forward_checkpoints
 from monet.planner.checkpoints.program import checkpoint_program
 from monet.planner.problem import SYNCHRONOUS, Problem, StateTensor
@@ -51,26 +51,27 @@ def chosen_state(problem: Problem, state: Sequence[StateTensor], budget_bytes: i
     deadline_s = time.monotonic() + solving.time_limit_s
     index = index_of(problem)
     solve = solver(solving.solver)
-    checkpoints = _checkpoints(index)
-
-    def answer_of(limit_bytes: int, *, relaxed: bool) -> tuple[CheckpointProgram, Answer]:
-        program = checkpoint_program(index, limit_bytes, checkpoints, tuple(state))
-        arrays, integer = program.rows.arrays(), np.zeros(len(program.rows.costs), dtype=np.bool_)
-        if not relaxed:
-            integer[list(program.carried.values())] = True
-        model = Model(replace(arrays, integer=integer), np.zeros(len(integer)), np.ones(len(integer)))
-        left_s = max(0.0, deadline_s - time.monotonic())
-        return program, solve(model, Limits(left_s, GAP), None)
-
-    program, relaxed = answer_of(budget_bytes, relaxed=True)
-    bound_s = program.base_s + relaxed.bound if np.isfinite(relaxed.bound) else 0.0
     beside = problem.second is not None and problem.second.mode != SYNCHRONOUS
     spare_bytes = max((tensor.bytes for tensor in state), default=0) if beside else 0
+    limits = [int(budget_bytes * (1 - margin)) - spare_bytes for margin in MARGINS]
+    # Built once, for the least of the limits: rows that no point breaks there are broken nowhere.
+    program = checkpoint_program(index, min(limits), _checkpoints(index), tuple(state))
+    arrays = program.rows.arrays()
+    memory = list(program.memory)
+
+    def answer_of(limit_bytes: int, integer: Sequence[int] = ()) -> Answer:
+        upper, whole = arrays.upper.copy(), np.zeros_like(arrays.integer)
+        upper[memory] += limit_bytes - program.budget_bytes
+        whole[list(integer)] = True
+        count = len(arrays.cost)
+        model = Model(replace(arrays, upper=upper, integer=whole), np.zeros(count), np.ones(count))
+        return solve(model, Limits(max(0.0, deadline_s - time.monotonic()), GAP), None)
+
+    relaxed = answer_of(budget_bytes)
+    bound_s = program.base_s + relaxed.bound if np.isfinite(relaxed.bound) else 0.0
     choices: list[frozenset[str]] = []
-    for margin in MARGINS:
-        if relaxed.status == "infeasible" or time.monotonic() >= deadline_s:
-            break
-        program, answer = answer_of(int(budget_bytes * (1 - margin)) - spare_bytes, relaxed=False)
+    for limit_bytes in limits if relaxed.status != "infeasible" else ():
+        answer = answer_of(limit_bytes, list(program.carried.values()))
         if answer.x is None:
             break
         carried = frozenset(name for name, column in program.carried.items() if answer.x[column] > 0.5)

@@ -119,7 +119,8 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
     if interrupted:
         solution = replace(solution, status="interrupted")
     proof = _of_this_state(solution.proof, tried.lowered, solution.objective_s)
-    if bound_s >= min(solution.objective_s * (1 - solving.gap), 0.0 if proof is None else proof.bound_s):
+    near_s = solution.objective_s * (1 - solving.gap)
+    if bound_s > 0 and bound_s >= min(near_s, 0.0 if proof is None else proof.bound_s):
         proof = Proof(min(bound_s, solution.objective_s), "full")
     solution = replace(solution, proof=proof)
     if solution.status == "time_limit" and solution.gap <= solving.gap:
