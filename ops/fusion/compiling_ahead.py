@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -73,7 +74,7 @@ def compile_all(wanted: Iterable[Wanted], *, progress: bool = False) -> None:
     with _Helpers() as helpers, tqdm(
         total=len(waiting), desc="compiling kernels", disable=not progress or not waiting
     ) as bar:  # fmt: skip
-        if _begun:
+        if _begun and len(waiting) > 1:
             helpers.begin(waiting[:0:-1])
         for number, one in enumerate(waiting):
             begun = time.monotonic()
@@ -123,15 +124,19 @@ def _is_alone() -> bool:
 def _helper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", _COMMAND, str(torch.get_num_threads()), *sys.path],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
+    """With the compiler that it runs, which removes what it has half written: others would take that for a kernel. Not
+    of headers: a process that compiles these is let alone, and ends by itself."""
     if process.stdin is not None and not process.stdin.closed:
         process.stdin.close()
-    process.wait()
+    if _marker().exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
 
 
 def serve(threads: int) -> None:
@@ -141,7 +146,8 @@ def serve(threads: int) -> None:
     if not _marker().exists():
         kernel_of(*_FIRST)
         _marker().touch()
-    for one in pickle.load(sys.stdin.buffer):
+    sent = sys.stdin.buffer.read()
+    for one in pickle.loads(sent) if sent else ():
         kernel_of(*one)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -95,8 +96,12 @@ def test_a_process_makes_the_compiler_ready_where_it_never_was(tmp_path: Path, m
         assert process.poll() is None
         with compiling_ahead.compiler_made_ready():
             assert compiling_ahead._begun == [process]
-    assert process.returncode is not None and not compiling_ahead._begun
-    compiling_ahead._marker().touch()
+    assert not compiling_ahead._begun
+    assert process.wait(timeout=60) == 0, "it is not killed amid the headers, and ends where it is sent nothing"
+    with compiling_ahead.compiler_made_ready():
+        (process,) = compiling_ahead._begun
+        compiling_ahead._marker().touch()
+    assert process.returncode == -signal.SIGTERM
     with compiling_ahead.compiler_made_ready():
         assert not compiling_ahead._begun
 
