@@ -94,7 +94,7 @@ def test_a_users_own_ops_folder_is_left_alone(tmp_path: Path) -> None:
 def test_the_verifier_shares_no_code_with_what_it_verifies() -> None:
     graph = grimp.build_graph("monet", exclude_type_checking_imports=True, cache_dir=None)
     known = graph.find_upstream_modules("monet.plans.verifier")
-    own = {f"monet.plans.{name}" for name in ("copies", "document", "format", "plan", "text")}
+    own = {f"monet.plans.{name}" for name in ("copies", "document", "format", "plan", "sizes", "text")}
     # A plan's text shows bytes as people write them.
     assert known <= own | {"monet.base.amounts", "monet.errors", "monet.base.files", "monet.base.files.atomic"}
 

@@ -285,7 +285,8 @@ class Derivation:
 def _held_bytes(gradient: torch.Tensor) -> int:
     if gradient.layout is not torch.sparse_coo:
         return gradient.nbytes
-    return gradient._indices().nbytes + gradient._values().nbytes
+    # A sum of two has memory for all rows of both, however many are one in it.
+    return gradient._indices().untyped_storage().nbytes() + gradient._values().untyped_storage().nbytes()
 
 
 def share_memory(arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
