@@ -8,7 +8,9 @@ with ``dynamic`` and once by eager, in turns first, on the same batch and random
 without one, the promise and the most bytes that a step was measured to hold beside it, gradients' largest difference
 from eager's (relative to the largest gradient of the step), the sum of seconds of both, of eager on texts padded to a
 multiple of 128 tokens, and the milliseconds that a shape which is met for the first time costs more. Of some shapes the
-plan is compared with a plan of their own for the same bytes, in steps that alternate.
+plan is compared with a plan of their own for the same bytes, in steps that alternate. ``compiled``: what
+``torch.compile(dynamic=True)`` takes on such batches by eager's seconds, steps that compile left out, and how many
+seconds those took.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any
 import click
 import record
 import torch
+import torch._dynamo.utils
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.export import Dim
 from tqdm import tqdm
@@ -39,7 +43,8 @@ BATCHES, LENGTHS, BUCKET = (1, 8), (8, 512), 128
 BUDGET, RUNGS = "60%", 3
 OTHER_BUDGETS = {"lstm": "100%"}
 """What recurrent layers keep is theirs, beside the arena: there is little that a plan saves."""
-OWN_SHAPES, ROUNDS = 2, 7
+ROUNDS = 7
+COMPILED_STEPS = 60
 _SMALL = {
     "bert": ("BertForMaskedLM", {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
                                  "intermediate_size": 512, "vocab_size": 1000}),
@@ -120,7 +125,7 @@ def _held_bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 
 
-def _row(name: str, steps: int) -> dict[str, Any]:
+def _row(name: str, steps: int, own_shapes: int) -> dict[str, Any]:
     model = _built(name)
     eager = copy.deepcopy(model)
     generator, rng = torch.Generator().manual_seed(1), random.Random(1)
@@ -177,16 +182,40 @@ def _row(name: str, steps: int) -> dict[str, Any]:
         "seconds": seconds,
         "new_shape_ms": {"median": statistics.median(first_ms), "largest": max(first_ms)} if first_ms else None,
     }
-    row["own_plans"] = _beside_own(name, model, applied.plans[0].budget_bytes, rng, generator)
+    row["own_plans"] = _beside_own(name, model, applied.plans[0].budget_bytes, rng, generator, own_shapes)
+    row["compiled"] = _compiled(name, rng, generator)
     return row
 
 
+def _compiled(name: str, rng: random.Random, generator: torch.Generator) -> dict[str, Any]:
+    eager = _built(name)
+    model = copy.deepcopy(eager)
+    model.compile(dynamic=True)
+    seconds, compiling, compiled_s = [0.0, 0.0], 0, 0.0
+    with torch._inductor.config.patch(force_disable_caches=True):
+        for number in range(COMPILED_STEPS):
+            texts = _texts(name, rng.randint(*BATCHES), rng.randint(*LENGTHS), generator)
+            before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            try:
+                taken = _step(model, texts, number)
+            except Exception as error:  # of the compiler's, of whatever kind
+                return {"failed": str(error).partition("\n")[0][:200]}
+            eagers = _step(eager, texts, number)
+            if torch._dynamo.utils.counters["stats"]["unique_graphs"] > before:
+                compiling, compiled_s = compiling + 1, compiled_s + taken
+            else:
+                seconds = [seconds[0] + taken, seconds[1] + eagers]
+    torch._dynamo.reset()
+    return {"steps": COMPILED_STEPS, "by_eagers": seconds[0] / seconds[1], "steps_that_compile": compiling,
+            "seconds_of_those": compiled_s}  # fmt: skip
+
+
 def _beside_own(
-    name: str, model: nn.Module, budget_bytes: int, rng: random.Random, generator: torch.Generator
+    name: str, model: nn.Module, budget_bytes: int, rng: random.Random, generator: torch.Generator, shapes: int
 ) -> dict[str, Any]:
     """Steps of the plan for all shapes by those of a plan for that shape alone, of the same bytes; medians."""
     ratios: list[float] = []
-    for _ in range(OWN_SHAPES):
+    for _ in tqdm(range(shapes), desc=f"{name}, plans of its own"):
         shape = rng.randint(2, BATCHES[1]), rng.randint(LENGTHS[1] // 4, LENGTHS[1])
         texts = _texts(name, *shape, generator)
         alone = _built(name)
@@ -207,15 +236,16 @@ def _beside_own(
 @click.command()
 @click.option("--only", multiple=True, help="Only networks whose names begin like this; rows of others stay.")
 @click.option("--steps", default=1000, show_default=True)
-def main(only: tuple[str, ...], steps: int) -> None:
+@click.option("--own", default=20, show_default=True, help="Shapes that get a plan of their own, too.")
+def main(only: tuple[str, ...], steps: int, own: int) -> None:
     chosen = [name for name in NETWORKS if not only or name.startswith(only)]
-    rows = {name: _row(name, steps) for name in chosen}
     say: Callable[[str], None] = click.echo
-    for name, row in rows.items():
-        say(f"{name}: {row}")
     path = record.RESULTS / "lengths.json"
-    before = json.loads(path.read_text())["result"] if only and path.exists() else {}
-    say(f"written: {record.write('lengths', {**before, **rows})}")
+    rows = json.loads(path.read_text())["result"] if path.exists() else {}
+    for name in chosen:
+        rows[name] = _row(name, steps, own)
+        say(f"{name}: {rows[name]}")
+        say(f"written: {record.write('lengths', rows)}")
 
 
 if __name__ == "__main__":
