@@ -246,6 +246,8 @@ def _path(value: Any, where: str) -> Any:
         _fail(where, f"must be 0 or 1 and a position or a name, is {value!r:.80}")
     if any(isinstance(key, dict) for key in value):  # a tuple that is a key is a list here
         _fail(where, f"must be positions, names and keys, is {value!r:.80}")
+    if value[0] == 0 and type(value[1]) is not int:
+        _fail(where, f"an argument by position has a number, not {value[1]!r:.80}")
     if value[0] == 1 and not isinstance(value[1], str):
         _fail(where, f"an argument by keyword has a name, not {value[1]!r:.80}")
     return value
