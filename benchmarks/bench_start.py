@@ -1,10 +1,12 @@
 """From a model to its first planned step: every shipped configuration, with an empty cache and with a full one.
 
-python benchmarks/bench_start.py [--model bert] [--again]
+python benchmarks/bench_start.py [--model bert] [--fused] [--again]
 
 Seconds of each part, in a process of its own that has imported PyTorch and built the model: the capture, measuring,
 solving with order and layout (70 % of eager's peak, or the smallest budget known where that does not fit), the planned
 module, its first step. ``cold``: nothing is kept from before, native libraries excepted; ``warm``: the same again.
+``--fused``: with fused regions, where Inductor has kept nothing either, not even its headers: ``measure`` has the capture
+then, beside which it gets ready, and the kernels are compiled in it; warm, ``module`` loads them.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ def started(job: Mapping[str, Any]) -> dict[str, Any]:
     from monet.models.model_loading import build_model
     from monet.models.sample_inputs import make_inputs
     from monet.native import allocator
+    from monet.ops.offers.offering import Offering
     from monet.pipeline.planning import plan_prepared
     from monet.pipeline.preparation import prepare
     from monet.planner.search import Solving
@@ -57,9 +60,10 @@ def started(job: Mapping[str, Any]) -> dict[str, Any]:
         seconds[part] = time.perf_counter() - began
         began = time.perf_counter()
 
-    capture_once(model, args, kwargs, on_disk=True)
-    note("capture")
-    prepared = prepare(model, args, kwargs)
+    if not job["fused"]:
+        capture_once(model, args, kwargs, on_disk=True)
+        note("capture")
+    prepared = prepare(model, args, kwargs, offering=Offering(fused=job["fused"]))
     note("measure")
     solving = Solving(time_limit_s=job["time_limit_s"])
     try:
@@ -82,10 +86,13 @@ def started(job: Mapping[str, Any]) -> dict[str, Any]:
 @click.command()
 @click.option("--model", "models", multiple=True, type=click.Choice(list(BATCHES)), help="Only these.")
 @click.option("--time-limit", default=20.0, show_default=True, help="Seconds to plan.")
+@click.option("--fused", is_flag=True, help="With fused regions.")
 @click.option("--again", is_flag=True, help="Run models that have a row.")
 @click.option("--job", hidden=True)
 @click.option("--answer", hidden=True, type=click.Path(path_type=Path))
-def main(models: tuple[str, ...], time_limit: float, again: bool, job: str | None, answer: Path | None) -> None:
+def main(
+    models: tuple[str, ...], time_limit: float, fused: bool, again: bool, job: str | None, answer: Path | None
+) -> None:
     if job is not None and answer is not None:
         answer.write_text(json.dumps(started(json.loads(job))))
         return
@@ -94,18 +101,18 @@ def main(models: tuple[str, ...], time_limit: float, again: bool, job: str | Non
     path = record.RESULTS / "start.json"
     rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
     for name in models or BATCHES:
-        if name in rows and not again:
+        row = f"{name}, fused" if fused else name
+        if row in rows and not again:
             continue
         with TemporaryDirectory() as folder:
             cache = Path(folder) / "cache"
             cache.mkdir(mode=0o700)
             shutil.copytree(library_folder(), cache / "native")
             os.chmod(cache / "native", 0o700)
-            asked = {"model": name, "time_limit_s": time_limit}
-            rows[name] = {
-                when: _apart(asked, Path(folder), environment={"MONET_CACHE": str(cache)}) for when in ("cold", "warm")
-            }
-        click.echo(f"{name}: {json.dumps(rows[name])}")
+            asked = {"model": name, "time_limit_s": time_limit, "fused": fused}
+            kept = {"MONET_CACHE": str(cache), "TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+            rows[row] = {when: _apart(asked, Path(folder), environment=kept) for when in ("cold", "warm")}
+        click.echo(f"{row}: {json.dumps(rows[row])}")
         record.write("start", rows)
 
 
