@@ -5,8 +5,8 @@ python benchmarks/bench_start.py [--model bert] [--fused] [--again]
 Seconds of each part, in a process of its own that has imported PyTorch and built the model: the capture, measuring,
 solving with order and layout (70 % of eager's peak, or the smallest budget known where that does not fit), the planned
 module, its first step. ``cold``: nothing is kept from before, native libraries excepted; ``warm``: the same again.
-``--fused``: with fused regions, where Inductor has kept nothing either, not even its headers: ``measure`` has the capture
-then, beside which it gets ready, and the kernels are compiled in it; warm, ``module`` loads them.
+``--fused``: with fused regions, where Inductor has kept nothing either, not even its headers: ``measure`` has the
+capture then, beside which it gets ready, and the kernels are compiled in it; warm, ``module`` loads them.
 """
 
 from __future__ import annotations
