@@ -138,7 +138,7 @@ def example_inputs(plan: Plan, whole: int = 0) -> tuple[tuple[Any, ...], dict[st
         if path not in nests:
             raise PlanMismatch(
                 "the plan's model takes inputs in containers of its own, which a plan's file does not have: make the "
-                "module with captured=monet.capture.capture(model, args, kwargs), or use monet.apply"
+                "module with captured=monet.capture.capture(model, args, kwargs), or give monet.apply a budget instead"
             )
         nest = nests[path]
         inner = {key: made((*path, key)) for key in map(_hashable, nest["keys"])}

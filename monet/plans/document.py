@@ -244,8 +244,10 @@ def _path(value: Any, where: str) -> Any:
     """Of positions, names and keys, the first of which tells arguments (0) and keyword arguments (1) apart."""
     if not isinstance(value, list) or len(value) < 2 or value[0] not in (0, 1):
         _fail(where, f"must be 0 or 1 and a position or a name, is {value!r:.80}")
-    if any(isinstance(key, dict) for key in value):  # a tuple that is a key is a list here
-        _fail(where, f"must be positions, names and keys, is {value!r:.80}")
+    if len(value) > MOST_DEPTH:
+        _fail(where, f"has {len(value)} parts, {MOST_DEPTH} at most")
+    for key in value:  # a tuple that is a key is a list here
+        _key(key, where)
     if value[0] == 0 and type(value[1]) is not int:
         _fail(where, f"an argument by position has a number, not {value[1]!r:.80}")
     if value[0] == 1 and not isinstance(value[1], str):
@@ -253,11 +255,24 @@ def _path(value: Any, where: str) -> Any:
     return value
 
 
-def _key(value: Any, where: str) -> Any:
+def _key(value: Any, where: str, depth: int = 0) -> Any:
     """A position, a name, or another key of a dictionary."""
-    if isinstance(value, list):
-        return [_key(part, where) for part in value]
-    return _fail(where, f"must be a position or a key, is {value!r:.80}") if isinstance(value, dict) else value
+    if isinstance(value, dict) or depth > MOST_DEPTH:
+        _fail(where, f"must be a position, a name or a key, is {value!r:.80}")
+    return [_key(part, where, depth + 1) for part in value] if isinstance(value, list) else value
+
+
+def _nest(value: Any, where: str) -> Any:
+    """A tuple, a list or a dict among the inputs: its path, and its positions or keys, each once."""
+    nest = _members({"path": _path, "kind": _one_of("tuple", "list", "dict"), "keys": _array(_key)})(value, where)
+    keys = list(nest["keys"])
+    if len({repr(key) for key in keys}) < len(keys) or (nest["kind"] != "dict" and keys != list(range(len(keys)))):
+        _fail(f"{where}.keys", f"must be each position or key once, are {keys!r:.80}")
+    return nest
+
+
+MOST_DEPTH = 64
+"""Of inputs inside of inputs."""
 
 
 def _any(value: Any, _: str) -> Any:
@@ -273,7 +288,7 @@ _TENSOR: dict[str, _Reader] = {
 _MODEL: dict[str, _Reader] = {
     **dict.fromkeys(("name", "fingerprint"), _string),
     "inputs": _array(_leaf),
-    "nests": _array(_members({"path": _path, "kind": _one_of("tuple", "list", "dict"), "keys": _array(_key)})),
+    "nests": _array(_nest),
     "training": _array(_flag),
     **dict.fromkeys(("exact", "fused", "accumulate"), _flag),
     "seed": _whole,

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from monet.errors import InvalidPlan
 from monet.plans.format import PlanData
 
-MOST_SHAPES = 4096
-"""Of larger ranges, as many that are evenly apart, the ends among them."""
+MOST_SHAPES, MOST_LOOKS = 4096, 400_000
+"""Of larger ranges, as many that are evenly apart, the ends among them; of all expressions together."""
+MOST_TEXT, MOST_BYTES = 2000, 1 << 62
+"""Characters of an expression, and what a size or bytes may be: no honest plan comes near."""
 _OTHER = (ast.Sub, ast.FloorDiv, ast.Mod)
 _FORMS = (ast.BinOp, ast.Load, ast.Add, ast.Mult, *_OTHER)
 
@@ -31,24 +33,23 @@ class Expression:
 
 def expression(text: str, count: int) -> Expression:
     """Of ``count`` dimensions. Raises ``ValueError`` where it is none."""
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"{text!r:.80} has {len(text)} characters")
     names = [f"d{k}" for k in range(count)]
     try:
         tree = ast.parse(text, mode="eval")
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r:.80} is no expression") from error
-    nodes = list(ast.walk(tree.body))
-    for node in nodes:
-        is_number = isinstance(node, ast.Constant) and type(node.value) is int
-        is_size = isinstance(node, ast.Name) and node.id in names
-        if not (is_number or is_size or isinstance(node, _FORMS)):
-            raise ValueError(f"{text!r:.80} has more than sums, products, quotients and rests of d0 to d{count - 1}")
-    grows = not any(isinstance(node, _OTHER) for node in nodes)
-    arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
-    function = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, tree.body)))
-    try:
+        nodes = list(ast.walk(tree.body))
+        for node in nodes:
+            is_number = isinstance(node, ast.Constant) and type(node.value) is int
+            is_size = isinstance(node, ast.Name) and node.id in names
+            if not (is_number or is_size or isinstance(node, _FORMS)):
+                raise ValueError(f"{text!r:.80} has more than sums, products, quotients and rests of dimensions")
+        arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+        function = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, tree.body)))
         code = compile(function, "<a plan's sizes>", "eval")
-    except RecursionError as error:
-        raise ValueError(f"{text!r:.80} is nested too deeply") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text!r:.80} is no expression, or is nested too deeply") from error
+    grows = not any(isinstance(node, _OTHER) for node in nodes)
     return Expression(eval(code, {"__builtins__": {}}), grows)
 
 
@@ -68,18 +69,28 @@ def check_sizes(plan: PlanData) -> None:
         return
     sizes = list(dynamic["sizes"].values())
     largest = [most for _, most in sizes]
+    if max(largest, default=0) > MOST_BYTES:
+        raise InvalidPlan(f"a size that varies is more than {MOST_BYTES}")
+    found: dict[str, Expression] = {}
     most_of: dict[str, int] = {}
     for text in dict.fromkeys(dynamic["bytes"].values()):
         try:
-            found = expression(text, len(sizes))
-            most_of[text] = found.at(*largest)
-            larger = None if found.grows else _larger(found, sizes, most_of[text])
-        except (ValueError, ZeroDivisionError, OverflowError) as error:
+            found[text] = expression(text, len(sizes))
+            most_of[text] = found[text].at(*largest)
+        except (ValueError, ZeroDivisionError) as error:
+            raise InvalidPlan(f"the bytes {text!r:.80} of a size that varies: {error}") from error
+        if not 0 <= most_of[text] <= MOST_BYTES:
+            raise InvalidPlan(f"the bytes {text!r:.80} of a size that varies are none at the largest shape")
+    unclear = {text: each for text, each in found.items() if not each.grows}
+    shapes = list(_shapes(sizes, min(MOST_SHAPES, MOST_LOOKS // max(1, len(unclear))))) if unclear else []
+    for text, each in unclear.items():
+        try:
+            larger = next((shape for shape in shapes if each.at(*shape) > most_of[text]), None)
+        except ZeroDivisionError as error:
             raise InvalidPlan(f"the bytes {text!r:.80} of a size that varies: {error}") from error
         if larger is not None:
-            raise InvalidPlan(
-                f"the bytes {text!r:.80} are more at {_named(dynamic['sizes'], larger)} than at the largest"
-            )
+            at = ", ".join(f"{name} = {size}" for name, size in zip(dynamic["sizes"], larger, strict=True))
+            raise InvalidPlan(f"the bytes {text!r:.80} are more at {at} than at the largest")
     for buffer in plan.buffers:
         text = dynamic["bytes"].get(buffer.value)
         if text is not None and buffer.bytes < most_of[text]:
@@ -89,12 +100,8 @@ def check_sizes(plan: PlanData) -> None:
             )
 
 
-def _larger(found: Expression, sizes: Sequence[Sequence[int]], most: int) -> tuple[int, ...] | None:
-    """A shape at which it is more than ``most``."""
-    each = max(2, int(MOST_SHAPES ** (1 / len(sizes))))
+def _shapes(sizes: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, ...]]:
+    """Up to ``most``, the least first."""
+    each = max(2, int(most ** (1 / len(sizes)))) if sizes else 2
     axes = [sorted({least + (top - least) * k // (each - 1) for k in range(each)}) for least, top in sizes]
-    return next((shape for shape in itertools.product(*axes) if found.at(*shape) > most), None)
-
-
-def _named(sizes: Mapping[str, object], shape: Sequence[int]) -> str:
-    return ", ".join(f"{name} = {size}" for name, size in zip(sizes, shape, strict=True))
+    return itertools.islice(itertools.product(*axes), most)

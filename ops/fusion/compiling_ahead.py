@@ -45,6 +45,8 @@ _FIRST: Wanted = (
 )
 """A kernel for which Inductor gets ready: it tries the compiler's flags, and compiles its headers."""
 _begun: list[subprocess.Popen[bytes]] = []
+_let_alone: list[subprocess.Popen[bytes]] = []
+"""Processes that are getting Inductor ready, for a plan that has ended."""
 
 
 @contextlib.contextmanager
@@ -54,15 +56,19 @@ def compiler_made_ready() -> Iterator[None]:
     threading.Thread(target=import_compiler, name="monet imports Inductor", daemon=True).start()
     begun: list[subprocess.Popen[bytes]] = []
     with contextlib.suppress(OSError):
-        if not _begun and _is_alone() and not _marker().exists():
+        _let_alone[:] = [process for process in _let_alone if process.poll() is None]
+        if not _begun and not _let_alone and _is_alone() and not _marker().exists():
             begun.append(_helper())
     _begun.extend(begun)
     try:
         yield
     finally:
         for process in begun:
-            _begun[:] = [other for other in _begun if other is not process]
-            _end(process)
+            if process in _begun:  # it was sent nothing
+                _begun.remove(process)
+                assert process.stdin is not None
+                process.stdin.close()
+                _end(process)
 
 
 def compile_all(wanted: Iterable[Wanted], *, progress: bool = False) -> None:
@@ -83,6 +89,10 @@ def compile_all(wanted: Iterable[Wanted], *, progress: bool = False) -> None:
             left = waiting[number + 1 :]
             if time.monotonic() - begun > COLD_S and len(left) >= LEAST_SHARED:
                 helpers.begin(left[::-1])
+    for process in _begun:  # nothing was there to compile; what is measured next is to have all cores
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
 
 
 class _Helpers:
@@ -102,9 +112,9 @@ class _Helpers:
             for number in range(count):
                 process = _begun.pop() if _begun else _helper()
                 self._processes.append(process)
-                assert process.stdin is not None
-                with process.stdin:
-                    process.stdin.write(_pickled(wanted[number::count]))
+                # It reads once Inductor is ready, and a pipe holds little.
+                sending = threading.Thread(target=_send, args=(process, _pickled(wanted[number::count])), daemon=True)
+                sending.start()
 
     def __enter__(self) -> _Helpers:
         return self
@@ -128,15 +138,23 @@ def _helper() -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
+def _send(process: subprocess.Popen[bytes], data: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, ValueError), process.stdin:  # it has ended, or was ended
+        process.stdin.write(data)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """With the compiler that it runs, which removes what it has half written: others would take that for a kernel. Not
     of headers: a process that compiles these is let alone, and ends by itself."""
-    if process.stdin is not None and not process.stdin.closed:
-        process.stdin.close()
-    if _marker().exists():
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
+    if process.poll() is not None:
+        return
+    if not _marker().exists():
+        _let_alone.append(process)
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
 
 
 def serve(threads: int) -> None:

@@ -87,3 +87,19 @@ def test_a_large_range_is_looked_at_from_end_to_end() -> None:
 def test_what_is_no_such_expression_is_refused(text: str) -> None:
     with pytest.raises(InvalidPlan, match="of a size that varies"):
         check_sizes(with_bytes(text, (4, 4), 100))
+
+
+def test_a_file_cannot_make_the_verifier_slow() -> None:
+    """Many dimensions, many expressions, large numbers."""
+    plan = with_bytes("d0 - d0 + 1", (4, 4), 100)
+    sizes = {f"x{k}": [1, 2] for k in range(60)}
+    check_sizes(replace(plan, model={"dynamic": {**plan.model["dynamic"], "sizes": sizes}}))
+    many = {f"v{k}": f"d0 - d1 + {100 + k}" for k in range(5000)}
+    dynamic = {**plan.model["dynamic"], "sizes": {"batch": [1, 100_000], "length": [1, 100_000]}, "bytes": many}
+    with pytest.raises(InvalidPlan, match="are more at"):
+        check_sizes(replace(plan, model={"dynamic": dynamic}))
+    for text in ("d0*" + "9" * 1500, "*".join(["d0"] * 600), "-".join(["d0"] * 600)):
+        with pytest.raises(InvalidPlan, match="of a size that varies"):
+            check_sizes(with_bytes(text, (10**9, 10**9), 100))
+    with pytest.raises(InvalidPlan, match="a size that varies is more than"):
+        check_sizes(with_bytes("d0", (10**5000, 1), 100))

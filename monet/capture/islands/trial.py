@@ -30,6 +30,8 @@ _FIXED = (bool, str, bytes, type(None))
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
+MOST_KEPT_BYTES = 1 << 26
+"""Of the inputs of calls after a part's first."""
 _Called = tuple[str, tuple[Described, Described]]
 """An island's key, and what it took and returned."""
 
@@ -58,6 +60,7 @@ class Islands:
         self.modules = _outermost(model, modules)
         self._inputs: dict[str, list[list[torch.Tensor]]] = {}  # of each call
         self.by_key: dict[str, Island] = {}
+        self._kept_bytes = 0
         self._beside = Beside()
         self._returned: list[tuple[Island, list[torch.Tensor], list[int]]] = []
         self._twins: dict[str, str] = {}  # key of one that is called otherwise in a trace → that of the one tried
@@ -94,7 +97,9 @@ class Islands:
         inputs = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
         if found is not None:
             self._order.append(found.key)
-            self._inputs[found.key].append(inputs)
+            self._kept_bytes += sum(tensor.nbytes for tensor in tensors)
+            if self._kept_bytes <= MOST_KEPT_BYTES:  # of more calls, the last that is kept stands for those after it
+                self._inputs[found.key].append(inputs)
             return found.called(tensors)
         autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         key = f"{name}#{sum(island.module is module for island in self.by_key.values())}"

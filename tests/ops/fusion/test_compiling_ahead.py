@@ -124,3 +124,27 @@ def test_the_process_that_is_there_is_sent_kernels(tmp_path: Path, monkeypatch: 
     with compiling_ahead.compiler_made_ready():
         compile_all(wanted)
     assert pickle.loads(received.read_bytes()) == wanted[:0:-1]
+
+
+def test_nothing_runs_beside_what_is_measured_and_no_two_get_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(compiling_ahead, "import_compiler", lambda: None)
+    monkeypatch.setattr(compiling_ahead, "_let_alone", [])
+    monkeypatch.setattr(compiling_ahead, "_COMMAND", "import sys, time; sys.stdin.read(); time.sleep(1)")
+    with compiling_ahead.compiler_made_ready():
+        (process,) = compiling_ahead._begun
+        compile_all([])
+        assert process.returncode == 0
+    with compiling_ahead.compiler_made_ready():
+        (process,) = compiling_ahead._begun
+    assert compiling_ahead._let_alone == [process] and process.poll() is None
+    with compiling_ahead.compiler_made_ready():
+        assert not compiling_ahead._begun, "one is still at it"
+    process.wait()
+    with compiling_ahead.compiler_made_ready():
+        assert len(compiling_ahead._begun) == 1
+    for process in compiling_ahead._let_alone:
+        process.wait()
