@@ -126,6 +126,7 @@ def _outcome(name: str) -> dict[str, Any]:
     torch.manual_seed(1)
     try:
         model, calls = LIBRARIES[library].build(member)
+        copy.deepcopy(model)
     except Exception as error:
         return {"outcome": "unbuilt", "said": _first_line(error)}
     model.train()

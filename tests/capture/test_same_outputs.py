@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import random
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from monet.capture import capture, kept_captures
 from monet.capture.guards import same_outputs
 from monet.capture.guards.same_outputs import require_same_outputs
 from monet.errors import CaptureError
+from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.ops.estimating.quick import quick_rates
 from monet.pipeline.preparation import Preparing, prepare
 
@@ -59,6 +61,39 @@ def test_a_model_that_is_another_one_while_it_is_traced_is_refused(is_traced: An
             model, x, torch.zeros(3, 4), budget="1GB", loss_fn=nn.functional.mse_loss, cache=False,
             optimizer=torch.optim.SGD(model.parameters(), 0.1),
         )  # fmt: skip
+
+
+def test_beside_a_cache_of_keys_and_values_too() -> None:
+    """Which is another object in each call, and equal to none."""
+    config: Any = llama().LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+
+    class Model(nn.Module):
+        def __init__(self, *, asks: bool) -> None:
+            super().__init__()
+            self.inner, self.config, self.asks = llama().LlamaModel(config), config, asks
+
+        def forward(self, input_ids: Tensor) -> Any:
+            out = self.inner(input_ids)
+            if self.asks and _asks_compiler(input_ids):
+                out.last_hidden_state = out.last_hidden_state * 2
+            return out
+
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    assert Model(asks=False)(ids).past_key_values is not None
+    for asks in (False, True):
+        model = Model(asks=asks).train()
+        captured = capture(model, (ids,))
+        if not asks:
+            require_same_outputs(captured, model, (ids,), {})
+            continue
+        with pytest.raises(CaptureError, match="another one while it is traced: output 0 differs from eager's"):
+            require_same_outputs(captured, model, (ids,), {})
+
+
+def llama() -> Any:
+    return with_torchvision_schemas(lambda: importlib.import_module("transformers.models.llama.modeling_llama"))
 
 
 def test_apply_refuses_it_at_its_first_call() -> None:
