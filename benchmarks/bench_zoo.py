@@ -126,7 +126,6 @@ def _outcome(name: str) -> dict[str, Any]:
     torch.manual_seed(1)
     try:
         model, calls = LIBRARIES[library].build(member)
-        copy.deepcopy(model)
     except Exception as error:
         return {"outcome": "unbuilt", "said": _first_line(error)}
     model.train()
@@ -140,7 +139,10 @@ def _outcome(name: str) -> dict[str, Any]:
     else:
         return {"outcome": "eager fails", "said": said}
     model.zero_grad(set_to_none=True)
-    eager, repeated = _step(copy.deepcopy(model), kwargs), _step(copy.deepcopy(model), kwargs)
+    try:
+        eager, repeated = _step(copy.deepcopy(model), kwargs), _step(copy.deepcopy(model), kwargs)
+    except Exception as error:  # what is left of the first step is in no copy
+        return {"outcome": "eager fails", "said": _first_line(error)}
     if not eager[1]:
         return {"outcome": "eager fails", "said": "no output has a gradient"}
     try:
