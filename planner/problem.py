@@ -202,13 +202,13 @@ class StateTensor:
     """A parameter, or what an optimiser keeps for one, that is in memory from step to step, or carried: in the second
     memory, but for the operators that use it.
 
-    ``bytes``: of memory. ``copied_bytes``: what a step reads and writes of it at least, as (written, read).
+    ``bytes``: of memory; a step reads as many at least. ``written_bytes``: what it changes, and writes.
     ``forward``, ``backward``: positions of the operators that use it however they run.
     """
 
     id: str
     bytes: int
-    copied_bytes: tuple[int, int]
+    written_bytes: int
     forward: frozenset[int]
     backward: frozenset[int]
 

@@ -227,21 +227,21 @@ def evaluator(names: Sequence[str], expressions: Sequence[Any]) -> Callable[...,
     """A function of the dimensions, in the order of ``names``, that gives what each expression is there."""
     import torch
 
-    terms = ", ".join(text_of(names, expression) for expression in expressions)
+    terms = ", ".join(texts_of(names, expressions))
     arguments = ", ".join(f"d{k}" for k in range(len(names)))
     function: Callable[..., list[Any]] = eval(f"lambda {arguments}: [{terms}]", {"math": math, "torch": torch})
     return function
 
 
-def text_of(names: Sequence[str], expression: Any) -> str:
-    """An expression as Python's, of ``d0``, ``d1``, … for the dimensions: their own names may come from a file, and are
+def texts_of(names: Sequence[str], expressions: Collection[Any]) -> list[str]:
+    """Expressions as Python's, of ``d0``, ``d1``, … for the dimensions: their own names may come from a file, and are
     no code."""
     import sympy
     from torch.utils._sympy.printers import PythonPrinter
 
     plain = {sympy.Symbol(name, integer=True, positive=True): sympy.Symbol(f"d{k}") for k, name in enumerate(names)}
-    text: str = PythonPrinter().doprint(expression.xreplace(plain))
-    return text
+    printer = PythonPrinter()
+    return [printer.doprint(expression.xreplace(plain)) for expression in expressions]
 
 
 def numbering(names: Sequence[str], expressions: Collection[Any]) -> Callable[..., dict[Any, Any]]:

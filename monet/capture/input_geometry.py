@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from monet.base.graph import Graph
-from monet.base.sizes import Dimension, Ranges, Size, larger_at, text_of
+from monet.base.sizes import Dimension, Ranges, Size, larger_at, texts_of
 from monet.errors import PlanMismatch
 from monet.plans.plan import Plan
 from monet.plans.sizes import is_expression
@@ -99,11 +99,12 @@ def described_sizes(graph: Graph, ranges: Ranges) -> dict[str, Any]:
         for name, value in graph.values.items()
         if graph.storage(name) == name and isinstance(value.storage_bytes, Size)
     }
-    texts: dict[Any, str] = {}
-    for size in {size.expression: size for size in varying.values()}.values():
-        text = text_of(bare.names, size.expression)
-        if is_expression(text, len(bare.names)) and larger_at(bare, [size]) is None:
-            texts[size.expression] = text
+    by_expression = {size.expression: size for size in varying.values()}
+    texts = {
+        expression: text
+        for expression, text in zip(by_expression, texts_of(bare.names, by_expression), strict=True)
+        if is_expression(text, len(bare.names)) and larger_at(bare, [by_expression[expression]]) is None
+    }
     found = {name: texts[size.expression] for name, size in varying.items() if size.expression in texts}
     return {**described_ranges(ranges), "bytes": found}
 

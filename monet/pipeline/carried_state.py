@@ -80,9 +80,9 @@ def _state_tensors(lowered: Lowered, groups: Mapping[str, Sequence[str]]) -> tup
     changed = frozenset[str]().union(*(changed_by(offers, update) for update in updates_of(offers.graph)))
     found = []
     for group, names in groups.items():
-        copied = _bytes(lowered, changed.intersection(names)), _bytes(lowered, names)
+        written = _bytes(lowered, changed.intersection(names))
         uses = [frozenset.intersection(*(of.get(name, frozenset()) for name in names)) for of in (forward, backward)]
-        found.append(StateTensor(group, _bytes(lowered, names), copied, *uses))
+        found.append(StateTensor(group, _bytes(lowered, names), written, *uses))
     return tuple(found)
 
 

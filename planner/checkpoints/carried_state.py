@@ -30,7 +30,7 @@ def add_carried_columns(program: CheckpointProgram) -> None:
         assert second is not None, "nothing is carried without a second memory"
         seconds = copied_s(second, tensor)
         if second.mode == ASYNCHRONOUS:
-            seconds = sum(tensor.copied_bytes) * second.slowdown_s
+            seconds = (tensor.bytes + tensor.written_bytes) * second.slowdown_s
         program.carried[tensor.id] = program.rows.column(seconds)
 
 

@@ -95,8 +95,7 @@ def add_copy_rows(program: CheckpointProgram) -> None:
 
 def copied_s(second: SecondMemory, tensor: StateTensor) -> float:
     """What a step copies of a tensor that is carried takes, at least."""
-    written, read = tensor.copied_bytes
-    return (second.write_s(written) if written else 0.0) + (second.read_s(read) if read else 0.0)
+    return second.read_s(tensor.bytes) + (second.write_s(tensor.written_bytes) if tensor.written_bytes else 0.0)
 
 
 def _waiting(program: CheckpointProgram, segments: int, most_s: float) -> list[int]:

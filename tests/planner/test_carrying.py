@@ -37,8 +37,8 @@ def states(draw: st.DrawFn, operators: int = 3) -> tuple[StateTensor, ...]:
     found = []
     for n in range(draw(st.integers(1, 3))):
         size = draw(st.integers(1, 12))
-        copied = size * draw(st.integers(0, 1)), size
-        found.append(StateTensor(f"s{n}", size, copied, draw(positions), draw(positions)))
+        written = size * draw(st.integers(0, 1))
+        found.append(StateTensor(f"s{n}", size, written, draw(positions), draw(positions)))
     return tuple(found)
 
 
@@ -67,7 +67,7 @@ def carrying(problem: Problem, carried: Sequence[StateTensor]) -> Problem:
 
 
 def copied_s(carried: Sequence[StateTensor]) -> float:
-    return sum(sum(s.copied_bytes) for s in carried) / RATE
+    return sum(s.bytes + s.written_bytes for s in carried) / RATE
 
 
 @quick
@@ -103,7 +103,7 @@ def test_no_plan_takes_less_whatever_it_carries(
 def test_no_more_is_carried_than_need_be() -> None:
     """Of eight tensors that no operator uses, those whose copies are shortest, which are never written; beside
     operators there is room for one more."""
-    state = tuple(StateTensor(f"s{n}", 100, (100 * (n % 2), 100), frozenset(), frozenset()) for n in range(8))
+    state = tuple(StateTensor(f"s{n}", 100, 100 * (n % 2), frozenset(), frozenset()) for n in range(8))
     fastest = fastest_plan(chain(4))
     assert fastest is not None
     for mode, spare in ((SYNCHRONOUS, 0), (ASYNCHRONOUS, 1)):
@@ -119,6 +119,6 @@ def test_no_more_is_carried_than_need_be() -> None:
 
 
 def test_nothing_is_chosen_where_no_plan_can_fit() -> None:
-    state = (StateTensor("s", 100, (100, 100), frozenset(), frozenset()),)
+    state = (StateTensor("s", 100, 100, frozenset(), frozenset()),)
     problem = with_second(chain(4), state, ASYNCHRONOUS)
     assert chosen_state(problem, state, 10, SOLVING).choices == ()

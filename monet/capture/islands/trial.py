@@ -94,12 +94,15 @@ class Islands:
         recorded = torch.is_grad_enabled()
         found = next((of for of in self._of_call(module, tensors, spec, literals) if of.recorded == recorded), None)
         parameters = dict(module.named_parameters())
-        inputs = [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
+
+        def inputs() -> list[torch.Tensor]:
+            return [tensor.detach().clone() for tensor in tensors] + list(parameters.values())
+
         if found is not None:
             self._order.append(found.key)
             self._kept_bytes += sum(tensor.nbytes for tensor in tensors)
             if self._kept_bytes <= MOST_KEPT_BYTES:  # of more calls, the last that is kept stands for those after it
-                self._inputs[found.key].append(inputs)
+                self._inputs[found.key].append(inputs())
             return found.called(tensors)
         autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         key = f"{name}#{sum(island.module is module for island in self.by_key.values())}"
@@ -107,7 +110,7 @@ class Islands:
             name, key, module, own, spec, literals, described(tensors), tuple(parameters), autocast, self._beside,
             recorded=recorded,
         )  # fmt: skip
-        self._inputs[key] = [inputs]
+        self._inputs[key] = [inputs()]
         returned = _known(island, tensors, _Reads(self._held, module))
         island.sparse = frozenset(sparse_parameters(module)) & parameters.keys()
         self.by_key[key] = island
