@@ -28,7 +28,7 @@ from monet.capture import autocast
 from monet.capture.captured import device_type
 from monet.capture.export_errors import where
 from monet.capture.guards.code_reads import CodeReads
-from monet.capture.guards.contents import PLAIN, copy_of
+from monet.capture.guards.contents import PLAIN, copy_of, place_in_set
 from monet.capture.guards.model_reads import Found, model_reads, parts
 from monet.capture.structure_text import UnwrittenStructure, structure_data
 
@@ -40,8 +40,9 @@ MOST_CONSTANT_BYTES = 1 << 16
 # Of every module, and no part of a step: what is called while saving and loading, and backward hooks of the module.
 _BESIDE = {"_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
            "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_compiled_call_impl"}  # fmt: skip
-# A number of this process alone: by it transformers' generation configuration tells whether it was changed.
-_OF_THE_PROCESS = {"_original_object_hash"}
+# Of this process alone: the number by which transformers' generation configuration tells whether it was changed, and
+# diffusers' list, in the order of a set, of the arguments that were left out.
+_OF_THE_PROCESS = {"_original_object_hash", "_use_default_values"}
 _INSTALLED = tuple(
     str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -233,9 +234,9 @@ class _Look:
             self._add(type(thing).__qualname__, len(thing))
             for key, value in thing.items():
                 self.at(key)
-                self.at(value)
+                self.at(None if key in _OF_THE_PROCESS else value)
         elif isinstance(thing, list | tuple | set | frozenset):
-            items = sorted(thing, key=repr) if isinstance(thing, set | frozenset) else thing
+            items = sorted(thing, key=place_in_set) if isinstance(thing, set | frozenset) else thing
             self._add(type(thing).__qualname__, len(thing))
             for item in items:
                 self.at(item)

@@ -291,22 +291,39 @@ def test_named_tuples_are_found_again_by_other_processes(tmp_path: Path) -> None
     assert run(NAMED.replace("logits", "scores")) == "1 True 1 [2]"
 
 
-@pytest.mark.slow
+KEYS = """
+import torch
+from usage_cases import tiny_gpt2
+from monet.capture.model_key import model_key
+
+class Applied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.of = {torch.relu, torch.nn.functional.gelu, torch.sin, torch.nn.functional.silu}
+
+    def forward(self, x):
+        return sum(function(x) for function in self.of)
+
+ids = torch.zeros(1, 4, dtype=torch.int64)
+for model, inputs in (
+    (torch.nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8)), (Applied(), torch.zeros(2)), (tiny_gpt2(), ids),
+):
+    print(model_key(model, (inputs,), {}, gradients_leave=True))
+"""
+
+
 def test_the_key_is_the_same_in_every_process(tmp_path: Path) -> None:
-    """A class of convolutions has a set of names in its code, whose order depends on the process."""
-    code = (
-        "import torch\n"
-        "from monet.capture.model_key import model_key\n"
-        "print(model_key(torch.nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), {}, gradients_leave=True))\n"
-    )
+    """A class of convolutions has a set of names in its code, a model may hold a set of functions, and GPT-2's code
+    reads many globals: sets have another order in each process, and functions another address."""
+    (tmp_path / "keys.py").write_text(KEYS)
     keys = {
         subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
+            [sys.executable, tmp_path / "keys.py"], capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    assert len(keys) == 1 and "None" not in keys
+    assert len(keys) == 1 and "None" not in keys.pop()
 
 
 def test_the_key_of_transformers_models_is_no_matter_of_the_process() -> None:

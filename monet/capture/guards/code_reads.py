@@ -154,14 +154,14 @@ class CodeReads:
         # Objects that a package has as globals (tables of all its models) are compared by identity alone.
         objects = not function.__code__.co_filename.startswith(INSTALLED)
         attributes, methods = set(names.attributes), set(names.methods)
-        for name, attribute in names.globals | names.around:
+        for name, attribute in names.globals | names.around:  # into sets: in any order
             self._uses.setdefault(name, set()).add(attribute)
-        for name, attribute in names.globals:
+        for name, attribute in sorted(names.globals, key=str):  # of a set: another order in each process
             if name in around or name not in _BUILTINS:
                 self._look_up(around, name, names, objects=objects)
             if attribute is not None and not isinstance(around.get(name), types.ModuleType):
                 attributes.add(attribute)
-        for name in names.imports:
+        for name in sorted(names.imports):
             self._look_into(sys.modules.get(name), names, set(), objects=objects)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             try:
@@ -203,7 +203,7 @@ class CodeReads:
         seen.add(id(module))
         inside = vars(module)
         of_globals = {attribute for _, attribute in names.globals if attribute is not None}
-        for name in (names.attributes | names.methods | of_globals) & inside.keys():
+        for name in sorted((names.attributes | names.methods | of_globals) & inside.keys()):
             self._note(inside, name, objects=objects)
             self._look_into(inside[name], names, seen, objects=objects)
 

@@ -45,6 +45,16 @@ def is_equal_copy(was: Any, value: Any) -> bool:
     return bool(was.shape == value.shape and was.dtype == value.dtype and was.tobytes() == value.tobytes())
 
 
+def place_in_set(element: Any) -> str:
+    """What orders the elements of a set: it has another order in each process, and so has, by its address, what
+    ``repr`` writes of a function or method."""
+    if isinstance(element, types.MethodType):
+        return f"{place_in_set(element.__self__)}.{element.__name__}"
+    named = type(element) if isinstance(element, torch.nn.Module) else element
+    name = getattr(named, "__qualname__", None)
+    return f"{getattr(named, '__module__', '')}.{name}" if isinstance(name, str) else repr(element)
+
+
 def members_of(value: Any) -> Any:
     """The container that ``value`` is, or the dictionary of an object's attributes; None where it has neither."""
     if isinstance(value, dict | list | set):

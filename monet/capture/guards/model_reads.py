@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from monet.capture.guards.code_reads import CodeReads, is_installed
-from monet.capture.guards.contents import PLAIN
+from monet.capture.guards.contents import PLAIN, place_in_set
 from monet.capture.guards.module_hooks import FORWARD, only_looks, own_hook
 
 OPAQUE = (torch.Tensor, types.ModuleType, type, torch.Generator)
@@ -126,8 +126,10 @@ def parts(value: Any, reads: CodeReads) -> Iterator[Any]:
     """What a container holds, and of an object the attributes that may be read."""
     if isinstance(value, Mapping):
         yield from list(value.values())
-    elif isinstance(value, list | tuple | set | frozenset | deque):
+    elif isinstance(value, list | tuple | deque):
         yield from list(value)
+    elif isinstance(value, set | frozenset):
+        yield from sorted(value, key=place_in_set)
     yield from [part for _, part in read_attributes(value, reads)]
 
 
