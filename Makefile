@@ -99,9 +99,10 @@ newest oldest: %: .venv-%/.installed
 cuda-builds: .venv-oldest/.installed .venv-cuda/.installed .venv-newest/.installed
 	for venv in oldest cuda newest; do LD_BIND_NOW=1 .venv-$$venv/bin/python tests/support/cuda_build.py || exit 1; done
 
-# Of what is committed. Needs the package index.
+# Of what is committed. Needs the package index. TORCHES="torch==2.11.0 torch==2.15.0" and
+# PYTHONS="python3.12 python3.13" for others than constraints.txt and .venv have.
 package: $(INSTALLED)
-	$(BIN)/python tests/support/package_check.py $(TORCHES)
+	$(BIN)/python tests/support/package_check.py $(TORCHES) $(foreach python,$(PYTHONS),--python $(python))
 
 # What a run of the tests costs is paid for each change: a file at a time, on a sample.
 FILES ?= monet/plans/verifier.py

@@ -1,11 +1,15 @@
 """Builds wheel and sdist, installs each into a fresh environment, and uses it with no source tree in sight: plans,
 runs, shows, and uninstalls. Needs the package index.
 
-python tests/support/package_check.py [TORCH ...]     # such as torch==2.11.0; without: what constraints.txt names
+python tests/support/package_check.py [TORCH ...] [--python PYTHON ...]
+
+TORCH such as torch==2.11.0; without, what constraints.txt names. PYTHON: the interpreters of the environments; without,
+the one that runs this.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -72,7 +76,7 @@ def _require_complete(archive: Path) -> None:
         sys.exit(f"missing from {archive.name}: {missing}; not in the repository: {others}")
 
 
-def _use(artefact: Path, torch: str | None, work: Path) -> None:
+def _use(artefact: Path, python: str, torch: str | None, work: Path) -> None:
     """Installs, plans, runs, shows and uninstalls in a new environment under ``work``."""
     work.mkdir()
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MONET_CACHE")}
@@ -81,7 +85,8 @@ def _use(artefact: Path, torch: str | None, work: Path) -> None:
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     lines = [line for line in constraints if torch is None or not line.startswith("torch")]
     (work / "constraints.txt").write_text("\n".join([*lines, *([torch] if torch else [])]) + "\n")
-    _call([sys.executable, "-m", "venv", "venv"], work, environment)
+    _call([python, "-m", "venv", "venv"], work, environment)
+    _call([bins / "python", "--version"], work, environment)
     _call([bins / "pip", "install", "-q", "-c", "constraints.txt", artefact], work, environment)
     _call([bins / "monet", "--version"], work, environment)
     plan: list[str | Path] = [bins / "monet-plan", "--budget", "85%", "tiny.yaml", "-o", "tiny.plan.json"]
@@ -96,6 +101,7 @@ def _use(artefact: Path, torch: str | None, work: Path) -> None:
     left = list((work / "venv" / "lib").glob("python*/site-packages/monet*"))
     if any(path.is_file() or any(part.suffix != ".pyc" for part in path.rglob("*.*")) for path in left):
         sys.exit(f"left after pip uninstall: {left}")
+    shutil.rmtree(work)  # with a PyTorch of some gigabytes
 
 
 def _without_compiler(plan: list[str | Path], work: Path, environment: Mapping[str, str]) -> None:
@@ -104,7 +110,7 @@ def _without_compiler(plan: list[str | Path], work: Path, environment: Mapping[s
     _call([*plan[:-1], "without.plan.json"], work, without, says="compiler")
 
 
-def main(torches: Sequence[str]) -> None:
+def main(torches: Sequence[str], pythons: Sequence[str]) -> None:
     with TemporaryDirectory() as folder:
         copy = Path(folder) / "source"
         subprocess.run(["git", "clone", "-q", ROOT, copy], check=True)
@@ -115,10 +121,16 @@ def main(torches: Sequence[str]) -> None:
         _require_complete(wheel)
         with tarfile.open(sdist) as archive:
             print(f"{wheel.name}, {sdist.name}: {len(archive.getnames())} entries", flush=True)
-        for number, torch in enumerate(torches or [None]):
-            for artefact in (wheel, sdist):
-                _use(artefact, torch, Path(folder) / f"{number} {artefact.suffix}")
+        for python in pythons or [sys.executable]:
+            for torch in (*torches,) or (None,):
+                for artefact in (wheel, sdist):
+                    print(f"{artefact.name}, {python}, {torch or 'torch of constraints.txt'}", flush=True)
+                    _use(artefact, python, torch, Path(folder) / "work")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("torches", nargs="*", metavar="TORCH")
+    parser.add_argument("--python", action="append", default=[], dest="pythons")
+    given = parser.parse_args()
+    main(given.torches, given.pythons)
