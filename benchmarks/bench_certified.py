@@ -1,6 +1,6 @@
 """Planned runs in processes that may not have more memory than was promised: how many end, how many miss the promise?
 
-python benchmarks/bench_certified.py [--only resnet] [--budgets 17] [--jobs 2]
+python benchmarks/bench_certified.py [--only resnet] [--budgets 17] [--jobs 2] [--again]
 
 Each of twenty-five networks (``certified_models.py``) with SGD, Adam and AdamW, on one thread and on two, with and
 without a second memory on the disk, under budgets evenly from eager's peak down to the smallest that is known to work.
@@ -12,8 +12,8 @@ A run is killed where the process ends by itself or an allocation fails; it miss
 memory than its plan's, or the measured peak is not the promised one. The plan is made, and its peak printed, before any
 step has run. ``control``: PyTorch's own step under the limit of the smallest budget, which should fail.
 
-Resumable: what is done is in ``build/certified.jsonl``; ``--again`` begins anew. Ctrl-C loses the jobs under way;
-``--done`` writes the record of what is done by then.
+Resumable: networks that are in the record are not run again, but for ``--again``; what is done of one that is not is in
+``build/certified_17.jsonl``. Ctrl-C loses the jobs under way.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from tqdm import tqdm
 CONSTANT_BYTES = 16 << 20
 """With 4 MiB 7 of 1,411 runs ended: oneDNN compiles a convolution's kernels when it first runs, and those of chunks of
 a batch are a plan's alone."""
+BUDGETS = 17
 STEPS = 2
 PLANNING_S = 0.5
 GAP = 0.2
@@ -248,51 +249,60 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _all(models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Over the networks of the record."""
+    found: dict[str, Any] = {
+        name: sum(row[name] for row in models.values()) for name in ("runs", "killed", "misses", "unplanned")
+    }
+    for name in ("off_bytes", "most_beyond_the_promise_bytes"):
+        found[name] = max((row[name] for row in models.values() if row[name] is not None), default=None)
+    found["controls"] = dict(sum((Counter(row["controls"]) for row in models.values()), Counter()))
+    return found | {"errors": [error for row in models.values() for error in row["errors"]]}
+
+
 @click.command()
-@click.option("--only", default="", help="Only networks whose name has this in it; the record is not written then.")
-@click.option("--budgets", default=17, show_default=True, help="Budgets of each network, optimiser, thread number.")
+@click.option("--only", multiple=True, help="Networks of this name.")
+@click.option("--budgets", default=BUDGETS, show_default=True, help="Of each job; the record is of that number alone.")
 @click.option("--jobs", default=os.cpu_count(), show_default=True, help="Processes at a time.")
-@click.option("--again", is_flag=True, help="Forget what was done.")
-@click.option("--done", "finish", is_flag=True, help="Run nothing, and write the record of what was done.")
+@click.option("--again", is_flag=True, help="Networks that are in the record, too.")
 @click.option("--job", hidden=True)
 @click.option("--answer", hidden=True, type=click.Path(path_type=Path))
-def main(only: str, budgets: int, jobs: int, again: bool, finish: bool, job: str | None, answer: Path | None) -> None:
+def main(only: tuple[str, ...], budgets: int, jobs: int, again: bool, job: str | None, answer: Path | None) -> None:
     if job is not None and answer is not None:
         _work(json.loads(job), answer)
         return
-    kept = BUILD / ("certified.jsonl" if not only else "certified_part.jsonl")
+    path = record.RESULTS / "certified.json"
+    models = json.loads(path.read_text())["result"]["models"] if path.exists() else {}
+    names = [
+        name for name in CASES if (not only or name in only) and (again or budgets != BUDGETS or name not in models)
+    ]
+    kept = BUILD / f"certified_{budgets}.jsonl"
     kept.parent.mkdir(exist_ok=True)
-    if again:
-        kept.unlink(missing_ok=True)
-    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    names = [name for name in CASES if only in name]
+    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() and not again else []
+    known = [row["job"] for row in done]
     asked = [
-        {"model": model, "optimizer": optimizer, "threads": threads, "offload": offload, "budgets": budgets}
+        {"model": model, "optimizer": optimizer, "threads": threads, "offload": offload}
         for model, optimizer, threads, offload in product(names, OPTIMIZERS, (1, 2), (False, True))
     ]
-    known = [row["job"] for row in done]
-    left = [] if finish else [job for job in asked if {key: job[key] for key in job if key != "budgets"} not in known]
+    left = [{**job, "budgets": budgets} for job in asked if job not in known]
     bar = tqdm(total=len(asked), initial=len(asked) - len(left))
-    with ThreadPoolExecutor(jobs) as pool, kept.open("a") as out, bar:
+    with ThreadPoolExecutor(jobs) as pool, kept.open("w" if again else "a") as out, bar:
         for row in pool.map(_job_rows, left):
             done.append(row)
             out.write(json.dumps(row) + "\n")
             out.flush()
             bar.update()
-            bar.set_postfix({key: _summary(done)[key] for key in ("runs", "killed", "misses", "off_bytes")})
-    rows = [row for row in done if row["job"]["model"] in names]
-    by_model = {name: _summary([row for row in rows if row["job"]["model"] == name]) for name in names}
-    total = _summary(rows)
-    click.echo(json.dumps(total, indent=2))
-    if not only:
-        result = {
-            "constant_bytes": CONSTANT_BYTES,
-            "steps_a_run": STEPS,
-            "jobs": [len(rows), len(asked)],
-            "all": total,
-            "models": by_model,
-        }
-        click.echo(f"wrote {record.write('certified', result)}")
+            name = row["job"]["model"]
+            of_it = [other for other in done if other["job"]["model"] == name]
+            bar.set_postfix(
+                {"network": name, **{key: _summary(of_it)[key] for key in ("killed", "misses", "off_bytes")}}
+            )
+            if budgets == BUDGETS and len(of_it) == sum(job["model"] == name for job in asked):
+                models[name] = {**so_far, "commit": record.COMMIT}
+                models = {name: models[name] for name in CASES if name in models}
+                result = {"constant_bytes": CONSTANT_BYTES, "steps_a_run": STEPS, "networks": [len(models), len(CASES)]}
+                record.write("certified", {**result, "all": _all(models), "models": models})
+    click.echo(json.dumps(_summary([row for row in done if row["job"]["model"] in names]), indent=2))
 
 
 if __name__ == "__main__":
