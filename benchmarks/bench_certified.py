@@ -294,9 +294,8 @@ def main(only: tuple[str, ...], budgets: int, jobs: int, again: bool, job: str |
             bar.update()
             name = row["job"]["model"]
             of_it = [other for other in done if other["job"]["model"] == name]
-            bar.set_postfix(
-                {"network": name, **{key: _summary(of_it)[key] for key in ("killed", "misses", "off_bytes")}}
-            )
+            so_far = _summary(of_it)
+            bar.set_postfix({"network": name, **{key: so_far[key] for key in ("killed", "misses", "off_bytes")}})
             if budgets == BUDGETS and len(of_it) == sum(job["model"] == name for job in asked):
                 models[name] = {**so_far, "commit": record.COMMIT}
                 models = {name: models[name] for name in CASES if name in models}
