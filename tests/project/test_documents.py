@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,18 @@ def test_links_lead_somewhere() -> None:
     targets = [target for target in re.findall(r"\]\(([^)]+)\)", README) if "://" not in target]
     assert len(targets) > 10
     assert [target for target in targets if not (ROOT / target.partition("#")[0]).exists()] == []
+
+
+def test_an_index_shows_the_readme_without_links_that_lead_nowhere() -> None:
+    described = runpy.run_path(str(ROOT / "setup.py"))["described"]
+    shown = described(README, None)
+    assert re.findall(r"\]\((?!https?://)", shown) == []
+    assert "measures the operators of a training step" in shown and "all loops" in shown and "![" not in shown
+    text = "![a drawing](docs/a.svg) and [what](docs/b.md#there), [out](https://x.org)"
+    assert described(text, "https://github.com/x/y") == (
+        "![a drawing](https://github.com/x/y/raw/HEAD/docs/a.svg) and "
+        "[what](https://github.com/x/y/blob/HEAD/docs/b.md#there), [out](https://x.org)"
+    )
 
 
 def test_the_table_is_the_record() -> None:

@@ -116,6 +116,15 @@ def places_overlap(plan: Plan) -> Plan:
     return with_place(plan, other, place_of(plan, one) + COPY_ALIGNMENT)
 
 
+def place_below_all_others(plan: Plan) -> Plan:
+    """The third place begins before the two that are there, and ends in the lower one."""
+    lower, upper, new = (moved_value(plan, n) for n in range(3))
+    size, new_size = (plan.buffers[index_of(plan, source_of(plan, value))].bytes for value in (lower, new))
+    assert new_size > COPY_ALIGNMENT
+    above = COPY_ALIGNMENT + -(-size // COPY_ALIGNMENT) * COPY_ALIGNMENT
+    return with_place(with_place(with_place(plan, lower, COPY_ALIGNMENT), upper, above), new, 0)
+
+
 def one_place_for_two(plan: Plan) -> Plan:
     return with_place(plan, moved_value(plan, 1), place_of(plan, moved_value(plan)))
 
@@ -279,6 +288,7 @@ REFUSED: list[tuple[Callable[[Plan], Plan], str]] = [
     (destination_begins_at_its_wait, "request 0: buffer .* begins in step"),
     (read_before_the_writes_wait, "is issued before the wait for the write of"),
     (places_overlap, "its place overlaps that of .* by"),
+    (place_below_all_others, "its place overlaps that of .* by"),
     (one_place_for_two, "its place overlaps that of .* by"),
     (in_place_write_under_way, "it holds 'clobbered' by then"),
     (place_not_aligned, "place 64 is not a multiple of 4096 bytes"),

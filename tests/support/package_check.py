@@ -65,15 +65,19 @@ def _call(
 
 
 def _require_complete(archive: Path) -> None:
-    """Exits where a file of the packages is not in the wheel."""
+    """Exits where a file of the packages is not in the wheel, or its description is not what an index should show."""
     listed = subprocess.check_output(["git", "ls-files", "monet", *LINKED], cwd=ROOT, text=True).splitlines()
     wanted = {f"monet/{name}" if name.split("/")[0] in LINKED else name for name in listed}
     with zipfile.ZipFile(archive) as wheel:
         found = set(wheel.namelist())
+        about = next(name for name in found if name.endswith(".dist-info/METADATA"))
+        description = wheel.read(about).decode()
     missing = sorted(name for name in wanted - found if not (ROOT / name).is_symlink())
     others = sorted(name for name in found - wanted if ".dist-info/" not in name)
     if missing or others:
         sys.exit(f"missing from {archive.name}: {missing}; not in the repository: {others}")
+    if "measures the operators" not in description or "](docs/" in description:
+        sys.exit(f"the description of {archive.name} is not the README as an index shows it")
 
 
 def _use(artefact: Path, python: str, torch: str | None, work: Path) -> None:
