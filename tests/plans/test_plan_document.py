@@ -26,6 +26,7 @@ from repository import ROOT
 import monet
 from monet.errors import InvalidPlan
 from monet.plans import document as planfile
+from monet.plans.format import ALIGNMENT, COPY_ALIGNMENT, aligned, whole_blocks
 from monet.plans.plan import Plan
 
 DOCUMENT = ROOT / "docs" / "plan-format.md"
@@ -348,7 +349,10 @@ def test_the_documented_outside_checker_works(tmp_path: Path) -> None:
         ("model", "nests", [{"path": [0, 1], "kind": "dict", "keys": ["a", "a"]}]),
         ("model", "nests", [{"path": [0] * 99, "kind": "list", "keys": []}]),
         ("model", "nests", [{"path": [0, 0, [{}]], "kind": "list", "keys": []}]),
+        ("model", "nests", [{"path": [0] * (planfile.MOST_DEPTH + 1), "kind": "list", "keys": []}]),
         ("model", "dynamic", {"sizes": {"batch": [1, 2]}, "axes": {}, "bytes": {"relu": 3}}),
+        ("model", "dynamic", {"sizes": {"batch": [0, 2]}, "axes": {}, "bytes": {}}),
+        ("model", "dynamic", {"sizes": {"batch": [3, 2]}, "axes": {}, "bytes": {}}),
         ("environment", "threads", "2"),
         ("environment", "loop", None),
     ],
@@ -359,6 +363,21 @@ def test_every_field_has_a_type(tmp_path: Path, part: str, name: str, value: Any
     with pytest.raises(InvalidPlan, match=rf"{part}.*{name}|'{name}' is not a field of format version"):
         replace(plan, **changes).save(tmp_path / "plan.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_range_of_one_shape_and_inputs_as_deep_as_may_be_are_read(tmp_path: Path) -> None:
+    dynamic = {"sizes": {"batch": [1, 1], "length": [1, 9]}, "axes": {}, "bytes": {}}
+    nests = [{"path": [0] * planfile.MOST_DEPTH, "kind": "list", "keys": []}]
+    plan = random_plan(3)
+    replace(plan, model={**plan.model, "dynamic": dynamic, "nests": nests}).save(tmp_path / "plan.json")
+    read = Plan.load(tmp_path / "plan.json").model
+    assert read["dynamic"]["sizes"]["batch"] == [1, 1] and len(read["nests"][0]["path"]) == planfile.MOST_DEPTH
+
+
+@pytest.mark.parametrize("block", [ALIGNMENT, COPY_ALIGNMENT])
+def test_sizes_are_rounded_up_to_whole_blocks(block: int) -> None:
+    rounded = {ALIGNMENT: aligned, COPY_ALIGNMENT: whole_blocks}[block]
+    assert [rounded(size) for size in (0, 1, block - 1, block, block + 1)] == [0, block, block, block, 2 * block]
 
 
 _WRITES = """

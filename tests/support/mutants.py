@@ -80,7 +80,13 @@ def _of_file(clone: Path, file: str, most: int, interpreter: str, seed: int) -> 
     subprocess.run([_tool(), "init", config.name, session.name], cwd=clone, check=True)
     with use_db(session, WorkDB.Mode.open) as database:
         items = sorted(database.work_items, key=lambda item: item.job_id)
-        wanted = [item for item in items if item.mutations[0].operator_name.removeprefix("core/") in OPERATORS]
+        lines = (clone / file).read_text().splitlines()
+        wanted = [
+            item
+            for item in items
+            if (change := item.mutations[0]).operator_name.removeprefix("core/") in OPERATORS
+            and not lines[change.start_pos[0] - 1].startswith("@dataclass(")  # slots and repr make no difference
+        ]
         wanted.sort(key=lambda item: (item.mutations[0].start_pos, item.mutations[0].operator_name))
         chosen = {item.job_id for item in random.Random(seed).sample(wanted, min(most, len(wanted)))}
         for item in items:
