@@ -57,6 +57,11 @@ def test_what_the_solver_does_not_say_is_left_out() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["", 3])
+def test_what_is_no_name_is_not_printed(name: object) -> None:
+    assert str(replace(_moving(), model={"name": name})).startswith("plan of a model without a name, ")
+
+
 def test_a_name_out_of_a_file_moves_no_cursor() -> None:
     assert "\x1b" not in str(replace(_moving(), model={"name": "\x1b[2J"}))
     assert "\n" not in repr(replace(_moving(), model={"name": "a\nb"}))

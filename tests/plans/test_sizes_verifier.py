@@ -72,6 +72,12 @@ def test_the_verifier_looks_at_them() -> None:
         verify(of(f"{first.bytes - 1} + d0"))
 
 
+def test_what_takes_no_bytes_may_be_there() -> None:
+    check_sizes(with_bytes("0", (4, 4), 100))
+    with pytest.raises(InvalidPlan, match="are none at the largest shape"):
+        check_sizes(with_bytes("d0 - 5", (4, 4), 100))
+
+
 def test_a_large_range_is_looked_at_from_end_to_end() -> None:
     check_sizes(with_bytes("(d0 * d1 + 63) // 64 * 64", (100_000, 100_000), 10_000_000_000 // 64 * 64))
     with pytest.raises(InvalidPlan, match="are more at batch = 1, length = 50794 than"):
