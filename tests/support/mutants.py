@@ -70,7 +70,10 @@ def _of_file(clone: Path, file: str, most: int, interpreter: str, seed: int) -> 
     if tests is None:
         raise click.ClickException(f"no tests are known for {file}: name them in TESTS")
     # As the clone's own module, whichever monet the interpreter has installed.
-    command = f"env PYTHONPATH={clone} PYTHONDONTWRITEBYTECODE=1 {interpreter} -m pytest -x -q -m 'not slow' {tests}"
+    command = (
+        f"env PYTHONPATH={clone} PYTHONDONTWRITEBYTECODE=1 {interpreter} -m pytest -x -q -m 'not slow' "
+        f"{' '.join(_ordered(clone, file, tests.split()))}"
+    )
     config, session = clone / "mutants.toml", clone / "mutants.sqlite"
     session.unlink(missing_ok=True)
     config.write_text(
@@ -104,6 +107,22 @@ def _of_file(clone: Path, file: str, most: int, interpreter: str, seed: int) -> 
                 click.echo(result.diff)
     click.echo(f"{file}: {dict(counts)} of {len(wanted)} mutants")
     return counts
+
+
+def _ordered(clone: Path, file: str, tests: list[str]) -> list[str]:
+    """The test files, those first that import the module or have words of its name: what is killed is killed early."""
+    module = "monet." + file.removeprefix("monet/").removesuffix(".py").replace("/", ".")
+    words = {word[:5] for word in Path(file).stem.split("_")}
+
+    def place(path: Path) -> tuple[bool, int]:
+        return module not in path.read_text(), -len(words & {word[:5] for word in path.stem.split("_")})
+
+    found = [
+        path
+        for test in tests
+        for path in ([clone / test] if test.endswith(".py") else (clone / test).rglob("test_*.py"))
+    ]
+    return [str(path.relative_to(clone)) for path in sorted(dict.fromkeys(found), key=place)]
 
 
 def _tool() -> str:
