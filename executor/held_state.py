@@ -35,6 +35,13 @@ class HeldState:
         self.steps = 0
         self._settled = True  # False while a step is under way, where there is a checkpoint
         copies = step.runner.copies
+        movable = [source.value for source in step.graph.sources if source.kind in (PARAMETER, STATE)]
+        carried = [] if copies is None else list(copies.carried.values())
+        if len(set(carried)) < len(carried) or not set(carried) <= set(movable):
+            raise PlanMismatch(
+                "the plan keeps what is no parameter of this model and no state of this optimizer in the second "
+                "memory; plan again"
+            )
         self._copies = copies if isinstance(copies, DiskCopies) and copies.carried else None
         self._carried = None if self._copies is None else CarriedState(self._copies, step.graph.values.__getitem__)
         self._moved: list[tuple[str, torch.nn.Module, str]] = []  # storage of a parameter, and whose it is
@@ -47,11 +54,6 @@ class HeldState:
             elif source.kind == STATE:
                 name, _, key = source.target.rpartition(".")
                 self._states[name][key] = source.value
-        if copies is not None and len(copies.carried) != len(self._moved) + sum(map(len, self._states.values())):
-            raise PlanMismatch(
-                "the plan keeps what is no parameter of this model and no state of this optimizer in the second "
-                "memory; plan again"
-            )
         self._checkpoint = None if path is None else self._checkpoint_at(path, step)
 
     def _checkpoint_at(self, path: Path, step: PlannedStep) -> Checkpoint:

@@ -158,6 +158,8 @@ class StepWriter:
         assert self.copies is not None
         self.lines.append(f"enter(handle, {index})")
         if step.kind == WRITE:
+            if not self.alive.get(step.storage):
+                raise InvalidPlan(f"{step.storage} is written to the second memory where nothing has made it")
             alive = self.variable(min(self.alive[step.storage]))
             self.lines.append(f"{self.callee(self.copies.write)}({alive}, {step.place}, {step.size})")
         elif step.kind == READ:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monet.base.files.cache import read_value, write_value
+from monet.base.files.cache import cache_fails, read_value, write_value
 from monet.base.sizes import Ranges
 from monet.capture.captured import Captured
 from monet.capture.captured_text import NotStorable, captured_of, captured_text
@@ -142,7 +142,7 @@ def _read(key: str) -> str | None:
     try:
         return read_value("capture", key)
     except (OSError, sqlite3.Error, CacheRefused) as error:
-        logger.warning("captures that were kept cannot be read: %s", error)
+        cache_fails(error)
         return None
 
 
@@ -150,4 +150,4 @@ def _write(key: str, text: str) -> None:
     try:
         write_value("capture", key, text)
     except (OSError, sqlite3.Error, CacheRefused) as error:
-        logger.warning("the capture is not kept: %s", error)
+        cache_fails(error)

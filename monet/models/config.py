@@ -8,6 +8,7 @@ Errors name the file, the line and the field::
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -32,6 +33,10 @@ _VARYING = re.compile(r"([A-Za-z_]\w*)\s*<=\s*(\d+)")
 
 # The two ways to write ``inputs``; pydantic puts the tag into the location of an error below it.
 _BY_POSITION, _BY_NAME = "<by position>", "<by name>"
+
+
+MOST_ELEMENTS = 1 << 56
+"""Of an input: what is more, PyTorch cannot count in bytes."""
 
 
 class InputSpec(BaseModel):
@@ -71,6 +76,8 @@ class InputSpec(BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _check_values(self) -> InputSpec:
+        if math.prod(self.shape) > MOST_ELEMENTS:
+            raise ValueError(f"shape: {math.prod(self.shape):.1e} elements are more than any memory has")
         if self.requires_grad and self.dtype not in FLOAT_DTYPES:
             raise ValueError(f"requires_grad needs a floating-point dtype, not {self.dtype}")
         if self.dtype not in INTEGER_DTYPES:
@@ -170,6 +177,8 @@ class Config(BaseModel):
             if not spec.shape:
                 return spec
             other = spec.model_copy(update={"shape": (batch, *spec.shape[1:])})
+            if math.prod(other.shape) > MOST_ELEMENTS:
+                raise ConfigError(f"batch {batch}: {math.prod(other.shape):.1e} elements are more than any memory has")
             if any(spec.names):
                 other._names = (None, *spec.names[1:])
             return other

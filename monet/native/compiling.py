@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from monet.base.files.cache import library_folder, require_private_library
+from monet.base.files.cache import cache_fails, folder_of_process, library_folder, require_private_library
 
 logger = logging.getLogger(__name__)
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
@@ -57,18 +57,33 @@ def shared_library(
     parts = [*(file.read_bytes() for file in files), *(text.encode() for text in texts)]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
     name = f"{source.stem}-{key}"
-    try:
-        folder = library_folder()
+
+    def built(folder: Path) -> Path:
         target = _whole(folder, name)
         if target is None:
             with _locked(folder / f"{name}.lock") as lock:  # two first starts compile once
                 target = _whole(folder, name) or _compile(cxx, compile_flags, link_flags, source, folder, name, lock)
         require_private_library(target)
+        return target
+
+    try:
+        folder = library_folder()
+        try:
+            return built(folder)
+        except (OSError, subprocess.CalledProcessError) as error:
+            if not _is_of_the_disk(error) or folder == folder_of_process():
+                raise
+            cache_fails(error)
+            return built(folder_of_process())
     except (OSError, subprocess.CalledProcessError) as error:
         detail = getattr(error, "stderr", "") or str(error)
         logger.warning("%s could not be built by %s: %s", source.name, cxx, detail[-2000:])
         return None
-    return target
+
+
+def _is_of_the_disk(error: OSError | subprocess.CalledProcessError) -> bool:
+    """Whether another folder may do: the cache's is full, may only be read, or knows no locks."""
+    return isinstance(error, OSError) or "No space left on device" in (error.stderr or "")
 
 
 @contextmanager
@@ -96,6 +111,17 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:20]
 
 
+def _remove_abandoned(folder: Path) -> None:
+    """What killed processes have left of other libraries: nobody has their locks."""
+    for work in folder.glob("*.build"):
+        with (folder / f"{work.stem}.lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(work, ignore_errors=True)
+
+
 def _compile(
     cxx: str, compile_flags: Sequence[str], link_flags: Sequence[str], source: Path, folder: Path, name: str, lock: int
 ) -> Path:
@@ -104,6 +130,7 @@ def _compile(
     process."""
     work = folder / f"{name}.build"
     shutil.rmtree(work, ignore_errors=True)
+    _remove_abandoned(folder)
     work.mkdir(mode=0o700)
     try:
         unit, out = work / "unit.o", work / "unit.so"

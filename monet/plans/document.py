@@ -31,7 +31,7 @@ def read_plan(path: Path) -> PlanData:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InvalidPlan(f"{path}: cannot be read: {error}") from error
+        raise InvalidPlan(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
         return plan_of(data)
     except InvalidPlan as error:

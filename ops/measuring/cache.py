@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
-from monet.base.files.cache import cache_folder, open_table
+from monet.base.files.cache import cache_fails, cache_folder, open_table, set_aside
 from monet.base.files.frozen_json import Unreadable, decode, encode
 from monet.base.measurement import Measurement
 
@@ -27,10 +27,13 @@ class ProfileCache:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_folder() / "profile.sqlite3"
         self._database: sqlite3.Connection | None = None
+        self._open()
+
+    def _open(self) -> None:
         try:
             self._database = open_table("measurement", "value TEXT", self.path)
         except (OSError, sqlite3.Error) as error:
-            self._give_up(error)
+            cache_fails(error)
 
     def get(self, key: str, *, busy: bool = False) -> Measurement | None:
         """What was last put there; None if nothing, or if it cannot be read, which is said. ``busy``: of a machine that
@@ -44,7 +47,7 @@ class ProfileCache:
         except Unreadable as error:
             logger.warning("a measurement that was kept cannot be read, and is made again: %s", error)
         except sqlite3.Error as error:
-            self._give_up(error)
+            self._fails(error)
         return None
 
     def put(self, entries: Iterable[tuple[str, Measurement]], *, busy: bool = False) -> None:
@@ -57,16 +60,19 @@ class ProfileCache:
                     [(_in_format(key, busy), encode(value, Measurement)) for key, value in entries],
                 )
         except sqlite3.Error as error:
-            self._give_up(error)
+            self._fails(error)
 
     def close(self) -> None:
         if self._database is not None:
             self._database.close()
 
-    def _give_up(self, error: Exception) -> None:
-        logger.warning("measurements are not kept for the next start, the cache %s fails: %s", self.path, error)
+    def _fails(self, error: Exception) -> None:
         self.close()
         self._database = None
+        if set_aside(error, self.path):
+            self._open()
+        else:
+            cache_fails(error)
 
 
 def _in_format(key: str, busy: bool) -> str:

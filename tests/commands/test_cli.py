@@ -25,7 +25,7 @@ from monet.base.sizes import Ranges
 from monet.cli.commands.plan import plan as plan_command
 from monet.cli.commands.sweep import sweep as sweep_command
 from monet.cli.main import plan_main, program
-from monet.errors import InfeasibleBudget
+from monet.errors import InfeasibleBudget, ProfileError
 from monet.lab.sweep.variants import GROUPS
 from monet.ops.offers.offering import Offering
 from monet.pipeline.meter import Meter, on_stderr, silent
@@ -157,6 +157,11 @@ NO_MEMORY += "allocate 6000000000000 bytes. Error code 12\nframe #0: c10::ThrowE
         (RuntimeError(), "monet: error: RuntimeError (monet did not foresee this"),
         (
             RuntimeError(NO_MEMORY),
+            "monet: error: the machine's memory is used up: 6.000 TB were asked for at once. Try a smaller batch "
+            "(--batch), or `monet fit --estimate`, which tells what fits and runs nothing",
+        ),
+        (
+            ProfileError(f"batch_norm fails on float32[10000, 3]: {NO_MEMORY}"),
             "monet: error: the machine's memory is used up: 6.000 TB were asked for at once. Try a smaller batch",
         ),
     ],

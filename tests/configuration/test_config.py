@@ -153,6 +153,14 @@ def test_errors_name_file_line_and_field(text: str, message: str) -> None:
     assert "<by" not in str(refused.value)
 
 
+def test_inputs_that_no_memory_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"net.yaml:3: inputs\[0\]: .*3.0e\+20 elements are more than any memory has"):
+        load("model: a:b\ninputs:\n  - shape: [100000000000, 3000000000]\n")
+    small = load("model: a:b\ninputs:\n  - shape: [1, 3]\n")
+    with pytest.raises(ConfigError, match=r"batch 1000.*: 3.0e\+20 elements are more than any memory has"):
+        small.with_batch(10**20)
+
+
 def test_all_errors_are_told_at_once_and_only_where_they_are() -> None:
     with pytest.raises(ConfigError) as refused:
         load("model: 3\ninputs:\n  - shape: [0]\nseed: x\n")

@@ -10,6 +10,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from torch import nn
 from trainer_cases import Batch, EagerStep, Optimizer, assert_same, assert_same_training, both_step, case_loss
 
 import monet
-from monet.errors import ExecutionError
+from monet.errors import ExecutionError, InvalidPlan, PlanMismatch
 from monet.native.channel import Channel
 from monet.plans.format import READ, WAIT, WRITE
 from monet.plans.plan import Plan
@@ -340,6 +342,33 @@ def test_the_peak_is_the_promise_to_the_byte(disk: Path, tmp_path: Path) -> None
 
 
 # Failures
+
+
+def _renamed(plan: Plan, old: str, new: str) -> Plan:
+    """With another name of the step for what is copied under ``old``, wherever it stands."""
+
+    def with_name(ids: Mapping[str, int]) -> dict[str, int]:
+        return {new if name == old else name: id for name, id in ids.items()}
+
+    steps = tuple(
+        replace(s, node=new if s.node == old else s.node, reads=with_name(s.reads), writes=with_name(s.writes))
+        for s in plan.steps
+    )
+    buffers = tuple(replace(b, value=new if b.value == old else b.value) for b in plan.buffers)
+    return replace(plan, steps=steps, buffers=buffers)
+
+
+def test_a_plan_that_copies_something_else_is_refused(disk: Path) -> None:
+    """Each name of what is written back and read in, with a name of the step, or one that it does not have."""
+    plan = plan_for("adam", disk)
+    copied = sorted({step.node for step in plan.steps if step.kind in (WRITE, READ)})
+    made = sorted({step.node for step in plan.steps if step.kind in ("forward", "backward")})
+    for old in copied[:4]:
+        for new in (*made[:3], *made[-3:], *copied[-2:], "nowhere"):
+            with pytest.raises((InvalidPlan, PlanMismatch)):
+                model = make_model()
+                optimizer = OPTIMIZERS["adam"](list(model.parameters()))
+                trained_by(_renamed(plan, old, new), model, optimizer)(*batch(0))
 
 
 def _first(plan: Plan, kind: str) -> int:

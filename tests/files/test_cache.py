@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import shlex
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from monet.base.files.cache import _of_process, library_folder, open_table, private_folder
+from monet.base.files.cache import (
+    cache_fails,
+    folder_of_process,
+    library_folder,
+    open_table,
+    private_folder,
+    read_value,
+    write_value,
+)  # fmt: skip
 from monet.base.measurement import Measurement
 from monet.cli.commands.plan import plan
 from monet.errors import CacheRefused, ConfigError
@@ -205,19 +215,62 @@ def test_a_folder_for_all_is_not_to_be_changed(cache: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_no_refusal(
     cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Libraries are built for the process, and nothing is kept."""
-    _of_process.cache_clear()
+    """Libraries are built for the process, and nothing is kept, which is said once."""
+    folder_of_process.cache_clear()
     monkeypatch.setenv("MONET_CACHE", str(source / "below a file"))
     target = shared_library(source)
     assert target is not None and mode(target.parent) == 0o700 and shared_library(source) == target
-    assert [record.message for record in caplog.records if "set MONET_CACHE to a folder" in record.message][1:] == []
-    assert "the cache cannot be made" in caplog.text
     with pytest.raises(OSError, match="below a file"):
         open_database()
     store = ProfileCache()
     store.put([("key", Measurement(1.0, (), 1))])
-    assert store.get("key") is None and "measurements are not kept for the next start" in caplog.text
-    _of_process.cache_clear()
+    assert store.get("key") is None
+    (said,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "the cache fails, and the next start finds less of this one" in said and "below a file" in said
+    folder_of_process.cache_clear()
+
+
+FORKED = """
+import multiprocessing
+from monet.base.files.cache import folder_of_process
+
+def work():
+    print(folder_of_process(), flush=True)
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        process = multiprocessing.get_context(method).Process(target=work)
+        process.start()
+        process.join()
+    work()
+"""
+
+
+def test_a_folder_of_a_process_goes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "forked.py").write_text(FORKED)
+    said = subprocess.run([sys.executable, tmp_path / "forked.py"], check=True, capture_output=True, text=True).stdout
+    folders = said.split()
+    assert len(folders) == 4 and not any(Path(folder).exists() for folder in folders)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), OSError(errno.EROFS, "Read-only")])
+def test_a_library_that_the_cache_cannot_have_is_built_for_the_process(
+    cache: Path, source: Path, error: OSError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its folder is there, but its disk is full, may only be read, or knows no locks."""
+    folder_of_process.cache_clear()
+    locked = compiling._locked
+
+    def lock(path: Path) -> AbstractContextManager[int]:
+        if path.is_relative_to(cache):
+            raise error
+        return locked(path)
+
+    monkeypatch.setattr(compiling, "_locked", lock)
+    target = shared_library(source)
+    assert target is not None and target.exists() and not target.is_relative_to(cache)
+    assert f"the cache fails, and the next start finds less of this one: {error}" in caplog.text
+    folder_of_process.cache_clear()
 
 
 @pytest.mark.parametrize("damage", [b"no database at all" * 100, b"SQLite format 3\0" + b"x" * 5000])
@@ -233,6 +286,30 @@ def test_a_damaged_database_is_set_aside(cache: Path, damage: bytes, caplog: pyt
     assert mode(path) == 0o600
 
 
+def test_a_database_that_is_damaged_inside_is_set_aside(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its head is whole, so that it can be opened."""
+    store = ProfileCache()
+    store.put([(f"key {k}", Measurement(1.0, (), 1)) for k in range(2000)])
+    write_value("test", "key", "value")
+    store.close()
+    path = cache / "profile.sqlite3"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8192] + b"\xff" * (len(whole) - 8192))
+    before = ProfileCache()  # of a process that has it open when another one sets it aside
+    store = ProfileCache()
+    assert [store.get(f"key {k}") for k in range(2000)].count(None) > 1000
+    store.put([("key 5", Measurement(2.0, (), 1))])
+    assert read_value("test", "key") is None
+    write_value("test", "key", "other")
+    assert read_value("test", "key") == "other"
+    for k in range(2000):
+        before.get(f"key {k}")
+    assert before.get("key 5") == store.get("key 5") == Measurement(2.0, (), 1)
+    assert (cache / "profile.sqlite3.damaged").exists()
+    (said,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "is damaged" in said and "profile.sqlite3.damaged now" in said
+
+
 def test_a_cache_that_fails_costs_nothing(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As on a full disk, or where its pages are damaged."""
     measured = Measurement(1.0, (), 1)
@@ -244,7 +321,8 @@ def test_a_cache_that_fails_costs_nothing(cache: Path, caplog: pytest.LogCapture
         assert "the cache" in caplog.text and "full" in caplog.text
         store.put([("another", measured)])
         assert store.get("key") is None
-    assert len([record for record in caplog.records if "measurements are not kept" in record.message]) == 1
+    cache_fails(OSError("full, too"))
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
     with closing(ProfileCache()) as store:
         assert store.get("key") == measured
 
@@ -270,7 +348,12 @@ def test_what_a_killed_build_has_left_is_removed(cache: Path, source: Path) -> N
     target.unlink()
     left = target.parent / f"{target.stem.rpartition('-')[0]}.build"
     (left / "deeper").mkdir(parents=True)
-    assert shared_library(source) == target and not left.exists()
+    other, at_work = target.parent / "other-123.build", target.parent / "busy-123.build"
+    (other / "deeper").mkdir(parents=True)  # of another source, or of this one before it changed
+    at_work.mkdir()
+    with compiling._locked(target.parent / "busy-123.lock"):
+        assert shared_library(source) == target and not left.exists() and not other.exists()
+    assert at_work.exists()
 
 
 def test_two_first_starts_compile_once(cache: Path, source: Path, tmp_path: Path) -> None:

@@ -127,7 +127,8 @@ def _measured(bench: Bench, implementation: Implementation, offers: Catalogue) -
 
 
 @pytest.mark.parametrize(
-    ("batch", "expected"), [(184, [4, 23]), (1, []), (7, [7]), (256, [4, 16]), (176, [4, 16]), (97, [])]
+    ("batch", "expected"),
+    [(184, [4, 23]), (1, []), (7, [7]), (256, [4, 16]), (176, [4, 16]), (97, []), (10**12, [4, 16])],
 )
 def test_chunks_divide_the_batch(batch: int, expected: list[int]) -> None:
     assert chunk_counts(batch) == expected

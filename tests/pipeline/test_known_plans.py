@@ -248,4 +248,4 @@ def test_a_cache_that_cannot_be_written_is_said(
     prepared = _prepared()
     monkeypatch.setenv("MONET_CACHE", str(own_cache / "profile.sqlite3" / "below a file"))
     assert _refused(prepared) > 1
-    assert "cannot be kept" in caplog.text
+    assert "the cache fails, and the next start finds less" in caplog.text

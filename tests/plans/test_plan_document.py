@@ -136,6 +136,12 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
         assert os.listdir(tmp_path) == ["a.plan.json"]
 
 
+def test_a_file_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPlan) as refused:
+        Plan.load(tmp_path / "none.plan.json")
+    assert str(refused.value) == f"{tmp_path / 'none.plan.json'}: cannot be read: No such file or directory"
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidPlan, match=r"none\.plan\.json: cannot be read"):
         Plan.load(tmp_path / "none.plan.json")

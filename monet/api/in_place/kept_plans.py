@@ -10,7 +10,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from monet.base.files.cache import cache_folder, private_folder
+from monet.base.files.cache import cache_fails, cache_folder, private_folder
 from monet.errors import CacheRefused, InvalidPlan
 from monet.ops import registry
 from monet.plans.format import VERSION
@@ -33,7 +33,10 @@ def recall(key: str) -> Plan | None:
     try:
         path = _path(key)
         return Plan.load(path) if path.exists() else None
-    except (CacheRefused, InvalidPlan, OSError) as error:
+    except (CacheRefused, OSError) as error:
+        cache_fails(error)
+        return None
+    except InvalidPlan as error:
         logger.warning("a plan that was kept cannot be read, and is made again: %s", error)
         return None
 
@@ -46,7 +49,9 @@ def keep(key: str, plan: Plan) -> None:
         kept = sorted(path.parent.glob("*.plan.json"), key=lambda file: file.stat().st_mtime)
         for old in kept[:-MOST]:
             old.unlink(missing_ok=True)
-    except (CacheRefused, InvalidPlan, OSError) as error:
+    except (CacheRefused, OSError) as error:
+        cache_fails(error)
+    except InvalidPlan as error:
         logger.warning("the plan is not kept: %s", error)
 
 

@@ -9,7 +9,6 @@ cache are not looked at.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import pwd
@@ -20,6 +19,7 @@ import stat
 import tempfile
 from contextlib import closing
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from monet.errors import CacheRefused
@@ -45,15 +45,28 @@ def library_folder() -> Path:
     try:
         return private_folder(private_folder(cache_folder()) / "native")
     except OSError as error:
-        return _of_process(f"the cache cannot be made ({error}): libraries are built for this process alone")
+        cache_fails(error)
+        return folder_of_process()
 
 
 @cache
-def _of_process(why: str) -> Path:
-    logger.warning("%s; set MONET_CACHE to a folder that can be written", why)
-    folder = tempfile.mkdtemp(prefix="monet-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+def folder_of_process() -> Path:
+    """For libraries that the cache cannot have. It goes with the process, which may be one of ``multiprocessing``."""
+    folder = Path(tempfile.mkdtemp(prefix="monet-"))
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
+    return folder
+
+
+_said: set[Path] = set()
+
+
+def cache_fails(error: Exception) -> None:
+    """Say that the cache cannot be read or written, once in a process: it is a convenience, and all goes on."""
+    folder = cache_folder()
+    level = logging.DEBUG if folder in _said else logging.WARNING
+    _said.add(folder)
+    text = "the cache fails, and the next start finds less of this one: %s; set MONET_CACHE to a folder to write to"
+    logger.log(level, text, error)
 
 
 def private_folder(path: Path) -> Path:
@@ -78,23 +91,50 @@ def require_private_library(path: Path) -> None:
 
 def open_table(name: str, content: str, path: Path | None = None) -> sqlite3.Connection:
     """The database of the cache, or at ``path``, with a table ``name`` of a key and a column ``content`` in it. A file
-    that is damaged is set aside, which is said, and a new one begun.
+    that is no database is set aside, which is said, and a new one begun; as is one that ``set_aside`` finds damaged.
 
     Raises ``CacheRefused`` for the folder or the file, and ``OSError`` or ``sqlite3.Error`` where it cannot be made.
     """
-    path = path or cache_folder() / "profile.sqlite3"
+    path = path or _database()
     private_folder(path.parent)
     try:
         return _opened(path, name, content)
     except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", None) not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        if not set_aside(error, path):
             raise
-        aside = path.with_name(f"{path.name}.damaged")
-        os.replace(path, aside)
-        for journal in ("-journal", "-wal", "-shm"):  # of the damaged one
-            path.with_name(path.name + journal).unlink(missing_ok=True)
-        logger.warning("the cache %s is damaged (%s); it is %s now, and a new one is begun", path, error, aside.name)
         return _opened(path, name, content)
+
+
+def set_aside(error: Exception, path: Path | None = None) -> bool:
+    """Whether ``error`` came of a database that is damaged: it has another name then, which is said, and the next one
+    who opens it begins a new one. ``path``: the database, without the cache's.
+
+    A process that had it open before finds damage where another one has set it aside: it is looked at.
+    """
+    damaged = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+    if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF not in damaged:
+        return False
+    path = path or _database()
+    if _is_whole(path):
+        return True
+    aside = path.with_name(f"{path.name}.damaged")
+    os.replace(path, aside)
+    for journal in ("-journal", "-wal", "-shm"):  # of the damaged one
+        path.with_name(path.name + journal).unlink(missing_ok=True)
+    logger.warning("the cache %s is damaged (%s); it is %s now, and a new one is begun", path, error, aside.name)
+    return True
+
+
+def _database() -> Path:
+    return cache_folder() / "profile.sqlite3"
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(path, timeout=30)) as database:
+            return bool(database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.DatabaseError:
+        return False
 
 
 def _opened(path: Path, name: str, content: str) -> sqlite3.Connection:
@@ -114,15 +154,24 @@ def _opened(path: Path, name: str, content: str) -> sqlite3.Connection:
 
 def read_value(table: str, key: str) -> str | None:
     """The text that was last written under ``key``; None if there is none. Raises as ``open_table``."""
-    with closing(open_table(table, "value TEXT")) as database:
-        row = database.execute(f"SELECT value FROM {table} WHERE key = ?", (key,)).fetchone()
+    try:
+        with closing(open_table(table, "value TEXT")) as database:
+            row = database.execute(f"SELECT value FROM {table} WHERE key = ?", (key,)).fetchone()
+    except sqlite3.DatabaseError as error:
+        if not set_aside(error):
+            raise
+        return None
     return None if row is None else str(row[0])
 
 
 def write_value(table: str, key: str, value: str) -> None:
     """Keep a text under ``key``, in place of an earlier one. Raises as ``open_table``."""
-    with closing(open_table(table, "value TEXT")) as database, database:
-        database.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))
+    try:
+        with closing(open_table(table, "value TEXT")) as database, database:
+            database.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))
+    except sqlite3.DatabaseError as error:
+        if not set_aside(error):
+            raise
 
 
 def _require_private(path: Path, mend: str) -> None:

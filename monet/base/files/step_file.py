@@ -36,9 +36,8 @@ def read_step_file(path: Path) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         head = {name: document.pop(name) for name in ("format", "version", "sha256")}
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as a measured step: {error}; write it again (monet profile)"
-        ) from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} cannot be read as a measured step: {why}; write it again (monet profile)") from None
     if (head["format"], head["version"]) != (FORMAT, VERSION):
         raise ConfigError(
             f"{path} is in the format {head['format']} {head['version']}, and this monet reads {FORMAT} {VERSION}; "

@@ -48,7 +48,7 @@ def reports_errors(command: Callable[_Params, None], *, is_all_ours: bool = True
         except (MonetError, OSError) as error:
             if verbose:
                 traceback.print_exc()
-            click.echo(f"monet: error: {error}", err=True)
+            click.echo(f"monet: error: {_memory_used_up(error) or error}", err=True)
             raise click.exceptions.Exit(WRONG_USAGE if isinstance(error, ConfigError) else FAILED) from error
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
@@ -61,14 +61,21 @@ def reports_errors(command: Callable[_Params, None], *, is_all_ours: bool = True
     return reporting
 
 
+def _memory_used_up(error: Exception) -> str | None:
+    """What to say where ``error`` is that memory is used up, wherever it was asked for."""
+    asked = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error))
+    if asked is None:
+        return None
+    return (
+        f"the machine's memory is used up: {format_bytes(int(asked[1]))} were asked for at once. Try a smaller "
+        "batch (--batch), or `monet fit --estimate`, which tells what fits and runs nothing"
+    )
+
+
 def _unforeseen(error: Exception) -> str:
     """A line; torch's own messages may have dozens, of C++ frames."""
-    asked = re.search(r"can't allocate memory: you tried to allocate (\d+) bytes", str(error))
-    if asked is not None:
-        return (
-            f"the machine's memory is used up: {format_bytes(int(asked[1]))} were asked for at once. Try a smaller "
-            "batch (--batch), or `monet fit --estimate`, which tells what fits and runs nothing"
-        )
+    if (used_up := _memory_used_up(error)) is not None:
+        return used_up
     lines = [line for line in str(error).splitlines() if line.strip()]
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return f"{said} (monet did not foresee this: --verbose shows where it comes from; please report it)"

@@ -43,7 +43,7 @@ def read_trace(path: Path, plan: Plan) -> Origins:
             tuple(float(step["measured_s"]) for step in steps),
         )
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"{path}: not a file that `monet trace --json` wrote: {why}") from error

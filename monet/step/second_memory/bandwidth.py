@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from monet.base.files.cache import read_value, write_value
+from monet.base.files.cache import cache_fails, read_value, write_value
 from monet.errors import CacheRefused
 from monet.step.second_memory.folder import device_of
 from monet.step.second_memory.streams import device_name
@@ -136,8 +136,11 @@ def _recall(key: str) -> Bandwidth | None:
     try:
         text = read_value(_TABLE, key)
         return None if text is None else Bandwidth(**json.loads(text))
-    except (CacheRefused, OSError, sqlite3.Error, ValueError, TypeError) as error:
-        logger.warning("what was measured of a disk cannot be read: %s", error)
+    except (CacheRefused, OSError, sqlite3.Error) as error:
+        cache_fails(error)
+        return None
+    except (ValueError, TypeError) as error:
+        logger.warning("what was measured of a disk cannot be read, and is measured again: %s", error)
         return None
 
 
@@ -145,4 +148,4 @@ def _remember(key: str, found: Bandwidth) -> None:
     try:
         write_value(_TABLE, key, json.dumps(asdict(found)))
     except (CacheRefused, OSError, sqlite3.Error) as error:
-        logger.warning("what was measured of a disk cannot be kept: %s", error)
+        cache_fails(error)

@@ -49,7 +49,8 @@ LEAST_BYTES = 1 << 20
 
 def chunk_counts(batch: int) -> list[int]:
     """Numbers of equal chunks to offer for a batch: divisors near ``CHUNKS``."""
-    divisors = [d for d in range(2, batch + 1) if batch % d == 0]
+    small = [d for d in range(1, math.isqrt(batch) + 1) if batch % d == 0]
+    divisors = sorted({*small, *(batch // d for d in small)} - {1})
     nearest = {min(divisors, key=lambda d: (max(d, wanted) / min(d, wanted), d)) for wanted in CHUNKS if divisors}
     return sorted(d for d in nearest if d <= 4 * CHUNKS[-1])
 
