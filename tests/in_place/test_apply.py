@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import monet
 from monet.base.amounts import format_exactly
-from monet.errors import ConfigError, PlanMismatch
+from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
 
 pytestmark = pytest.mark.usefixtures("hasty_orders")
 
@@ -67,6 +67,15 @@ def test_what_stands_prints_itself() -> None:
     assert plans == "plans        1, on_mismatch='eager', max_plans=8"
     assert calls == "calls        2 by a plan, 1 without one"
     assert reason.startswith("without one  input 0 has shape (3, 3, 16, 16)")
+
+
+def test_a_refusal_stands_there_too() -> None:
+    planned, _ = pair()
+    monet.apply(planned, budget="30%", exact=True, dynamic=None, **HASTE)
+    (images,) = batches(8)
+    with pytest.raises(InfeasibleBudget) as refused:
+        planned(images)
+    assert f"plans        none: {refused.value}" in str(monet.applied(planned))
 
 
 def test_planning_changes_nothing_but_what_the_call_changes() -> None:

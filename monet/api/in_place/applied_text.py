@@ -27,6 +27,8 @@ def in_lines(calls: TrainingCalls, budget: ByteBudget) -> str:
     if isinstance(budget, PeakShare) and family.budget_bytes is not None:
         asked += f" in the first planned step, {format_exactly(family.budget_bytes, budget.unit)}"
     made = "none yet: the first is made at the first training call"
+    if family.refusal is not None:
+        made = f"none: {family.refusal}"
     lines = [
         f"{family.name}, its training calls by plans",
         _line("budget", asked),

@@ -53,6 +53,7 @@ class PlanFamily:
         self._claiming = threading.Lock()
         self._told: set[str] = set()
         self._reasons: list[str] = []
+        self.refusal: str | None = None  # why the first plan could not be made, when that was last tried
 
     @property
     def first(self) -> ArenaGroup:

@@ -334,6 +334,9 @@ class TrainingCalls:
                     raise
                 logger.info("%s may be complete after its first call, and is planned in the second", self.family.name)
                 return None
+            except MonetError as error:
+                self.family.refusal = str(error)
+                raise
         elif geometry.inputs in self._rungs and self._differs_in_shapes(geometry):
             # More of the range that was asked for.
             self._plan_another(geometry, group, args, kwargs)
