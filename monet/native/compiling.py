@@ -17,6 +17,8 @@ from pathlib import Path
 from monet.base.files.cache import cache_fails, folder_of_process, library_folder, require_private_library
 
 logger = logging.getLogger(__name__)
+NO_SPACE = "No space left on device"
+"""What a compiler says, too."""
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
 
 
@@ -73,7 +75,7 @@ def shared_library(
         except (OSError, subprocess.CalledProcessError) as error:
             if not _is_of_the_disk(error) or folder == folder_of_process():
                 raise
-            cache_fails(error)
+            cache_fails(error if isinstance(error, OSError) else OSError(NO_SPACE))
             return built(folder_of_process())
     except (OSError, subprocess.CalledProcessError) as error:
         detail = getattr(error, "stderr", "") or str(error)
@@ -83,7 +85,7 @@ def shared_library(
 
 def _is_of_the_disk(error: OSError | subprocess.CalledProcessError) -> bool:
     """Whether another folder may do: the cache's is full, may only be read, or knows no locks."""
-    return isinstance(error, OSError) or "No space left on device" in (error.stderr or "")
+    return isinstance(error, OSError) or NO_SPACE in (error.stderr or "")
 
 
 @contextmanager
