@@ -119,6 +119,8 @@ def ranges_of_plan(plan: Plan) -> Ranges | None:
     for position, axes in described["axes"].items():
         if len(axes) != len(inputs.get(position, ())) or {*axes} - {None, *sizes}:
             raise PlanMismatch(f"the plan's sizes that vary are not of its inputs: {position!r:.40} has {axes!r:.80}")
+    for name in sorted(sizes.keys() - {name for axes in described["axes"].values() for name in axes}):
+        raise PlanMismatch(f"the plan's sizes that vary are not of its inputs: none has {name!r:.40}")
     dimensions = tuple(Dimension(name, least, most) for name, (least, most) in sizes.items())
     return Ranges(dimensions, {int(position): tuple(axes) for position, axes in described["axes"].items()})
 

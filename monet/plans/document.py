@@ -303,7 +303,14 @@ _MODEL: dict[str, _Reader] = {
 _ENVIRONMENT: dict[str, _Reader] = {
     **dict.fromkeys(("torch", "profile", "device"), _string),
     **dict.fromkeys(("threads", "library_bytes", "island_bytes"), _count),
-    "second_memory": _free,
+    "second_memory": _some_of(
+        {
+            **dict.fromkeys(("disk", "host"), _flag),
+            **dict.fromkeys(("device", "measured", "mode"), _string),
+            "folder": _nullable(_string),
+            **dict.fromkeys(("write_rate", "read_rate", "slowdown_s"), _number),
+        }
+    ),
 }
 _SOLVER: dict[str, _Reader] = {
     **dict.fromkeys(("status", "bound_scope", "order", "layout"), _string),

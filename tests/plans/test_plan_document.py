@@ -361,6 +361,10 @@ def test_the_documented_outside_checker_works(tmp_path: Path) -> None:
         ("model", "dynamic", {"sizes": {"batch": [3, 2]}, "axes": {}, "bytes": {}}),
         ("environment", "threads", "2"),
         ("environment", "loop", None),
+        ("environment", "second_memory", {"disk": 1}),
+        ("environment", "second_memory", {"disk": True, "folder": 3}),
+        ("environment", "second_memory", {"write_rate": -1.0}),
+        ("environment", "second_memory", {"colour": "red"}),
     ],
 )
 def test_every_field_has_a_type(tmp_path: Path, part: str, name: str, value: Any) -> None:

@@ -174,6 +174,10 @@ def test_a_plan_is_saved_and_says_its_range(tmp_path: Path) -> None:
         other = replace(plan, model={**plan.model, "dynamic": {**plan.model["dynamic"], "sizes": sizes}})
         with pytest.raises(InvalidPlan, match="sizes"):
             Plan.of_content(plan_text(other).encode())
+    sizes = {**plan.model["dynamic"]["sizes"], "width": [1, 6]}
+    other = replace(plan, model={**plan.model, "dynamic": {**plan.model["dynamic"], "sizes": sizes}})
+    with pytest.raises(PlanMismatch, match="vary are not of its inputs: none has 'width'"):
+        monet.MonetModule(model, other)
 
 
 class Shrinking(nn.Module):
