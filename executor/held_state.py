@@ -114,6 +114,18 @@ class HeldState:
             self._restore()
 
     @torch.no_grad()
+    def begin(self, name: str) -> None:
+        """State of a parameter that was just made, and is moved, goes to its place at once: that of all parameters
+        together may be more than the memory."""
+        live = self._updates[name]
+        if self._carried is None or not live.first:
+            return
+        for key, storage in self._states[name].items():
+            if not self._carried.has(storage, live.state[key]):
+                self._carried.take(storage, live.state[key])
+                live.exchange(key, self._carried.tensors[storage])
+
+    @torch.no_grad()
     def ready(self) -> None:
         """Before a step, once the optimiser has its state: parameters and state that are moved are the file's. Raises
         ``ExecutionError`` where one was lost."""

@@ -107,6 +107,7 @@ class Trainer:
                     "gradients over several batches, plan the module alone (monet.plan, MonetModule)"
                 )
             live.prepare()
+            self._held.begin(name)
         self._held.ready()
 
     def _parameters(self) -> list[list[int]]:

@@ -28,6 +28,7 @@ from trainer_cases import Batch, EagerStep, Optimizer, assert_same, assert_same_
 import monet
 from monet.errors import ExecutionError, InvalidPlan, PlanMismatch
 from monet.native.channel import Channel
+from monet.ops.weight_update import LiveUpdate
 from monet.plans.format import READ, WAIT, WRITE
 from monet.plans.plan import Plan
 
@@ -302,6 +303,24 @@ def test_it_takes_no_memory_of_the_process_between_and_in_steps(disk: Path) -> N
     assert total == total and resident() >= 8 * WIDTH * WIDTH * 4
     trainer(*batch(2))
     assert resident() == 0
+
+
+def test_the_state_is_made_for_one_parameter_at_a_time(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it together may be more than the memory."""
+    trainer = trainer_for("adam", disk, make_model())
+    carried = trainer._held._carried
+    assert carried is not None
+    elsewhere: list[int] = []
+    prepare = LiveUpdate.prepare
+
+    def noted(live: LiveUpdate) -> None:
+        tensors = [t for state in trainer.optimizer.state.values() for t in state.values() if t.numel() > WIDTH]
+        elsewhere.append(sum(not carried.is_inside(t) for t in tensors if t.shape == (WIDTH, WIDTH)))
+        prepare(live)
+
+    monkeypatch.setattr(LiveUpdate, "prepare", noted)
+    trainer(*batch(0))
+    assert len(elsewhere) == len(list(trainer._updates)) and not any(elsewhere)
 
 
 PEAK = """
