@@ -310,6 +310,21 @@ def test_a_database_that_is_damaged_inside_is_set_aside(cache: Path, caplog: pyt
     assert "is damaged" in said and "profile.sqlite3.damaged now" in said
 
 
+def test_damage_on_a_disk_that_may_only_be_read_costs_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    write_value("test", "key", "value")
+    path = cache / "profile.sqlite3"
+    path.write_bytes(b"no database at all" * 100)
+    monkeypatch.setattr("monet.base.files.cache.os.replace", refuse)
+    store = ProfileCache()
+    store.put([("key", Measurement(1.0, (), 1))])
+    assert store.get("key") is None and "the cache fails" in caplog.text
+
+
 def test_a_cache_that_fails_costs_nothing(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As on a full disk, or where its pages are damaged."""
     measured = Measurement(1.0, (), 1)

@@ -106,8 +106,8 @@ def open_table(name: str, content: str, path: Path | None = None) -> sqlite3.Con
 
 
 def set_aside(error: Exception, path: Path | None = None) -> bool:
-    """Whether ``error`` came of a database that is damaged: it has another name then, which is said, and the next one
-    who opens it begins a new one. ``path``: the database, without the cache's.
+    """Whether ``error`` came of a database that is damaged, and it could be given another name, which is said: the next
+    one who opens it begins a new one. ``path``: the database, without the cache's.
 
     A process that had it open before finds damage where another one has set it aside: it is looked at.
     """
@@ -118,9 +118,12 @@ def set_aside(error: Exception, path: Path | None = None) -> bool:
     if _is_whole(path):
         return True
     aside = path.with_name(f"{path.name}.damaged")
-    os.replace(path, aside)
-    for journal in ("-journal", "-wal", "-shm"):  # of the damaged one
-        path.with_name(path.name + journal).unlink(missing_ok=True)
+    try:
+        os.replace(path, aside)
+        for journal in ("-journal", "-wal", "-shm"):  # of the damaged one
+            path.with_name(path.name + journal).unlink(missing_ok=True)
+    except OSError:  # its folder may only be read
+        return False
     logger.warning("the cache %s is damaged (%s); it is %s now, and a new one is begun", path, error, aside.name)
     return True
 
