@@ -14,7 +14,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 
-from monet.base.files.cache import cache_fails, open_table, set_aside
+from monet.base.files.cache import cache_fails, open_table
 from monet.base.files.frozen_json import Unreadable, decode, description, encode
 from monet.errors import CacheRefused
 from monet.pipeline.lowering import Lowered
@@ -56,7 +56,7 @@ def recall(lowered: Lowered, variant: str, budget_bytes: int | None = None) -> P
             row = database.execute(query, values).fetchone()
         return None if row is None else _read(row[0])
     except (CacheRefused, OSError, sqlite3.Error) as error:
-        _fails(error)
+        cache_fails(error)
         return None
     except Unreadable as error:
         logger.warning("a plan of an earlier search cannot be read: %s", error)
@@ -86,14 +86,9 @@ def remember(lowered: Lowered, variant: str, placed: Placed) -> None:
                 (problem, problem),
             )
     except (CacheRefused, OSError, sqlite3.Error) as error:
-        _fails(error)
+        cache_fails(error)
     except TypeError as error:  # of what is no plain number, say
         logger.warning("a plan cannot be kept for another search: %s", error)
-
-
-def _fails(error: Exception) -> None:
-    if not set_aside(error):
-        cache_fails(error)
 
 
 def _open() -> sqlite3.Connection:

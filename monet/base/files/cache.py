@@ -61,7 +61,10 @@ _said: set[Path] = set()
 
 
 def cache_fails(error: Exception) -> None:
-    """Say that the cache cannot be read or written, once in a process: it is a convenience, and all goes on."""
+    """Set the database aside where it is damaged; else say that the cache cannot be read or written, once in a process:
+    it is a convenience, and all goes on."""
+    if set_aside(error):
+        return
     folder = cache_folder()
     level = logging.DEBUG if folder in _said else logging.WARNING
     _said.add(folder)
@@ -157,24 +160,15 @@ def _opened(path: Path, name: str, content: str) -> sqlite3.Connection:
 
 def read_value(table: str, key: str) -> str | None:
     """The text that was last written under ``key``; None if there is none. Raises as ``open_table``."""
-    try:
-        with closing(open_table(table, "value TEXT")) as database:
-            row = database.execute(f"SELECT value FROM {table} WHERE key = ?", (key,)).fetchone()
-    except sqlite3.DatabaseError as error:
-        if not set_aside(error):
-            raise
-        return None
+    with closing(open_table(table, "value TEXT")) as database:
+        row = database.execute(f"SELECT value FROM {table} WHERE key = ?", (key,)).fetchone()
     return None if row is None else str(row[0])
 
 
 def write_value(table: str, key: str, value: str) -> None:
     """Keep a text under ``key``, in place of an earlier one. Raises as ``open_table``."""
-    try:
-        with closing(open_table(table, "value TEXT")) as database, database:
-            database.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))
-    except sqlite3.DatabaseError as error:
-        if not set_aside(error):
-            raise
+    with closing(open_table(table, "value TEXT")) as database, database:
+        database.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))
 
 
 def _require_private(path: Path, mend: str) -> None:
