@@ -184,7 +184,9 @@ _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 
 
 def _both_sides(seed: int) -> Batch:
-    return _named(8, 32, seed, "input_ids", "decoder_input_ids")
+    inputs, targets = _named(8, 32, seed)
+    words = inputs["input_ids"]
+    return {"input_ids": words, "decoder_input_ids": words.clone()}, targets  # as the waves: one tensor is held once
 
 
 CASES: Mapping[str, Case] = {

@@ -31,6 +31,8 @@ from monet.native import allocator
 
 THREADS = 2
 PAIRS = 4
+PAIRS_OF_TWO = 10
+"""Where a plan is paired with what it is compared with."""
 WARM_UP_STEPS = 2
 SEED = 7
 aten = torch.ops.aten
@@ -179,8 +181,14 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     found["peak_bytes"] = allocator.peak_bytes() if metered else None
     theirs = _eager_step(job, build(job["model"]))
     theirs()
+    ratios, times = _paired(ours, theirs, PAIRS)
+    return {**found, "time_ratio": statistics.median(ratios), "step_s": statistics.median(times)}
+
+
+def _paired(ours: Step, theirs: Step, pairs: int) -> tuple[list[float], list[float]]:
+    """Our seconds by theirs, and our seconds, of steps that alternate."""
     ratios, times = [], []
-    for pair in range(PAIRS):
+    for pair in range(pairs):
         seconds = {}
         for is_ours in (True, False) if pair % 2 else (False, True):
             begun = time.perf_counter()
@@ -188,13 +196,29 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
             seconds[is_ours] = time.perf_counter() - begun
         ratios.append(seconds[True] / seconds[False])
         times.append(seconds[True])
-    return {**found, "time_ratio": statistics.median(ratios), "step_s": statistics.median(times)}
+    return ratios, times
+
+
+def run_pair(job: Mapping[str, Any]) -> dict[str, Any]:
+    """In its own process: the seconds of a plan's step by the contestant's."""
+    allocator.available()  # as where the contestant runs alone
+    torch.set_num_threads(THREADS)
+    # First the plan, since what a contestant sets for Inductor stays.
+    ours = _step({**job, "contestant": "monet"}, build(job["model"]))
+    for _ in range(WARM_UP_STEPS):
+        ours()
+    theirs = _step(job, build(job["model"]))
+    for _ in range(WARM_UP_STEPS):
+        theirs()
+    ratios, times = _paired(ours, theirs, PAIRS_OF_TWO)
+    least, ratio, most = statistics.quantiles(ratios, n=4)
+    return {"ratio": ratio, "least": least, "most": most, "step_s": statistics.median(times)}
 
 
 def answer_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """What a job finds; a contestant that fails is a result."""
     try:
-        return run_planning(job) if job["kind"] == "plan" else run_job(job)
+        return {"plan": run_planning, "pair": run_pair, "run": run_job}[job["kind"]](job)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 

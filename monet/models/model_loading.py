@@ -19,7 +19,7 @@ from monet.models.config import Config
 from monet.models.converted_tensors import convert_tensors
 from monet.models.torchvision_schemas import with_torchvision_schemas
 
-_EXTRA_PACKAGES = ("torchvision", "monai", "transformers")
+_MODEL_PACKAGES = ("torchvision", "monai", "transformers")
 
 
 def build_model(config: Config) -> nn.Module:
@@ -123,8 +123,8 @@ def _call(config: Config, factory: Callable[..., Any]) -> object:
 
 def _advice(missing: str, module_name: str) -> str:
     package = missing.partition(".")[0]
-    if package in _EXTRA_PACKAGES:
-        return "try: pip install 'monet-planner[models]'"
+    if package in _MODEL_PACKAGES:
+        return f"try: pip install {package} torch=={torch.__version__}"  # a newer one may bring another PyTorch
     if f"{module_name}.".startswith(f"{missing}."):
         return f"check the spelling, install {package}, or run in the folder that holds it"
     return f"{module_name} needs it: install {package}"

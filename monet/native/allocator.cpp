@@ -17,6 +17,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include <atomic>
 #include <cstdint>
@@ -262,6 +265,27 @@ void monet_join_crew(void* leader) {
 
 // The calling thread's crew, to be joined by the threads of its parallel loops.
 void* monet_crew() { return &crew_of_this_thread(); }
+
+// Takes a stretch of memory out of all caches, as where an operator finds what was made long before. Does nothing on a
+// processor that is neither of these; `signature.py` names them, too.
+void monet_evict(int64_t address, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  const int64_t end = address + bytes;
+  for (int64_t line = address & ~(kLine - 1); line < end; line += kLine) {
+#if defined(__CLFLUSHOPT__)
+    _mm_clflushopt(reinterpret_cast<void*>(line));
+#elif defined(__x86_64__)
+    _mm_clflush(reinterpret_cast<void*>(line));
+#elif defined(__aarch64__)
+    asm volatile("dc civac, %0" ::"r"(line) : "memory");
+#endif
+  }
+#if defined(__x86_64__)
+  _mm_sfence();
+#elif defined(__aarch64__)
+  asm volatile("dsb ish" ::: "memory");
+#endif
+}
 
 // misses, served, then step, request number, bytes asked and planned of the first miss.
 void monet_statistics(const Program* program, int64_t* out) {

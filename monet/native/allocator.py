@@ -74,6 +74,7 @@ def library() -> ctypes.PyDLL | None:
             "monet_reset_peak": (None, []),
             "monet_crew": (pointer, []),
             "monet_join_crew": (None, [pointer]),
+            "monet_evict": (None, [int64, int64]),
         },
     )
     if lib.monet_install() != 0:
@@ -307,6 +308,13 @@ def peak_bytes() -> int:
 
 def reset_peak() -> None:
     installed().monet_reset_peak()
+
+
+def evict(tensor: torch.Tensor) -> None:
+    """Take a tensor's memory out of the processor's caches, where ``signature.EVICTS``."""
+    if tensor.numel():
+        last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        installed().monet_evict(tensor.data_ptr(), (last + 1) * tensor.itemsize)
 
 
 def pause() -> None:

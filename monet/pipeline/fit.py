@@ -11,7 +11,7 @@ from monet.pipeline.known_plans import Placed
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter
 from monet.planner.ablation import MONET
-from monet.planner.schedules import ABLATION
+from monet.planner.schedules import ABLATION, MOVE
 from monet.planner.search import Solving
 from monet.planner.solution import Runs
 
@@ -82,9 +82,16 @@ class Fit:
         return self.needed_bytes(placed) - self.budget_bytes
 
     @property
+    def kinds(self) -> str:
+        """The part of MONeT whose implementations the variant offers."""
+        return MONET if self.variant == MOVE else self.variant
+
+    @property
     def has_orders(self) -> bool:
-        """Whether other orders than the captured one are searched in. Copies are timed along that one, and baselines
-        are defined along it."""
+        """Whether other orders than the captured one are searched in. Copies of parameters and state are timed along
+        that one, and baselines, with a second memory or without, are defined along it."""
+        if self.variant == MOVE:
+            return not self.lowered.carried
         return self.variant in ABLATION and self.lowered.problem.second is None
 
 

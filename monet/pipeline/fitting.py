@@ -23,7 +23,7 @@ from monet.pipeline.fit import SHARES, WORTH_SHARE, Fit, FitState
 from monet.pipeline.known_plans import Placed, recall, remember
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
-from monet.pipeline.orders import FirstOrder, along, first_orders, in_order, order_of
+from monet.pipeline.orders import FirstOrder, along, first_orders, in_order, order_of, order_of_problem
 from monet.pipeline.placement import ORDER_S, as_placed, placement
 from monet.planner.ablation import MONET, restrict
 from monet.planner.construction.first_plans import fastest_plan, smallest_budget
@@ -92,7 +92,7 @@ def orders_of(fit: Fit) -> list[Lowered]:
     what the fastest plan needs. One in which no plan fits is left out, unless none fits in either."""
     if not fit.has_orders:
         return [fit.lowered]
-    orders = first_orders(fit.lowered, fit.variant, min(ORDER_S, SHARES.order * fit.solving.time_limit_s))
+    orders = first_orders(fit.lowered, fit.kinds, min(ORDER_S, SHARES.order * fit.solving.time_limit_s))
     ranked = sorted(((_room(order, fit.budget_bytes), order.lowered) for order in orders), key=lambda each: -each[0])
     return [lowered for room, lowered in ranked if room > 0] or [lowered for _, lowered in ranked]
 
@@ -133,7 +133,7 @@ class _Search:
         self._keep_what_fits()
 
     def _search(self) -> None:
-        fit, orders = self.fit, orders_of(self.fit)
+        fit, orders = self.fit, self._orders()
         for order in orders:
             share = 1.0 if len(orders) == 1 else SHARES.each
             self._search_in(order, share * self.state.left_s())
@@ -148,6 +148,12 @@ class _Search:
             first_bytes = max(fit.budget_bytes, best[0].peak_bytes)
             self._search_in(in_order(fit.lowered, order_of(best[0].runs)), self.state.left_s(), first_bytes=first_bytes)
 
+    def _orders(self) -> list[Lowered]:
+        """Those of the plans that are known without moves come first."""
+        fit, parts = self.fit, self.state.parts if self.fit.has_orders else ()
+        orders = [*(in_order(fit.lowered, order_of(placed[0].runs)) for placed in parts), *orders_of(fit)]
+        return list({order_of_problem(lowered.problem): lowered for lowered in orders}.values())
+
     def _is_over(self) -> bool:
         """Whether nobody wants more: interrupted, or within the gap of what no plan of any order beats."""
         if self.state.interrupted:
@@ -155,7 +161,7 @@ class _Search:
         if self.state.best is None:
             return False
         fit = self.fit
-        least_s = floor_s(restrict(fit.lowered.problem, fit.variant)) if fit.has_orders else 0.0
+        least_s = floor_s(restrict(fit.lowered.problem, fit.kinds)) if fit.has_orders else 0.0
         return self.state.best[0].objective_s * (1 - fit.solving.gap) <= least_s
 
     def _search_in(
@@ -200,7 +206,7 @@ class _Search:
         if other is None:
             return
         (lowered, runs), target_bytes = other, fit.budget_bytes
-        problem = restrict(lowered.problem, fit.variant)
+        problem = restrict(lowered.problem, fit.kinds)
         for _ in range(TRIES):
             fuller = keep_what_fits(problem, runs, target_bytes)
             if fuller == runs:

@@ -26,6 +26,7 @@ from monet.pipeline.schedule import calls
 from monet.planner.ablation import restrict
 from monet.planner.construction.first_plans import fastest_plan
 from monet.planner.memory_floor import floor_bytes
+from monet.planner.problem import Problem
 from monet.planner.replay import replay
 from monet.planner.solution import Runs, Solution, Stage
 from monet.plans.format import FREED, KEPT, PlanStep
@@ -50,11 +51,16 @@ def order_of(runs: Runs) -> Order:
     return Order(tuple(run.operator for run in runs.forward), tuple(stage.backward for stage in runs.stages))
 
 
+def order_of_problem(problem: Problem) -> Order:
+    """The order that its plans have."""
+    return Order(tuple(o.id for o in problem.forward), tuple(o.id for o in problem.backward))
+
+
 def in_order(lowered: Lowered, order: Order) -> Lowered:
     """The step along ``order``, which its data and ``run_graph`` must allow. An operator that overwrites what another
     one reads later in this order is not offered."""
     problem = lowered.problem
-    if order == Order(tuple(o.id for o in problem.forward), tuple(o.id for o in problem.backward)):
+    if order == order_of_problem(problem):
         return lowered
     assert not lowered.carried, "copies of state are timed along the captured order"
     offers = lowered.catalogue
@@ -114,11 +120,14 @@ def first_orders(lowered: Lowered, variant: str, time_limit_s: float) -> list[Fi
 
 
 def along(lowered: Lowered, runs: Runs, steps: Sequence[PlanStep]) -> tuple[Lowered, Runs] | None:
-    """``lowered`` in the order of a plan's ``steps``, and its ``runs`` there; None where they are no plan of it.
+    """``lowered`` in the order of a plan's ``steps``, and its ``runs`` there; None where they are no plan of it, and
+    where the plan has copies: these keep the order that they were timed in.
 
     A run that is made again comes before the backward operator that it precedes; of the same operator, the first
     remains the first.
     """
+    if runs.moved:
+        return None
     again = defaultdict(list)
     for stage in runs.stages:
         for run in stage.recompute:

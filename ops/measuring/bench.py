@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from monet.base.graph import Ref, Value
 from monet.base.measurement import Measurement, Request
@@ -15,7 +16,7 @@ from monet.native import allocator, devices, gpu_libraries
 from monet.ops.compressed import sparse
 from monet.ops.measuring import factorizations, lengths
 from monet.ops.measuring.requests import compact_offsets, in_memory_of, own_requests, worker_requests
-from monet.ops.measuring.signature import signature
+from monet.ops.measuring.signature import EVICTS, signature
 from monet.ops.measuring.timer import host_timer, timer
 from monet.ops.offers.contents import Contents, Operators
 from monet.ops.offers.implementation import Implementation
@@ -24,10 +25,10 @@ from monet.plans.format import ALIGNMENT, CUDA_ALIGNMENT, aligned
 
 # Enough repetitions for a short operator, few for a long one: until two runs agree and that is no chance, or until
 # all runs together took ENOUGH_S.
-AGREE = 0.03
+AGREE = 0.05
 AGREE_S = 0.002
 ENOUGH_S = 0.06
-MOST_RUNS = 9
+MOST_RUNS = 5
 LEAST_RUNS = 2
 # What took longer the first time is timed once.
 SLOW_S = 0.3
@@ -35,19 +36,26 @@ LEAST_SCRATCH_BYTES = 1 << 26
 # Tensors up to this size share memory of huge pages: a process has 1024 arenas at most (``kMaxArenas``).
 SMALL_BYTES = 1 << 22
 SHARED_BYTES = 1 << 25
-# Inputs are kept for the next measurement of equal shapes until they are this many bytes.
+# The memory of inputs is kept for the next measurement until it is this many bytes.
 MOST_INPUT_BYTES = 3 << 30
 _NOISE = 1 << 20
 _CPU = torch.device("cpu")
 CONTENTS: Operators = {**sparse.CONTENTS, **factorizations.CONTENTS, **lengths.CONTENTS}
 
 
-class Bench:
-    """Runs implementations one after another, reusing inputs and one resident stretch of memory.
+_Place = tuple[int | str, torch.dtype, torch.device]
+"""Whose memory an argument is in: that of the arguments at its position, or of those whose content one signature says;
+of its dtype and device."""
 
-    ``between_bytes``: so many other bytes are touched before each timed run, in the device's main memory. What an
-    operator reads and writes in a step is not in the nearest cache, where repeating it would leave it: all other
-    operators ran since it was made.
+
+class Bench:
+    """Runs implementations one after another, reusing the memory of inputs and one resident stretch for the rest.
+
+    ``between_bytes``: so many other bytes are touched before each timed run, in the device's main memory, and where it
+    can be (``signature.EVICTS``) its inputs are taken out of all caches. What an operator reads and writes in a step is
+    not where repeating it would leave it: all other operators ran since it was made.
+    ``reference_s``: how long that took before the runs of the last measurement, in the middle. It is the same work each
+    time, so it tells whether anything disturbed them; 0 where there is none, and on a GPU, which does it later.
     ``device``: the step's, whose memory is measured. What an operator asks for on the CPU in a GPU's step has no part
     in its arena or its peak.
     """
@@ -55,11 +63,14 @@ class Bench:
     def __init__(self, between_bytes: int = 0, device: torch.device = _CPU) -> None:
         self._device = device
         self._between = torch.zeros(between_bytes, dtype=torch.uint8, device=device)
+        self._between.add_(1)  # its memory is there from now on
+        self.reference_s = 0.0
+        self._evicts = EVICTS and between_bytes > 0 and device.type == "cpu"
         self._timer = timer(device)
         gpu_libraries.make_ready(device)
-        self._inputs: dict[tuple[Any, ...], torch.Tensor] = {}
-        self._homes: dict[tuple[Any, ...], allocator.Arena] = {}
-        self._spoilt: set[tuple[Any, ...]] = set()
+        self._inputs: dict[_Place, torch.Tensor] = {}  # a stretch of elements for each place
+        self._homes: dict[_Place, allocator.Arena] = {}
+        self._spoilt: dict[_Place, int] = {}  # how many of its elements may hold anything
         self._noise: dict[torch.dtype, torch.Tensor] = {}
         self._scratch: dict[torch.device, allocator.Arena] = {}
         self._shared: list[allocator.Arena] = []  # memory for small tensors
@@ -69,7 +80,9 @@ class Bench:
         """Raises ``ProfileError`` with torch's reason when the implementation fails on such tensors, and where a result
         has another shape, stride or dtype than its value: what comes after it is planned for these."""
         made: dict[str, torch.Tensor] = {}
+        places: dict[str, _Place] = {}
         device = _device(implementation, values)
+        self.reference_s = 0.0
         if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
             self._inputs.clear()
             self._homes.clear()
@@ -82,9 +95,9 @@ class Bench:
                 made[name] = _random_state(device)
         contents = CONTENTS.get(implementation.call)
         if contents is not None:
-            self._fill(contents, implementation, values, made)
-        args = [self._real(a, made, values) for a in implementation.args]
-        kwargs = {k: self._real(v, made, values) for k, v in implementation.kwargs}
+            self._fill(contents, implementation, values, made, places)
+        args = [self._real(a, made, places, values) for a in implementation.args]
+        kwargs = {k: self._real(v, made, places, values) for k, v in implementation.kwargs}
         state, own_state = torch.get_rng_state(), _random_state(device)
         try:
             with torch.no_grad():
@@ -98,20 +111,23 @@ class Bench:
             if device.type == "cuda":
                 torch.cuda.set_rng_state(own_state, device)
             if implementation.overwrites is not None:  # runs in place have left anything in it
-                spoilt = made[implementation.overwrites]
-                self._spoilt |= {key for key, tensor in self._inputs.items() if tensor is spoilt}
+                place, value = places[implementation.overwrites], values[implementation.overwrites]
+                self._spoilt[place] = max(self._spoilt.get(place, 0), _elements(value))
 
-    def _real(self, argument: Any, made: dict[str, torch.Tensor], values: Mapping[str, Value]) -> Any:
+    def _real(
+        self, argument: Any, made: dict[str, torch.Tensor], places: dict[str, _Place], values: Mapping[str, Value]
+    ) -> Any:
         """The argument tree with tensors for values; one tensor a value."""
         if isinstance(argument, Ref):
             if argument.name not in made:
                 value = values[argument.name]
-                tensor = self._tensor(value, len(made))
+                places[argument.name] = place = (len(made), value.dtype, value.device)
+                tensor = self._tensor(value, place)
                 tensor = tensor.conj() if value.conjugate else tensor
                 made[argument.name] = torch._neg_view(tensor) if value.negative else tensor
             return made[argument.name]
         if isinstance(argument, list | tuple):
-            return [self._real(item, made, values) for item in argument]
+            return [self._real(item, made, places, values) for item in argument]
         return argument
 
     def _run(
@@ -141,9 +157,13 @@ class Bench:
         requests += worker_requests(recording, ticks, implementation)
         del results
         arena = self._serve(requests, device)
+        touching: list[float] = []
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)] if self._evicts else []
 
         def run() -> float:
-            self._between.add_(1)
+            for tensor in given:
+                allocator.evict(tensor)
+            touching.append(host_timer(lambda: self._between.add_(1))[1])
             arena.enter(0)
             try:
                 results, took_s = self._timer(lambda: _named(implementation, implementation.call(*args, **kwargs)))
@@ -153,6 +173,8 @@ class Bench:
             return took_s
 
         time_s = _median_s(run, 1 if first_s > SLOW_S else MOST_RUNS)
+        if device.type == "cpu" and self._between.numel():
+            self.reference_s = median(touching)
         misses = arena.statistics().misses
         arena.close()
         if misses:
@@ -196,23 +218,20 @@ class Bench:
         arena.share(scratch)
         return arena
 
-    def _base(self, key: tuple[Any, ...], value: Value) -> torch.Tensor:
-        """Memory for the whole storage of a value, to be filled: that of a spoilt input again, else new."""
-        size = value.storage_bytes // value.dtype.itemsize
-        self._spoilt.discard(key)
-        if key in self._inputs:
-            return self._inputs[key].as_strided((size,), (1,), 0)
-        return self._empty(key, size, value)
-
-    def _empty(self, key: tuple[Any, ...], size: int, value: Value) -> torch.Tensor:
-        """Memory of the kind that a planned step's tensors lie in (huge pages): reading from other memory takes
-        up to twice as long."""
-        if value.device.type != "cpu" or not size or not allocator.available():
-            return torch.empty(size, dtype=value.dtype, device=value.device)
-        if size * value.dtype.itemsize <= SMALL_BYTES:
-            return self._small(size, value.dtype)
-        self._homes[key], base = _mapped(size, value.dtype)
-        return base
+    def _base(self, place: _Place, size: int) -> torch.Tensor:
+        """``size`` elements, or more, at a place, in memory of the kind that a planned step's tensors lie in (huge
+        pages): reading from other memory takes up to twice as long."""
+        if place not in self._inputs or self._inputs[place].numel() < size:
+            _, dtype, device = place
+            self._inputs.pop(place, None)
+            self._spoilt[place] = size
+            if device.type != "cpu" or not size or not allocator.available():
+                self._inputs[place] = torch.empty(size, dtype=dtype, device=device)
+            elif size * dtype.itemsize <= SMALL_BYTES:
+                self._inputs[place] = self._small(size, dtype)
+            else:
+                self._homes[place], self._inputs[place] = _mapped(size, dtype)
+        return self._inputs[place]
 
     def _small(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor of ``size`` elements in the memory that small tensors share."""
@@ -232,6 +251,7 @@ class Bench:
         implementation: Implementation,
         values: Mapping[str, Value],
         made: dict[str, torch.Tensor],
+        places: dict[str, _Place],
     ) -> None:
         """The tensor whose content is the operator's to say, where the call has it."""
         args, kwargs = implementation.args, dict(implementation.kwargs)
@@ -239,21 +259,17 @@ class Bench:
         if not isinstance(ref, Ref):
             return
         value = values[ref.name]
-        key = (signature(implementation, values),)
-        if key not in self._inputs or key in self._spoilt:
-            tensor = self._base(key, value).as_strided(value.shape, value.stride, value.offset)
+        places[ref.name] = place = (signature(implementation, values), value.dtype, value.device)
+        tensor = self._base(place, _elements(value)).as_strided(value.shape, value.stride, value.offset)
+        if self._spoilt.pop(place, None) is not None:
             named = {name: _described(argument, values) for name, argument in kwargs.items()}
             contents.fill(tensor, [_described(argument, values) for argument in args], named)
-            self._inputs[key] = tensor
-        made[ref.name] = self._inputs[key]
+        made[ref.name] = tensor
 
-    def _tensor(self, value: Value, position: int) -> torch.Tensor:
-        """Noise of the value's geometry, one tensor an argument; integers are 0, a valid index everywhere."""
-        key = (position, value.shape, value.stride, value.offset, value.dtype, value.device, value.storage_bytes)
-        if key in self._inputs and key not in self._spoilt:
-            return self._inputs[key]
-        base = self._base(key, value)
-        size = base.numel()
+    def _tensor(self, value: Value, place: _Place) -> torch.Tensor:
+        """Noise of the value's geometry at its place; integers are 0, a valid index everywhere."""
+        base = self._base(place, _elements(value))
+        spoilt = base[: self._spoilt.pop(place, 0)]
         if value.dtype.is_floating_point or value.dtype.is_complex:
             noise = self._noise.get(value.dtype)
             if noise is None:
@@ -261,16 +277,17 @@ class Bench:
                 # Between 0 and 1, as some operators (logarithms, deviations, probabilities) want it.
                 noise = torch.rand(_NOISE, generator=generator).mul_(0.8).add_(0.1).to(value.dtype)
                 self._noise[value.dtype] = noise
-            whole = size // _NOISE
-            base[: whole * _NOISE].view(whole, _NOISE).copy_(noise)
-            base[whole * _NOISE :].copy_(noise[: size - whole * _NOISE])
-        elif value.dtype is torch.bool:
-            base.fill_(True)
+            whole = spoilt.numel() // _NOISE
+            spoilt[: whole * _NOISE].view(whole, _NOISE).copy_(noise)
+            spoilt[whole * _NOISE :].copy_(noise[: spoilt.numel() - whole * _NOISE])
         else:
-            base.zero_()
-        tensor = base.as_strided(value.shape, value.stride, value.offset)
-        self._inputs[key] = tensor
-        return tensor
+            spoilt.fill_(value.dtype is torch.bool)
+        return base.as_strided(value.shape, value.stride, value.offset)
+
+
+def _elements(value: Value) -> int:
+    """Of the whole storage."""
+    return value.storage_bytes // value.dtype.itemsize
 
 
 def _median_s(run: Callable[[], float], most_runs: int) -> float:

@@ -313,9 +313,9 @@ def test_a_model_that_cannot_be_built(reference: str, message: str) -> None:
     assert reference in str(refused.value)
 
 
-def test_missing_model_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_model_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "monai", None)
-    with pytest.raises(ConfigError, match=r"pip install 'monet-planner\[models\]'"):
+    with pytest.raises(ConfigError, match=r"pip install monai torch==2\."):
         build_model(config("monai:UNet"))
 
 

@@ -23,6 +23,7 @@ from monet.pipeline import placement as placement_module
 from monet.pipeline.fit import Fit
 from monet.pipeline.fitting import fit_budget, orders_of
 from monet.pipeline.lowering import Lowered
+from monet.pipeline.offloading import offloaded
 from monet.pipeline.orders import along, first_orders, in_order, order_of
 from monet.pipeline.placement import placement
 from monet.pipeline.planning import plan_prepared, plan_smallest
@@ -34,8 +35,10 @@ from monet.planner.layout import Layout, Lifetime
 from monet.planner.layout import layout as layout_of
 from monet.planner.memory_floor import floor_bytes
 from monet.planner.replay import replay
+from monet.planner.schedules import MOVE
 from monet.planner.search import Solving
 from monet.planner.solution import Run
+from monet.step.second_memory.offload import parse_offload
 from monet.step.training_step.whole_step import capture_whole_step
 
 
@@ -227,6 +230,24 @@ def test_a_plan_that_the_captured_order_refuses_runs_as_eager_does() -> None:
     other, _ = branches()
     other(y).square().sum().backward()
     for one, two in zip(gradients, other.parameters(), strict=True):
+        assert one is not None and two.grad is not None and torch.equal(one, two.grad)
+
+
+def test_plans_that_move_are_found_in_other_orders(tmp_path: Path) -> None:
+    """Below what any plan needs along the captured order."""
+    torch.manual_seed(0)
+    model, x = Branches(), torch.randn(1024, 32)
+    offload = parse_offload(f"disk:{tmp_path},write=1GB/s,read=1GB/s")
+    prepared = offloaded(prepare(model, (x,), {}), offload)
+    budget = int(0.9 * floor_bytes(prepared.problem))
+    result = plan_prepared(prepared, budget, Solving(time_limit_s=5.0), variant=MOVE)
+    assert result.plan.peak_bytes <= budget and result.solution.runs.moved
+    moved = monet.MonetModule(model, result.plan)
+    moved(x).square().sum().backward()
+    gradients = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for one, two in zip(gradients, model.parameters(), strict=True):
         assert one is not None and two.grad is not None and torch.equal(one, two.grad)
 
 

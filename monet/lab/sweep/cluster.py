@@ -54,9 +54,7 @@ class ClusterWorkers:
         try:
             import distributed
         except ImportError as error:
-            raise ConfigError(
-                f"--cluster needs Dask's scheduler: pip install 'monet-planner[cluster]' ({error})"
-            ) from None
+            raise ConfigError(f"--cluster needs Dask's scheduler: pip install distributed ({error})") from None
         try:
             self._client = distributed.Client(self._address, timeout=ANSWER_S, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError

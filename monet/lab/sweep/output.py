@@ -39,7 +39,7 @@ def write_output(sweep: Sweep, source: Source, options: Options, folder: Path) -
     try:
         from monet.lab.sweep import figures, report
     except ImportError as error:
-        logger.warning("no pictures and no report: %s; pip install 'monet-planner[plots]' brings what they need", error)
+        logger.warning("no pictures and no report: %s; pip install matplotlib jinja2", error)
         return tables
     unit = unit_of(cell.budget_bytes for cell in sweep.cells)
     made = {

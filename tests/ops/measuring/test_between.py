@@ -7,18 +7,20 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from repository import ROOT
 from torch import nn
 
 from monet.base.graph import Value
 from monet.capture import capture
+from monet.native import allocator
 from monet.ops.catalogue import Catalogue, catalogue
 from monet.ops.measuring import bench, profiling
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.cache import ProfileCache
 from monet.ops.measuring.profiling import implementations
-from monet.ops.measuring.signature import GPU_BETWEEN_BYTES, MOST_BETWEEN_BYTES, between_bytes
+from monet.ops.measuring.signature import EVICTS, GPU_BETWEEN_BYTES, MOST_BETWEEN_BYTES, between_bytes
 
 
 def offers(rows: int) -> Catalogue:
@@ -29,11 +31,33 @@ def test_a_step_that_fits_in_the_nearest_cache_touches_nothing_else() -> None:
     assert between_bytes(offers(4).graph) == 0
 
 
-def test_half_of_what_a_larger_step_holds() -> None:
+def test_half_of_what_a_larger_step_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = offers(1 << 17).graph  # of 4 MiB a tensor
     held = sum(v.storage_bytes for name, v in graph.values.items() if graph.storage(name) == name)
+    assert between_bytes(graph) == min(MOST_BETWEEN_BYTES["cpu"], 1 << (held.bit_length() - 2))
+    monkeypatch.setitem(MOST_BETWEEN_BYTES, "cpu", held)
     assert held / 4 < between_bytes(graph) <= held / 2
-    assert between_bytes(offers(1 << 21).graph) == MOST_BETWEEN_BYTES["cpu"]
+
+
+@pytest.mark.parametrize("between", [0, 1 << 10])
+def test_inputs_are_evicted_before_every_timed_run(between: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a step that does not fit in the nearest cache; and what they hold stays."""
+    evicted: list[torch.Tensor] = []
+    evict = allocator.evict
+
+    def noted(tensor: torch.Tensor) -> None:
+        before = tensor.clone()
+        evict(tensor)
+        assert torch.equal(tensor, before)
+        evicted.append(tensor)
+
+    monkeypatch.setattr(allocator, "evict", noted)
+    made, measuring = offers(1 << 10), Bench(between)
+    (run,) = list(made.forward["addmm"].values())
+    measuring.measure(run, made.values)
+    inputs = {tensor.data_ptr() for tensor in evicted}
+    wanted = 3 if between and EVICTS else 0  # bias, rows and weights
+    assert len(inputs) == wanted and len(evicted) >= wanted * bench.LEAST_RUNS
 
 
 def test_a_gpu_has_work_while_the_next_operator_is_launched() -> None:
@@ -44,7 +68,7 @@ def test_a_gpu_has_work_while_the_next_operator_is_launched() -> None:
 
 def test_it_is_touched_before_every_timed_run() -> None:
     made, touched = offers(4), Bench(1 << 10)
-    runs = 0
+    runs = 1  # when it is made
     for run in implementations(made):
         touched.measure(run, made.values)
         runs += 1
@@ -83,5 +107,5 @@ def test_inputs_take_few_of_the_arenas_that_a_process_has() -> None:
     made, cpu = Bench(), torch.device("cpu")
     for k in range(40):
         count = 300_000 + k
-        made._tensor(Value(f"t{k}", (count,), (1,), 0, torch.float32, cpu, f"t{k}", 4 * count), 0)
+        made._tensor(Value(f"t{k}", (count,), (1,), 0, torch.float32, cpu, f"t{k}", 4 * count), (k, torch.float32, cpu))
     assert not made._homes and len(made._shared) < 4
