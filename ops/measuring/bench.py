@@ -260,7 +260,7 @@ class Bench:
             return
         value = values[ref.name]
         places[ref.name] = place = (signature(implementation, values), value.dtype, value.device)
-        tensor = self._base(place, _elements(value)).as_strided(value.shape, value.stride, value.offset)
+        tensor = _as_value(self._base(place, _elements(value)), value)
         if self._spoilt.pop(place, None) is not None:
             named = {name: _described(argument, values) for name, argument in kwargs.items()}
             contents.fill(tensor, [_described(argument, values) for argument in args], named)
@@ -282,7 +282,14 @@ class Bench:
             spoilt[whole * _NOISE :].copy_(noise[: spoilt.numel() - whole * _NOISE])
         else:
             spoilt.fill_(value.dtype is torch.bool)
-        return base.as_strided(value.shape, value.stride, value.offset)
+        return _as_value(base, value)
+
+
+def _as_value(base: torch.Tensor, value: Value) -> torch.Tensor:
+    """A tensor in the memory of ``base``, whose storage ends where the value's does: some operators copy all of their
+    input's storage (``slice_scatter``)."""
+    storage = torch._C._construct_storage_from_data_pointer(base.data_ptr(), base.device, value.storage_bytes)
+    return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, value.offset, value.shape, value.stride)
 
 
 def _elements(value: Value) -> int:

@@ -109,3 +109,14 @@ def test_inputs_take_few_of_the_arenas_that_a_process_has() -> None:
         count = 300_000 + k
         made._tensor(Value(f"t{k}", (count,), (1,), 0, torch.float32, cpu, f"t{k}", 4 * count), (k, torch.float32, cpu))
     assert not made._homes and len(made._shared) < 4
+
+
+def test_an_inputs_storage_is_as_large_as_the_values() -> None:
+    """Whatever was measured in the same memory before: an operator may copy all of it."""
+    made, place = Bench(), (0, torch.float32, torch.device("cpu"))
+    for count in (64, 16):
+        value = Value("x", (4, 2), (4, 1), 1, torch.float32, place[2], "x", 4 * count)
+        tensor = made._tensor(value, place)
+        assert tensor.untyped_storage().nbytes() == 4 * count
+        assert (tensor.shape, tensor.stride(), tensor.storage_offset()) == ((4, 2), (4, 1), 1)
+        assert tensor.data_ptr() == made._inputs[place].data_ptr() + 4
