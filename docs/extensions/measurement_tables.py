@@ -198,14 +198,16 @@ def offload_published(result: Any) -> Iterable[Row]:
 
 def beside_compile(result: Any) -> Iterable[Row]:
     """``torch.compile``'s runs, and the plans for the peak of each; eager first."""
-    yield "network", "contestant", "peak, of eager's", "time, of eager's", "a plan at that peak", "with fused regions"
+    head = ["network", "contestant", "peak, of eager's", "time, of eager's", "a plan at that peak"]
+    yield *head, "with fused regions", "that by the contestant's, in one process"
     for network, runs in result.items():
         eager_bytes = next(run["peak_bytes"] for run in runs if run["contestant"] == "eager")
         for run in runs:
             if run["contestant"] in ("monet", "fused") or "time_ratio" not in run:
                 continue
             asked = "" if run["asked"] is None else f", budget {run['asked']}"
-            ratios = (run.get(f"{kind}_time_ratio") for kind in ("monet", "fused"))
+            ratios = [run.get(f"{kind}_time_ratio") for kind in ("monet", "fused")]
+            ratios.append(run.get("fused_by_it", {}).get("ratio"))
             yield (
                 network, run["contestant"] + asked, _share(run["peak_bytes"] / eager_bytes), f"{run['time_ratio']:.3f}",
                 *("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios),
@@ -248,6 +250,17 @@ def parallel_steps(result: Any) -> Iterable[Row]:
         )  # fmt: skip
 
 
+def predicted_seconds(result: Any) -> Iterable[Row]:
+    """Predicted by measured seconds, at each share of eager's peak."""
+    yield "network", "shares", "one by one", "in the step", "the new plan's step by the first's", "eager's step"
+    for network, row in result.items():
+        plans = {share: found for share, found in row.items() if share != "eager"}
+        ratios = ([found[kind]["ratio"] for found in plans.values()] for kind in ("alone", "in_step"))
+        faster = [found["faster"] for found in plans.values()]
+        numbers = (", ".join(f"{number:.2f}" for number in each) for each in (*ratios, faster))
+        yield network, ", ".join(plans), *numbers, f"{row['eager']['ratio']:.2f}"
+
+
 def _megabytes(count: int | None) -> str:
     return "–" if count is None else f"{count / 1e6:,.0f} MB"
 
@@ -263,6 +276,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "guided": ("guided.json", guided),
     "loops": ("loops.json", loops),
     "estimates": ("fit.json", estimates),
+    "predicted-seconds": ("seconds.json", predicted_seconds),
     "parallel-steps": ("ddp.json", parallel_steps),
     "offload": ("offload.json", offload),
     "offload-smallest": ("offload.json", offload_smallest),
