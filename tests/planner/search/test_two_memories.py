@@ -340,6 +340,14 @@ class TestReplay:
         with pytest.raises(InvalidPlan, match=message):
             replay(problem, change(moved(problem, {"t0": (2, 0, 2)})))  # type: ignore[operator]
 
+    def test_refuses_a_return_that_nothing_waits_for(self) -> None:
+        """Of a tensor that was read back before, and is not needed any more."""
+        problem = replace(chain(3, 100), second=second(1e4))
+        runs = moved(problem, {"t1": (2, 0, 1)})
+        replay(problem, runs)
+        with pytest.raises(InvalidPlan, match="the return of 't1' was issued, and nothing waits for it"):
+            replay(problem, _stage(runs, 2, issues=("t1",)))
+
     def test_without_a_second_memory(self) -> None:
         problem = chain(3, 100)
         with pytest.raises(InvalidPlan, match="no second memory"):
