@@ -19,7 +19,7 @@ from monet.planner.problem import (
     BackwardOperator,
     Problem,
 )
-from monet.planner.program.channel_rows import add_late_rows
+from monet.planner.program.channel_rows import FINE, _Direction, _value, add_late_rows
 from monet.planner.program.constraints import build_program
 from monet.planner.program.index import index_of
 from monet.planner.program.memory_rows import add_memory_rows
@@ -155,6 +155,22 @@ class TestPoints:
         assert violation(program, x) <= 1e-6
         assert add_late_rows(program, x) == 0
 
+    def test_a_position_begins_when_what_comes_before_it_is_over(self) -> None:
+        """In each pass by its own seconds."""
+        problem = replace(chain(4, 100), second=second(1e9))
+        slower = [tuple(replace(q, time_s=0.03) for q in operator.implementations) for operator in problem.backward]
+        backward = (replace(o, implementations=made) for o, made in zip(problem.backward, slower, strict=True))
+        problem = replace(problem, backward=tuple(backward))
+        runs = moved(problem, {"t0": (3, 0, 3)})
+        program = whole_program(problem, replay(problem, runs).peak_bytes)
+        x, moves = point(program, runs), program.moves
+        assert moves is not None
+        for forward, seconds in ((True, 0.01), (False, 0.03)):
+            direction = _Direction(program, moves, forward)
+            for position in range(4):
+                begins_s = _value(direction.begin(position), x) * moves.horizon_s / FINE
+                assert begins_s == pytest.approx(position * seconds, abs=1e-5)
+
     def test_an_interval_where_prefixes_say_nothing(self) -> None:
         """One return has all the time there is, a later one little: together they have enough from the beginning to
         the end, but the second has not enough of its own."""
@@ -191,6 +207,7 @@ class TestEndsOfTheBandwidth:
         for made in (plain, program):
             add_memory_rows(made)
         assert program.scope == plain.scope == "full"
+        assert add_late_rows(program, np.zeros(len(program.rows.costs))) == 0
         for one, other in zip(astuple(plain.rows.arrays()), astuple(program.rows.arrays()), strict=True):
             assert np.array_equal(one, other)
 
