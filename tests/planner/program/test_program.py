@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plan_front import optimum
-from planner_problems import best_by_exhaustion, chain, problems
+from planner_problems import best_by_exhaustion, chain, problems, repeated_problems
 from random_examples import examples
 
 from monet.errors import InfeasibleBudget, SolverError
@@ -19,9 +19,10 @@ from monet.planner.program.constraints import build_program
 from monet.planner.program.memory_rows import add_memory_rows
 from monet.planner.program.readback import earlier, read_point, write_point
 from monet.planner.program.windows import windows
-from monet.planner.replay import replay
+from monet.planner.replay import cost_of_plan, replay
 from monet.planner.runs import without_useless
 from monet.planner.search import Solving, plan_problem
+from monet.planner.solution import Runs
 from monet.planner.solvers.model import Model
 
 quick = settings(
@@ -93,6 +94,38 @@ def test_constructed_plans_are_points_of_the_program(problem: Problem, extra: in
     assert point is not None
     if not full.windows.pinned:
         assert Model(full.rows.arrays(), point * 0, point * 0 + 1).violation(point) <= 1e-9
+
+
+@quick
+@given(problem=repeated_problems(), extra=st.integers(0, 30))
+def test_memory_rows_ask_for_no_more_than_the_peak(problem: Problem, extra: int) -> None:
+    """Of plans with operators that overwrite what they read, also when they run again, in a budget of their peak."""
+    known = smallest_budget(problem)
+    assume(known is not None)
+    assert known is not None
+    runs = construct(windows(problem, None), known[0] + extra)
+    runs = _overwriting(problem, known[1].runs if runs is None else runs)
+    cost = replay(problem, runs)
+    program = build_program(problem, cost.peak_bytes, None)
+    add_memory_rows(program)
+    assume(not program.windows.pinned)
+    x = write_point(program, runs)
+    assert x is not None
+    assert Model(program.rows.arrays(), x * 0, x * 0 + 1).violation(x) <= 1e-9
+
+
+def _overwriting(problem: Problem, runs: Runs) -> Runs:
+    """The plan with what overwrites an input wherever that may run, from the end on."""
+    offered = {o.id: [q.name for q in o.implementations if q.overwrites is not None] for o in problem.forward}
+    places = [(t, n) for t, stage in enumerate(runs.stages) for n in range(len(stage.recompute))]
+    for t, n in reversed(places):
+        for name in offered[runs.stages[t].recompute[n].operator]:
+            again, stages = list(runs.stages[t].recompute), list(runs.stages)
+            again[n] = replace(again[n], implementation=name)
+            stages[t] = replace(stages[t], recompute=tuple(again))
+            if cost_of_plan(problem, other := Runs(runs.forward, tuple(stages))) is not None:
+                runs = other
+    return runs
 
 
 @quick
