@@ -165,9 +165,9 @@ def _next_words(count: int, length: int, seed: int) -> Batch:
     return words[:, :-1].contiguous(), words[:, 1:].contiguous()
 
 
-def _named(count: int, length: int, seed: int, *names: str) -> Batch:
+def _named(count: int, length: int, seed: int) -> Batch:
     inputs, targets = _next_words(count, length, seed)
-    return dict.fromkeys(names or ("input_ids",), inputs), targets
+    return {"input_ids": inputs}, targets
 
 
 def _classes(outputs: Any, targets: Tensor) -> Tensor:
@@ -184,8 +184,7 @@ _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 
 
 def _both_sides(seed: int) -> Batch:
-    inputs, targets = _named(8, 32, seed)
-    words = inputs["input_ids"]
+    words, targets = _next_words(8, 32, seed)
     return {"input_ids": words, "decoder_input_ids": words.clone()}, targets  # as the waves: one tensor is held once
 
 

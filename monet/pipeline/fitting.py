@@ -149,10 +149,12 @@ class _Search:
             self._search_in(in_order(fit.lowered, order_of(best[0].runs)), self.state.left_s(), first_bytes=first_bytes)
 
     def _orders(self) -> list[Lowered]:
-        """Those of the plans that are known without moves come first."""
+        """Those of the plans that are known of parts of the variant come first."""
         fit, parts = self.fit, self.state.parts if self.fit.has_orders else ()
-        orders = [*(in_order(fit.lowered, order_of(placed[0].runs)) for placed in parts), *orders_of(fit)]
-        return list({order_of_problem(lowered.problem): lowered for lowered in orders}.values())
+        others = {order_of_problem(lowered.problem): lowered for lowered in orders_of(fit)}
+        first = dict.fromkeys(order_of(placed[0].runs) for placed in parts)
+        ahead = [others.pop(order) if order in others else in_order(fit.lowered, order) for order in first]
+        return [*ahead, *others.values()]
 
     def _is_over(self) -> bool:
         """Whether nobody wants more: interrupted, or within the gap of what no plan of any order beats."""

@@ -80,7 +80,6 @@ class Bench:
         """Raises ``ProfileError`` with torch's reason when the implementation fails on such tensors, and where a result
         has another shape, stride or dtype than its value: what comes after it is planned for these."""
         made: dict[str, torch.Tensor] = {}
-        places: dict[str, _Place] = {}
         device = _device(implementation, values)
         self.reference_s = 0.0
         if sum(tensor.untyped_storage().nbytes() for tensor in self._inputs.values()) > MOST_INPUT_BYTES:
@@ -95,9 +94,9 @@ class Bench:
                 made[name] = _random_state(device)
         contents = CONTENTS.get(implementation.call)
         if contents is not None:
-            self._fill(contents, implementation, values, made, places)
-        args = [self._real(a, made, places, values) for a in implementation.args]
-        kwargs = {k: self._real(v, made, places, values) for k, v in implementation.kwargs}
+            self._fill(contents, implementation, values, made)
+        args = [self._real(a, made, values) for a in implementation.args]
+        kwargs = {k: self._real(v, made, values) for k, v in implementation.kwargs}
         state, own_state = torch.get_rng_state(), _random_state(device)
         try:
             with torch.no_grad():
@@ -111,23 +110,22 @@ class Bench:
             if device.type == "cuda":
                 torch.cuda.set_rng_state(own_state, device)
             if implementation.overwrites is not None:  # runs in place have left anything in it
-                place, value = places[implementation.overwrites], values[implementation.overwrites]
-                self._spoilt[place] = max(self._spoilt.get(place, 0), _elements(value))
+                spoilt = made[implementation.overwrites].untyped_storage()
+                for place in [p for p, base in self._inputs.items() if base.data_ptr() == spoilt.data_ptr()]:
+                    elements = _elements(values[implementation.overwrites])
+                    self._spoilt[place] = max(self._spoilt.get(place, 0), elements)
 
-    def _real(
-        self, argument: Any, made: dict[str, torch.Tensor], places: dict[str, _Place], values: Mapping[str, Value]
-    ) -> Any:
+    def _real(self, argument: Any, made: dict[str, torch.Tensor], values: Mapping[str, Value]) -> Any:
         """The argument tree with tensors for values; one tensor a value."""
         if isinstance(argument, Ref):
             if argument.name not in made:
                 value = values[argument.name]
-                places[argument.name] = place = (len(made), value.dtype, value.device)
-                tensor = self._tensor(value, place)
+                tensor = self._tensor(value, (len(made), value.dtype, value.device))
                 tensor = tensor.conj() if value.conjugate else tensor
                 made[argument.name] = torch._neg_view(tensor) if value.negative else tensor
             return made[argument.name]
         if isinstance(argument, list | tuple):
-            return [self._real(item, made, places, values) for item in argument]
+            return [self._real(item, made, values) for item in argument]
         return argument
 
     def _run(
@@ -251,7 +249,6 @@ class Bench:
         implementation: Implementation,
         values: Mapping[str, Value],
         made: dict[str, torch.Tensor],
-        places: dict[str, _Place],
     ) -> None:
         """The tensor whose content is the operator's to say, where the call has it."""
         args, kwargs = implementation.args, dict(implementation.kwargs)
@@ -259,7 +256,7 @@ class Bench:
         if not isinstance(ref, Ref):
             return
         value = values[ref.name]
-        places[ref.name] = place = (signature(implementation, values), value.dtype, value.device)
+        place = (signature(implementation, values), value.dtype, value.device)
         tensor = _as_value(self._base(place, _elements(value)), value)
         if self._spoilt.pop(place, None) is not None:
             named = {name: _described(argument, values) for name, argument in kwargs.items()}

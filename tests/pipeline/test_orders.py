@@ -222,33 +222,26 @@ def test_a_plan_that_the_captured_order_refuses_runs_as_eager_does() -> None:
     assert result.plan.peak_bytes <= budget_bytes
     assert result.problem != prepared.problem
     assert replay(result.problem, result.solution.runs).objective_s == result.solution.objective_s
-    planned = monet.MonetModule(model, result.plan)
-    y = torch.randn_like(x)
-    planned(y).square().sum().backward()
-    gradients = [p.grad for p in model.parameters()]
-    model.zero_grad()
-    other, _ = branches()
-    other(y).square().sum().backward()
-    for one, two in zip(gradients, other.parameters(), strict=True):
-        assert one is not None and two.grad is not None and torch.equal(one, two.grad)
+    check_gradients(monet.MonetModule(model, result.plan), branches()[0], torch.randn_like(x))
+
+
+def check_gradients(planned: monet.MonetModule, eager: nn.Module, x: torch.Tensor) -> None:
+    """The plan leaves those that the model, of the same weights, leaves by itself."""
+    for module in (planned, eager):
+        module(x).square().sum().backward()
+    for one, two in zip(planned.parameters(), eager.parameters(), strict=True):
+        assert one.grad is not None and two.grad is not None and torch.equal(one.grad, two.grad)
 
 
 def test_plans_that_move_are_found_in_other_orders(tmp_path: Path) -> None:
     """Below what any plan needs along the captured order."""
-    torch.manual_seed(0)
-    model, x = Branches(), torch.randn(1024, 32)
+    (model, _), x = branches(), torch.randn(1024, 32)
     offload = parse_offload(f"disk:{tmp_path},write=1GB/s,read=1GB/s")
     prepared = offloaded(prepare(model, (x,), {}), offload)
     budget = int(0.9 * floor_bytes(prepared.problem))
     result = plan_prepared(prepared, budget, Solving(time_limit_s=5.0), variant=MOVE)
     assert result.plan.peak_bytes <= budget and result.solution.runs.moved
-    moved = monet.MonetModule(model, result.plan)
-    moved(x).square().sum().backward()
-    gradients = [p.grad for p in model.parameters()]
-    model.zero_grad()
-    model(x).square().sum().backward()
-    for one, two in zip(gradients, model.parameters(), strict=True):
-        assert one is not None and two.grad is not None and torch.equal(one, two.grad)
+    check_gradients(monet.MonetModule(model, result.plan), branches()[0], x)
 
 
 @pytest.mark.slow
