@@ -1,6 +1,6 @@
 """Step time against peak: plans beside ``torch.compile``, which fuses. On the CPU, eleven networks.
 
-python benchmarks/bench_compile.py [--model llama] [--time-limit 60]
+python benchmarks/bench_compile.py [--model llama] [--time-limit 60] [--fused-only]
 
 As ``bench_curve.py``, with the networks of ``networks.py``, three of which have a realistic width. Contestants:
 ``compile`` (Inductor) alone and with ``activation_memory_budget``, around checkpointed blocks, and for the peak of each
@@ -34,7 +34,7 @@ CONTESTANTS: tuple[tuple[str, float | None], ...] = (
 )  # fmt: skip
 
 
-def _rows(name: str, time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
+def _rows(name: str, kinds: tuple[str, ...], time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     of_plans = {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"{name}-plans")}
 
@@ -58,7 +58,7 @@ def _rows(name: str, time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
     for contestant, asked in CONTESTANTS:
         add(run(contestant, asked))
     reached = sorted({row["peak_bytes"] for row in rows if row.get("peak_bytes")}, reverse=True)
-    for contestant in ("monet", "fused"):
+    for contestant in kinds:
         planning = {"kind": "plan", "model": name, "whole": False, "folder": str(folder), "time_limit_s": time_limit_s,
                     "fused": contestant == "fused",
                     "budgets": {str(budget): budget for budget in (None, *reached)}}  # fmt: skip
@@ -68,9 +68,9 @@ def _rows(name: str, time_limit_s: float, folder: Path) -> list[dict[str, Any]]:
             rows[-1]["measuring_s"] = planned.get("measuring_s")
     plans = {(row["contestant"], row["asked"]): row for row in rows}
     for row in rows:  # beside each contestant, the plans for its peak
-        if row["contestant"] in ("monet", "fused") or "time_ratio" not in row:
+        if row["contestant"] in kinds or "time_ratio" not in row:
             continue
-        for kind in ("monet", "fused"):
+        for kind in kinds:
             row[f"{kind}_time_ratio"] = plans[kind, row["peak_bytes"]].get("time_ratio")
         made = planned.get("plans", {}).get(str(row["peak_bytes"]), {})  # the fused ones are planned last
         if "path" in made:
@@ -90,19 +90,23 @@ def _is_won(row: dict[str, Any]) -> bool:
 @click.command()
 @click.option("--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
 @click.option("--time-limit", default=60.0, show_default=True, help="Seconds to plan a budget.")
+@click.option("--fused-only", is_flag=True, help="No plans of PyTorch's own kernels: half of the time.")
 @click.option("--again", is_flag=True, help="Run networks again that have a row.")
 @click.option("--job", hidden=True)
 @click.option("--answer", hidden=True, type=click.Path(path_type=Path))
-def main(models: tuple[str, ...], time_limit: float, again: bool, job: str | None, answer: Path | None) -> None:
+def main(
+    models: tuple[str, ...], time_limit: float, fused_only: bool, again: bool, job: str | None, answer: Path | None
+) -> None:
     if job is not None and answer is not None:
         answer.write_text(json.dumps(answer_job(json.loads(job))))
         return
     path = record.RESULTS / "compile.json"
     rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    kinds = ("fused",) if fused_only else ("monet", "fused")
     with TemporaryDirectory() as folder:
         for name in models or MODELS:
             if name not in rows or again:
-                rows[name] = _rows(name, time_limit, Path(folder))
+                rows[name] = _rows(name, kinds, time_limit, Path(folder))
                 record.write("compile", rows)
     cells = [r for found in rows.values() for r in found if r["contestant"].startswith("compile") and "time_ratio" in r]
     click.echo(f"plans are as fast or faster in {sum(map(_is_won, cells))} of {len(cells)} cells; wrote {path}")

@@ -33,6 +33,8 @@ THREADS = 2
 PAIRS = 4
 PAIRS_OF_TWO = 10
 """Where a plan is paired with what it is compared with."""
+FEWEST_PAIRS, PAIRED_S = 2, 30.0
+"""Of steps that take long, only so many pairs as end within these seconds."""
 WARM_UP_STEPS = 2
 SEED = 7
 aten = torch.ops.aten
@@ -188,7 +190,10 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 def _paired(ours: Step, theirs: Step, pairs: int) -> tuple[list[float], list[float]]:
     """Our seconds by theirs, and our seconds, of steps that alternate."""
     ratios, times = [], []
+    first = time.perf_counter()
     for pair in range(pairs):
+        if pair >= FEWEST_PAIRS and time.perf_counter() - first > PAIRED_S:
+            break
         seconds = {}
         for is_ours in (True, False) if pair % 2 else (False, True):
             begun = time.perf_counter()
