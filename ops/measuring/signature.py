@@ -21,7 +21,9 @@ def signature(implementation: Implementation, values: Mapping[str, Value]) -> st
         if isinstance(argument, Ref):
             v = values[argument.name]
             lazy = " conjugate" * v.conjugate + " negative" * v.negative
-            return f"{v.dtype}{list(v.shape)}/{list(v.stride)}+{v.offset}{lazy}"
+            # Some operators copy all of an input's storage (slice_scatter, copy).
+            part = "" if v.storage_bytes == _reached_bytes(v) else f" of {v.storage_bytes}"
+            return f"{v.dtype}{list(v.shape)}/{list(v.stride)}+{v.offset}{part}{lazy}"
         if isinstance(argument, list | tuple):
             return f"[{', '.join(describe(item) for item in argument)}]"
         return call_name(argument) if callable(argument) else str(argument)
@@ -32,6 +34,12 @@ def signature(implementation: Implementation, values: Mapping[str, Value]) -> st
     # Results are part of the key: a measurement also says that they have the graph's geometry.
     wanted = " ".join("_" if n is None else describe(Ref(n)) for n in implementation.outputs)
     return f"{implementation.call_name}({arguments}; {named})->{wanted}{same}"
+
+
+def _reached_bytes(value: Value) -> int:
+    """Of its storage, up to its last element."""
+    reach = sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
+    return (value.offset + reach + 1) * value.dtype.itemsize if value.numel else 0
 
 
 def _repeated(implementation: Implementation) -> str:
@@ -76,4 +84,4 @@ def environment(device: torch.device) -> str:
     """The part of a measurement's key that belongs to the machine, and to how PyTorch is set."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     threads = "" if device.type == "cuda" else f"|threads {torch.get_num_threads()}"
-    return f"torch {torch.__version__}|{device.type} {name}{threads}|v2{cost_switches(device.type)}"
+    return f"torch {torch.__version__}|{device.type} {name}{threads}|v3{cost_switches(device.type)}"

@@ -125,3 +125,30 @@ def test_conjugates_are_planned_for() -> None:
         at_smallest_budget(lambda budget: monet.plan(model, *inputs(0), budget=budget, time_limit_s=5)),
     ):
         compare_steps(model, plan, inputs)  # which checks that no request was missed
+
+
+class Halves(nn.Module):
+    """Writes to a part of all of one tensor, and to a part of some rows of another, which have the same geometry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.some, self.all = nn.Linear(64, 768), nn.Linear(64, 768)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        some, whole = self.some(x), self.all(x[:4])
+        whole[:, :2] = 0.5
+        some[:4][:, :2] = 0.25
+        return torch.add(some.square().mean(), whole.square().mean())
+
+
+def test_what_an_operator_copies_of_its_inputs_storage_is_planned() -> None:
+    torch.manual_seed(0)
+    model = Halves()
+
+    def inputs(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        return (torch.randn(16, 64, generator=torch.Generator().manual_seed(seed)),), {}
+
+    plan = monet.plan(model, inputs(0)[0], budget="1GB")
+    asked = {size for step in plan.steps if "slice_scatter" in step.node for size in step.request_bytes}
+    assert asked == {4 * 4 * 768, 4 * 16 * 768}
+    compare_steps(model, plan, inputs)  # no request is another one than planned
