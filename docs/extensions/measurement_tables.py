@@ -214,6 +214,21 @@ def beside_compile(result: Any) -> Iterable[Row]:
             )  # fmt: skip
 
 
+def regions(result: Any) -> Iterable[Row]:
+    """Groups of fused operators that take a hundredth of eager's step by aten, and what was chosen without a limit."""
+    yield "network", "pass, and the calls of a region", "regions", "aten's calls", "one kernel", "chosen"
+    for network, found in result.items():
+        for calls, group in found["groups"].items():
+            offered = group["implementations"].values()
+            fused = min(each["ms"] for each in offered if each["compiled"])
+            aten = min((each["ms"] for each in offered if not each["compiled"]), default=None)
+            if max(fused, aten or 0.0) < 0.01 * found["eager_ms"]:
+                continue
+            chosen = ", ".join(f"{count} × {name}" for name, count in group["chosen"]["without a limit"].items())
+            by_aten = "–" if aten is None else f"{aten:.1f} ms"
+            yield network, calls, str(group["runs"]), by_aten, f"{fused:.1f} ms", chosen
+
+
 def estimates(result: Any) -> Iterable[Row]:
     """Estimated less measured: eager's peak, and the overhead that differs most, over the shares that have plans."""
     yield "model", "eager's peak", "overheads, largest difference", "shares compared"
@@ -273,6 +288,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Any], Iterable[Row]]]] = {
     "beside-peers": ("curve.json", beside_peers),
     "curves": ("curve.json", curves),
     "beside-compile": ("compile.json", beside_compile),
+    "regions": ("regions.json", regions),
     "guided": ("guided.json", guided),
     "loops": ("loops.json", loops),
     "estimates": ("fit.json", estimates),
