@@ -101,7 +101,7 @@ def main(
         answer.write_text(json.dumps(answer_job(json.loads(job))))
         return
     path = record.RESULTS / "compile.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows: dict[str, Any] = record.known("compile")
     kinds = ("fused",) if fused_only else ("monet", "fused")
     with TemporaryDirectory() as folder:
         for name in models or MODELS:

@@ -122,8 +122,7 @@ def main(
     if job is not None and answer is not None:
         answer.write_text(json.dumps(answer_job(json.loads(job))))
         return
-    path = record.RESULTS / "curve.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows: dict[str, Any] = record.known("curve")
     with TemporaryDirectory() as folder:
         for name in models or MODELS:
             if name in rows and not again and not contestants:

@@ -14,7 +14,6 @@ Eager's peak is the predicted one, ``eager_peak_bytes``: what its operators tell
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -262,8 +261,7 @@ def draw(rows: Mapping[str, Any]) -> None:
 def main(names: tuple[str, ...], time_limit: float, whole: bool | None, again: bool) -> None:
     # Every cell is planned as by a new user: nothing that an earlier one found is known.
     vars(fitting)["recall"] = lambda *_: None
-    path = record.RESULTS / "deep.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows: dict[str, Any] = record.known("deep")
     for name in names or NETWORKS:
         for is_whole in (False, True) if whole is None else (whole,):
             key = f"{name}, whole step" if is_whole else name

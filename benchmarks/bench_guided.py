@@ -264,8 +264,7 @@ def main(models: tuple[str, ...], again: bool, job: str | None, answer: Path | N
         answer.write_text(json.dumps(_answer(json.loads(job))))
         return
     apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
-    path = record.RESULTS / "guided.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows: dict[str, Any] = record.known("guided")
     with TemporaryDirectory() as name:
         folder = Path(name)
         for model in models or MODELS:

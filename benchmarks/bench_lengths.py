@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import random
 import statistics
 import time
@@ -240,8 +239,7 @@ def _beside_own(
 def main(only: tuple[str, ...], steps: int, own: int) -> None:
     chosen = [name for name in NETWORKS if not only or name.startswith(only)]
     say: Callable[[str], None] = click.echo
-    path = record.RESULTS / "lengths.json"
-    rows = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows = record.known("lengths")
     for name in chosen:
         rows[name] = _row(name, steps, own)
         say(f"{name}: {rows[name]}")

@@ -11,7 +11,6 @@ by PyTorch's other kernels.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -195,8 +194,7 @@ def _told(name: str, row: dict[str, Any]) -> str:
 @click.option("--time-limit", default=15.0, show_default=True, help="Seconds to solve each plan.")
 @click.option("--again", is_flag=True, help="Run models that have a row.")
 def main(models: tuple[str, ...], time_limit: float, again: bool) -> None:
-    path = record.RESULTS / "models.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows: dict[str, Any] = record.known("models")
     for name in models or BATCHES:
         if again or name not in rows or any(f"{share}%" not in rows[name]["plans"] for share in SHARES):
             with tempfile.TemporaryDirectory() as folder:

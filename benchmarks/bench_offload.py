@@ -289,8 +289,7 @@ def main(
         except MonetError as error:
             answer.write_text(json.dumps({"error": str(error)}))
         return
-    path = record.RESULTS / "offload.json"
-    result: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    result: dict[str, Any] = record.known("offload")
     profile = instances / "p100" / "resnet50.json"
     if "published" in (parts or ("published",)) and profile.is_file() and ("published" not in result or again):
         result["published"] = published(profile, Solving(time_limit_s=time_limit))

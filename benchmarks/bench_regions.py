@@ -10,7 +10,6 @@ many runs each got. Without a limit the fastest is chosen, but for what keeps le
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from operator import getitem
@@ -77,7 +76,7 @@ def _rows(name: str, share: int, time_limit_s: float) -> dict[str, Any]:
             continue
         chosen: dict[str, Counter[str]] = {key: Counter() for key in rows}
         for step in plan.steps:
-            if step.kind in ("forward", "backward", "update") and step.node in keys:
+            if step.kind in ("forward", "backward") and step.node in keys:
                 chosen[keys[step.node]][step.implementation] += 1
         for key, counts in chosen.items():
             rows[key]["chosen"][label] = dict(counts)
@@ -94,8 +93,7 @@ def _rows(name: str, share: int, time_limit_s: float) -> dict[str, Any]:
 @click.option("--time-limit", default=20.0, show_default=True, help="Seconds to plan a budget.")
 def main(models: tuple[str, ...], share: int, time_limit: float) -> None:
     torch.set_num_threads(2)
-    path = record.RESULTS / "regions.json"
-    found: dict[str, Any] = json.loads(path.read_text())["result"] if models and path.exists() else {}
+    found: dict[str, Any] = record.known("regions") if models else {}
     for name in models or MODELS:
         found[name] = _rows(name, share, time_limit)
         record.write("regions", found)

@@ -10,7 +10,6 @@ and with what it waits for new memory.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -77,8 +76,7 @@ def _rows(name: str, shares: tuple[int, ...], time_limit_s: float, path: Path) -
 @click.option("--shares", default="85,60", show_default=True, help="Budgets, in per cent of eager's peak.")
 @click.option("--time-limit", default=20.0, show_default=True, help="Seconds to plan a budget.")
 def main(models: tuple[str, ...], shares: str, time_limit: float) -> None:
-    path = record.RESULTS / "seconds.json"
-    found: dict[str, Any] = json.loads(path.read_text())["result"] if models and path.exists() else {}
+    found: dict[str, Any] = record.known("seconds") if models else {}
     with TemporaryDirectory() as folder:
         for name in models or BATCHES:
             asked = tuple(int(share) for share in shares.split(","))

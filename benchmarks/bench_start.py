@@ -98,8 +98,7 @@ def main(
         return
     from monet.base.files.cache import library_folder
 
-    path = record.RESULTS / "start.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows: dict[str, Any] = record.known("start")
     for name in models or BATCHES:
         row = f"{name}, fused" if fused else name
         if row in rows and not again:

@@ -195,8 +195,7 @@ def main(folder: Path | None, names: tuple[str, ...], steps: int, job: str | Non
     if job is not None and answer is not None:
         answer.write_text(json.dumps(_run(json.loads(job))))
         return
-    path = record.RESULTS / "state.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows: dict[str, Any] = record.known("state")
     with TemporaryDirectory(dir=folder) as disk, TemporaryDirectory() as answers:
         for name in names or NETWORKS:
             found = _apart({"network": name, "steps": steps, "folder": disk}, Path(answers))

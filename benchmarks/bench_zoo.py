@@ -12,7 +12,6 @@ there, in an order by chance.
 from __future__ import annotations
 
 import copy
-import json
 import multiprocessing
 import random
 import time
@@ -48,8 +47,7 @@ COUNTED = ("exact", "close", "wrong", "refused", "traceback", "crashed", "too lo
 @click.option("--at-a-time", default=2, show_default=True, help="Processes.")
 @click.option("--again", is_flag=True, help="Also those that have a row.")
 def main(only: tuple[str, ...], at_a_time: int, again: bool) -> None:
-    path = record.RESULTS / "zoo.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    rows: dict[str, Any] = record.known("zoo")
     wanted = [name for name in _members() if not only or name.startswith(only)]
     missing = [name for name in wanted if again or only or name not in rows]
     random.Random(0).shuffle(missing)  # what is there when it is stopped is a sample

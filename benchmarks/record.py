@@ -28,6 +28,13 @@ COMMIT = _commit()
 """When the benchmark began, before it wrote results; ``+`` where the tree had changes."""
 
 
+def known(name: str) -> dict[str, Any]:
+    """The result that ``write`` has kept; empty where there is none."""
+    path = RESULTS / f"{name}.json"
+    result: dict[str, Any] = json.loads(path.read_text())["result"] if path.exists() else {}
+    return result
+
+
 def write(name: str, result: Any) -> Path:
     """``results/<name>.json``, with commit, machine and versions."""
     RESULTS.mkdir(exist_ok=True)

@@ -43,6 +43,11 @@ def channels_inside(shape: Sequence[int], stride: Sequence[int], rank: int) -> b
     return shape[-rank - 1] > 1 and stride[-rank - 1] == 1 and math.prod(shape[-rank:]) > 1
 
 
+def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements of memory from a tensor's first to its last."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
 def without_gaps(value: Value) -> bool:
     """Whether a value has as many elements as its storage has room for."""
     return value.storage_bytes == value.numel * value.dtype.itemsize

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from monet.errors import ExecutionError
+from monet.ops.strides import reach
 
 aten = torch.ops.aten
 # More than most stand-ins, so that few processes reserve twice; little enough for a limited address space (ulimit -v).
@@ -59,9 +60,9 @@ def stand_in(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) ->
     found = _made.get(key)
     if found is not None and _reserved is not None:
         return found
-    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
-    reserved = _reserve((last + 1) * dtype.itemsize)
-    made = reserved[: (last + 1) * dtype.itemsize].view(dtype).as_strided(list(shape), list(stride))
+    size = max(1, reach(shape, stride)) * dtype.itemsize
+    reserved = _reserve(size)
+    made = reserved[:size].view(dtype).as_strided(list(shape), list(stride))
     _made[key] = made
     return made
 

@@ -12,6 +12,7 @@ from monet.base.graph import Graph, Ref, Value
 from monet.base.torch_switches import cost_switches
 from monet.ops.kernel_names import call_name
 from monet.ops.offers.implementation import Implementation
+from monet.ops.strides import reach
 
 
 def signature(implementation: Implementation, values: Mapping[str, Value]) -> str:
@@ -38,8 +39,7 @@ def signature(implementation: Implementation, values: Mapping[str, Value]) -> st
 
 def _reached_bytes(value: Value) -> int:
     """Of its storage, up to its last element."""
-    reach = sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
-    return (value.offset + reach + 1) * value.dtype.itemsize if value.numel else 0
+    return (value.offset + reach(value.shape, value.stride)) * value.dtype.itemsize if value.numel else 0
 
 
 def _repeated(implementation: Implementation) -> str:

@@ -14,6 +14,7 @@ from monet.base.graph import CONSTANT, PARAMETER, STATE, Graph, Operator, Ref, S
 from monet.capture import Captured
 from monet.errors import ConfigError
 from monet.ops.catalogue import Catalogue
+from monet.ops.strides import reach
 from monet.ops.weight_update import LiveUpdate, ParameterUpdate
 
 aten = torch.ops.aten
@@ -202,9 +203,8 @@ class _Writer:
     def _value(
         self, name: str, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        reach = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        count = 0 if 0 in shape else reach
-        self.values[name] = Value(name, shape, stride, 0, dtype, device, name, count * dtype.itemsize)
+        size = reach(shape, stride) * dtype.itemsize
+        self.values[name] = Value(name, shape, stride, 0, dtype, device, name, size)
 
 
 def _operator(name: str, target: object, args: tuple[object, ...], result: str | None) -> Operator:
