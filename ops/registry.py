@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monet.base.graph import Operator
-from monet.ops.families import attention, dropout, indexing, interpolation, linear, loss, padding, reduction
+from monet.ops.families import attention, dropout, indexing, interpolation, linear, loss, padding, parts, reduction
 from monet.ops.families.activation import piecewise, smooth, softmax
 from monet.ops.families.convolution import offers as convolution
 from monet.ops.families.normalization import batch_norm, rms_norm, row_norm
@@ -25,6 +25,7 @@ FAMILIES = (
     interpolation,
     padding,
     indexing,
+    parts,
     reduction,
     loss,
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from monet.ops.offers import shape_only
@@ -38,10 +36,6 @@ def _record(mode: str, kernel: str, rank: int) -> Record:
     )
 
 
-def _circular(x: torch.Tensor) -> Any:
-    return functional.pad(x, (1, 2, 0, 1), "circular")
-
-
 RECORDS = (
     Record(
         name="constant_pad",
@@ -56,12 +50,4 @@ RECORDS = (
     ),
     *(_record("reflect", "reflection_pad", rank) for rank in (1, 2, 3)),
     *(_record("replicate", "replication_pad", rank) for rank in (1, 2, 3)),
-    Record(
-        name="circular padding",
-        family="padding",
-        forward_targets=(aten.slice_scatter.default,),
-        backward_targets=(),
-        equations="linear in the input: torch makes it of slices",
-        samples=(Sample("pad-circular", _circular, ((2, 3, 5, 6),)),),
-    ),
 )

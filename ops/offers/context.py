@@ -52,6 +52,10 @@ class Context:
         """Whether two values are the same elements of the same storage in the same order."""
         return replace(self.value(one), name="") == replace(self.value(other), name="")
 
+    def read_in_backward(self, name: str) -> bool:
+        """Whether an operator of the backward pass reads the storage of a value."""
+        return self.graph.storage(name) in self._last_backward
+
     def may_overwrite(self, name: str, by: Operator, result: str) -> bool:
         """Whether ``by`` may put ``result`` into the memory of ``name``: it is the last reader of that
         storage in its pass, the storage is the step's own, and both are the same whole block."""

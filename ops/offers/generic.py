@@ -56,7 +56,23 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.gelu.default: aten.gelu_.default,
     aten.silu.default: aten.silu_.default,
     aten.mish.default: aten.mish_.default,
+    # No elements beside each other, and still the kernel that first copies the argument is the one in place.
+    aten.tril.default: aten.tril_.default,
+    aten.triu.default: aten.triu_.default,
+    aten.copy.default: aten.copy_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.scatter_reduce.two: aten.scatter_reduce_.two,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
 }
+
+INDEXED = (aten.index_put.default, aten.index_add.default, aten.scatter_add.default)
+ZEROS = (aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default)
 
 # Overloads that write into a given tensor, which may be the first argument, and what they call it. Softmax sums a row
 # before it writes the row, and threads share no row.
@@ -72,6 +88,7 @@ COMMUTE = (aten.add.Tensor, aten.mul.Tensor)
 INTO_OTHER: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.sub.Tensor: aten.sub.out,
     aten.div.Tensor: aten.div.out,
+    aten.where.self: aten.where.self_out,
 }
 
 # The gradient may be written where the incoming one, the first argument, is. hardswish and mish have no such kernel.
@@ -115,13 +132,13 @@ def in_place(op: Operator, context: Context) -> list[Implementation]:
         return []
     found: list[Implementation] = []
     first, second = op.args[0], op.args[1] if len(op.args) > 1 else None
-    if _free(first, op, context, result):
+    if may_go_into(first, op, context, result):
         if op.target in IN_PLACE:
             found.append(_over(first, IN_PLACE[op.target], op.args, op.kwargs, op, "in-place"))
         elif op.target in INTO:
             overload, keyword = INTO[op.target]
             found.append(_over(first, overload, op.args, (*op.kwargs, (keyword, first)), op, "in-place"))
-    if isinstance(second, Ref) and second != first and _free(second, op, context, result):
+    if isinstance(second, Ref) and second != first and may_go_into(second, op, context, result):
         if op.target in COMMUTE and not op.kwargs:
             found.append(_over(second, IN_PLACE[op.target], (second, first, *op.args[2:]), (), op, "in-place-other"))
         elif op.target in INTO_OTHER:
@@ -130,7 +147,7 @@ def in_place(op: Operator, context: Context) -> list[Implementation]:
     return found
 
 
-def _free(target: Ref, op: Operator, context: Context, result: str) -> bool:
+def may_go_into(target: Ref, op: Operator, context: Context, result: str) -> bool:
     """Whether the result may go into the target's memory, which no other argument shares."""
     others = [name for name in operator_inputs(op) if name != target.name]
     shares = any(context.graph.storage(name) == context.graph.storage(target.name) for name in others)
@@ -157,13 +174,20 @@ def recompute(op: Operator, context: Context) -> list[Implementation] | None:
 
 
 def backward(op: Operator, context: Context) -> list[Implementation]:
-    """The aten kernel, and the same into the incoming gradient's memory where that dies here."""
+    """The aten kernel, and the same into the incoming gradient's memory where that dies here.
+
+    What is put among zeros comes first as autograd puts it there, in place: the gradient of a part of a tensor.
+    """
+    first = op.args[0] if op.args else None
+    maker = context.maker(first.name) if isinstance(first, Ref) else None
     found = [plain(op), *in_place(op, context)]
+    if op.target in INDEXED and maker is not None and maker.target in ZEROS:
+        found.reverse()
     overload, keyword = GRADIENT_IN_PLACE.get(op.target, (None, ""))
     result = op.outputs[0] if op.outputs else None
     if overload is not None and result is not None and isinstance(op.args[0], Ref):
         gradient = op.args[0]
-        if _free(gradient, op, context, result):
+        if may_go_into(gradient, op, context, result):
             found.append(_over(gradient, overload, op.args, (*op.kwargs, (keyword, gradient)), op, "in-place"))
     return found
 

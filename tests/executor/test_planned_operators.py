@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -136,9 +137,10 @@ class Halves(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         some, whole = self.some(x), self.all(x[:4])
-        whole[:, :2] = 0.5
-        some[:4][:, :2] = 0.25
-        return torch.add(some.square().mean(), whole.square().mean())
+        part = torch.slice_scatter(whole, whole[:, :2] * 2, 1, 0, 2)
+        of_some = torch.slice_scatter(some[:4], some[:4, :2] * 3, 1, 0, 2)
+        # All are read afterwards, so that none is written in place.
+        return torch.stack([each.sin().mean() for each in (some, whole, part, of_some)]).sum()
 
 
 def test_what_an_operator_copies_of_its_inputs_storage_is_planned() -> None:
@@ -152,3 +154,48 @@ def test_what_an_operator_copies_of_its_inputs_storage_is_planned() -> None:
     asked = {size for step in plan.steps if "slice_scatter" in step.node for size in step.request_bytes}
     assert asked == {4 * 4 * 768, 4 * 16 * 768}
     compare_steps(model, plan, inputs)  # no request is another one than planned
+
+
+class Written(nn.Module):
+    """Writes to parts of a copy of its input, and of what it made itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        copy, made = x.clone(), self.linear(x)
+        copy[:, :2] = 0.5
+        made[:, 3] = made[:, 5] * 2
+        made[:2] = 1.0
+        return torch.where(copy > 0, made, copy).sin().square().mean()
+
+
+def test_a_batch_that_is_a_part_of_the_data_asks_for_no_more_than_planned(caplog: pytest.LogCaptureFixture) -> None:
+    """``data[i : i + 16]``: aten would copy all of the data with the batch."""
+    torch.manual_seed(0)
+    model, data = Written(), torch.randn(512, 64)
+    planned = monet.MonetModule(copy.deepcopy(model), monet.plan(model, (torch.randn(16, 64),), budget="1GB"))
+    for begin in (0, 16):
+        for module in (model, planned):
+            module.zero_grad()
+            module(data[begin : begin + 16]).backward()
+        for mine, eager in zip(planned.parameters(), model.parameters(), strict=True):
+            assert mine.grad is not None and eager.grad is not None and torch.equal(mine.grad, eager.grad)
+    assert "not as planned" not in caplog.text
+
+
+def test_a_part_is_written_in_place() -> None:
+    """As eager does: the least memory is not that of a copy for each assignment."""
+    torch.manual_seed(0)
+    model = Written()
+
+    def inputs(seed: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        return (torch.randn(16, 64, generator=torch.Generator().manual_seed(seed)),), {}
+
+    graph = capture(model, *inputs(0)).graph
+    offers = catalogue(graph)
+    found = [{*offers.forward[op.name]} for op in graph.forward if "_scatter" in op.name]
+    assert found == [{"aten"}, *[{"aten", "in-place"}] * 2], "the first is the copy of the model's input"
+    assert not [op for op in graph.forward if op.target is torch.ops.aten.copy.default]
+    compare_steps(model, at_smallest_budget(lambda budget: monet.plan(model, *inputs(0), budget=budget)), inputs)

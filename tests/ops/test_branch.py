@@ -109,19 +109,16 @@ def test_every_in_place_overload_runs_the_same_kernel(dtype: torch.dtype) -> Non
     numbers: dict[Any, tuple[Any, ...]] = {
         aten.threshold.default: (0.1, 0.0), aten.leaky_relu.default: (0.2,), aten.pow.Tensor_Scalar: (3,),
         aten.clamp.default: (-0.3, 0.4), aten.clamp_min.default: (0.1,), aten.clamp_max.default: (0.1,),
-        aten.masked_fill.Scalar: (None, 0.5), aten.masked_fill.Tensor: (None, None),
     }  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     for n in (1, 7, 33, 1000):
         for transposed in (False, True):
             x, other = (torch.rand(n, 5, generator=generator).to(dtype) + 0.1 for _ in range(2))
             x, other = (x.t(), other.t()) if transposed else (x, other)
-            extra = {None: (other < 0.5), 1: torch.tensor(0.25, dtype=dtype)}
+            tensors = _tensors(other, generator)
             for target, overload in generic.IN_PLACE.items():
-                args: tuple[Any, ...] = numbers.get(target, ())
-                if target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
-                    args = (extra[None], 0.5 if target is aten.masked_fill.Scalar else extra[1])
-                elif target.overloadpacket in (aten.add, aten.sub, aten.mul, aten.div):  # type: ignore[attr-defined]
+                args: tuple[Any, ...] = numbers.get(target, tensors.get(target, ()))
+                if target.overloadpacket in (aten.add, aten.sub, aten.mul, aten.div):  # type: ignore[attr-defined]
                     args = (other,) if target._overloadname == "Tensor" else (0.7,)  # type: ignore[attr-defined]
                 expected, given = target(x, *args), x.clone()
                 assert overload(given, *args) is given
@@ -129,6 +126,31 @@ def test_every_in_place_overload_runs_the_same_kernel(dtype: torch.dtype) -> Non
                 if target in generic.COMMUTE:
                     given = other.clone()
                     assert torch.equal(overload(given, x), expected)
-                if target in generic.INTO_OTHER:
-                    given = other.clone()
-                    assert torch.equal(generic.INTO_OTHER[target](x, given, out=given), expected)
+            for target, out in generic.INTO_OTHER.items():
+                given = other.clone()
+                if target is aten.where.self:
+                    assert torch.equal(out(*tensors[target], given, x, out=given), target(*tensors[target], other, x))
+                else:
+                    assert torch.equal(out(x, given, out=given), target(x, other)), target
+
+
+def _tensors(other: torch.Tensor, generator: torch.Generator) -> dict[Any, tuple[Any, ...]]:
+    """What follows the tensor that is overwritten; of ``where``, the mask."""
+    size = other.shape[0]
+    few = torch.randint(size, (3,), generator=generator)
+    rows, part = torch.randint(size, other.shape, generator=generator), other[few].contiguous()
+    return {
+        aten.masked_fill.Scalar: (other < 0.5, 0.5),
+        aten.masked_fill.Tensor: (other < 0.5, torch.tensor(0.25, dtype=other.dtype)),
+        aten.masked_scatter.default: (other < 0.5, other),
+        aten.copy.default: (other,),
+        aten.index_put.default: ([few], part, True),
+        aten.index_add.default: (0, few, part),
+        aten.index_copy.default: (0, few.unique(), part[: len(few.unique())]),
+        aten.index_fill.int_Scalar: (0, few, 0.5),
+        aten.scatter.src: (0, rows[:1], other),
+        aten.scatter.value: (0, rows, 0.5),
+        aten.scatter_add.default: (0, rows, other),
+        aten.scatter_reduce.two: (0, rows, other, "sum"),
+        aten.where.self: (other < 0.5,),
+    }

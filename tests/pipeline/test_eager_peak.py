@@ -33,6 +33,21 @@ class Block(nn.Module):
         return y
 
 
+class Assigns(nn.Module):
+    """To a part of a tensor; and gathers rows, whose gradients add up in a tensor of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        y[:, :16] = 0.5
+        y[:, 20] = y[:, 30] * 2
+        y = y.tanh()[torch.arange(0, len(y), 2)]
+        return self.last(y)  # type: ignore[no-any-return]
+
+
 def _perceptron() -> nn.Module:
     hidden = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(256, 10))
@@ -62,6 +77,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
         lambda: torch.randint(0, 1000, (8, 32)),
     ),
     "convolutions": (_convolutions, lambda: torch.randn(2, 3, 16, 16)),
+    "assignments": (Assigns, lambda: torch.randn(512, 64)),
     "residual": (lambda: Residual(16), lambda: torch.randn(8, 3, 32, 32)),
     "dropout": (
         lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.1),

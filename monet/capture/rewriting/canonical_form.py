@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from monet.base.graph import Graph, Operator, Ref, operator_inputs, with_names, written_sources
+from monet.capture.rewriting.copies import without_copies
 from monet.errors import CaptureError
 
 aten = torch.ops.aten
@@ -23,7 +24,7 @@ def canonical(graph: Graph) -> Graph:
     Raises ``CaptureError`` where the backward pass reads what the forward pass has changed in place.
     """
     for rewrite in (
-        _drop_clones,
+        without_copies,
         _batch_norm_in_place,
         _split_convolution_gradients,
         _mutations_as_operators,
@@ -77,38 +78,6 @@ def _without_running(op: Operator) -> Operator:
     if op.target is not aten.native_batch_norm_backward.default or not op.args[7]:
         return op
     return replace(op, args=(*op.args[:3], None, None, *op.args[5:]))
-
-
-def _drop_clones(graph: Graph) -> Graph:
-    """Read the original in place of a copy of its geometry: nothing in a functional graph changes either of them.
-
-    Autograd keeps such a copy of an in-place hardtanh's input.
-    """
-    kept = {*graph.outputs, *graph.gradients.values(), *graph.mutations.values()}
-    renamed: dict[str, str] = {}
-
-    def change(op: Operator) -> tuple[Operator, ...]:
-        op = with_names(op, renamed)
-        new = op.outputs[0] if op.outputs else None
-        if op.target is not aten.clone.default or new is None:
-            return (op,)
-        old = op.args[0]
-        a, b = graph.values[new], graph.values[old.name]
-        if graph.storage(old.name) in graph.mutations:
-            return (op,)  # a copy from before the change
-        if new in kept or graph.storage(new) != new or (a.shape, a.stride) != (b.shape, b.stride):
-            return (op,)
-        if any(graph.storage(name) == new for name in kept if name is not None):
-            return (op,)
-        renamed[new] = old.name
-        return ()
-
-    graph = _map_operators(graph, change)
-    values = {
-        name: replace(value, storage=graph.storage(renamed[value.storage])) if value.storage in renamed else value
-        for name, value in graph.values.items()
-    }
-    return replace(graph, values=values)
 
 
 def _split_convolution_gradients(graph: Graph) -> Graph:

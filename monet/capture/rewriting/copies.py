@@ -1,0 +1,119 @@
+"""Copies that a functional graph has no need of: nothing in it changes the original, or the copy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Set
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from monet.base.graph import Graph, Operator, Ref, Value, operator_inputs, overwritten, with_names
+
+aten = torch.ops.aten
+
+_WRITES_A_PART = (
+    aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.copy.default,
+)  # fmt: skip
+"""Read the elements of their second argument, wherever they lie."""
+
+
+def without_copies(graph: Graph) -> Graph:
+    """The graph whose operators read the original in place of a copy of the same geometry, or of any where the copy is
+    what is written to a part of a tensor.
+
+    Autograd keeps such a copy of an in-place hardtanh's input, and tracing makes one of each assignment
+    (``y[:, 3] = x``), with room for all of ``y``.
+    """
+    return _Copies(graph).dropped()
+
+
+class _Copies:
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._values = graph, dict(graph.values)
+        kept = (*graph.outputs, *graph.gradients.values(), *graph.mutations.values())
+        self._kept = {graph.storage(name) for name in kept if name is not None}
+        self._members: dict[str, list[str]] = {}
+        """Storage → its values."""
+        for name, value in graph.values.items():
+            self._members.setdefault(value.storage, []).append(name)
+        operators = (*graph.forward, *graph.backward)
+        # Such views count from the beginning of the copy's own memory.
+        self._absolute = {graph.storage(name) for op in operators if "as_strided" in str(op.target) for name in _of(op)}
+        elsewhere = {n for op in operators for n in (_of(op, but=1) if op.target in _WRITES_A_PART else _of(op))}
+        self._written_only = graph.values.keys() - elsewhere
+        self._renamed: dict[str, str] = {}
+        self._unread: list[str] = []
+
+    def dropped(self) -> Graph:
+        forward = self._each(self._graph.forward)
+        backward = self._each(self._graph.backward)
+        graph = replace(self._graph, forward=forward, backward=backward, values=self._values)
+        return _without_unread(graph, self._unread, self._kept)
+
+    def _each(self, operators: Iterable[Operator]) -> tuple[Operator, ...]:
+        renamed = (with_names(op, self._renamed) for op in operators)
+        return tuple(op for op in renamed if not self._drop(op))
+
+    def _drop(self, op: Operator) -> bool:
+        """Whether the operator is a copy that can go; what read it then reads the original."""
+        position = 0 if op.target is aten.clone.default else 1 if op.target is aten.copy.default else None
+        new = op.outputs[0] if op.outputs else None
+        if position is None or new is None or not isinstance(op.args[position], Ref):
+            return False
+        old, graph = op.args[position].name, self._graph
+        copy, original = self._values[new], self._values[old]
+        if copy.storage != new or new in self._kept or original.storage in graph.mutations:
+            return False  # of one that changes, a copy from before
+        alone = self._members[new] == [new]
+        if op.target is aten.clone.default and alone:  # of a conjugate, too: who reads that makes the same clone
+            same = (copy.shape, copy.stride) == (original.shape, original.stride)
+        else:
+            same = _layout(copy) == _layout(original)
+        written = new in self._written_only and alone and _content(copy) == _content(original)
+        if not written and not (same and new not in self._absolute):
+            return False
+        for name in self._members.pop(new):
+            value = self._values[name]
+            self._values[name] = replace(
+                value, storage=original.storage, storage_bytes=original.storage_bytes,
+                offset=value.offset + original.offset - copy.offset,
+            )  # fmt: skip
+            self._members[original.storage].append(name)
+        self._renamed[new] = old
+        self._unread += _of(op, but=position)
+        return True
+
+
+def _of(op: Operator, *, but: int | None = None) -> tuple[str, ...]:
+    """What the operator reads, ``but`` for one argument."""
+    others = tuple(None if position == but else value for position, value in enumerate(op.args))
+    return tuple(operator_inputs(replace(op, args=others)))
+
+
+def _content(value: Value) -> tuple[Any, ...]:
+    return value.shape, value.dtype, value.device, value.conjugate, value.negative
+
+
+def _layout(value: Value) -> tuple[Any, ...]:
+    return (*_content(value), value.stride)
+
+
+def _without_unread(graph: Graph, names: Iterable[str], kept: Set[str]) -> Graph:
+    """The graph without what made these values where nobody reads them any more."""
+    operators = (*graph.forward, *graph.backward)
+    makers = {name: op for op in operators for name in op.outputs if name is not None}
+    readers = Counter(name for op in operators for name in operator_inputs(op))
+    waiting, gone = list(names), set[str]()
+    while waiting:
+        maker = makers.get(waiting.pop())
+        if maker is None or maker.name in gone or maker.random or overwritten(maker):
+            continue
+        if any(readers[name] or graph.storage(name) in kept for name in maker.outputs if name is not None):
+            continue
+        gone.add(maker.name)
+        readers.subtract(operator_inputs(maker))
+        waiting += operator_inputs(maker)
+    forward, backward = (tuple(op for op in each if op.name not in gone) for each in (graph.forward, graph.backward))
+    return replace(graph, forward=forward, backward=backward)

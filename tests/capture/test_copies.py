@@ -1,0 +1,93 @@
+"""Copies that are left out of a captured graph, and those that are not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from eager_reference import assert_same_gradients
+from torch import nn
+
+import monet
+from monet.base.graph import operator_inputs
+from monet.capture import capture
+
+aten = torch.ops.aten
+
+
+class _Computes(nn.Module):
+    def __init__(self, program: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.program = nn.Linear(8, 8), program
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.program(self.linear(x).sin()).square().mean()
+
+
+def _from_its_beginning(y: torch.Tensor) -> torch.Tensor:
+    return torch.as_strided(y[2:].clone(), (3, 8), (8, 1), 0)
+
+
+def _copy_of_a_copy(y: torch.Tensor) -> torch.Tensor:
+    return y[1:].clone()[2:].clone()[3:] * 2
+
+
+def _part_of_a_copy(y: torch.Tensor) -> torch.Tensor:
+    return y[4:].clone()[:, 2:] * y.t()[:2].t()[4:, :1]
+
+
+def _assigned(y: torch.Tensor) -> torch.Tensor:
+    z = torch.empty(16, 8)
+    z[:, ::2] = y[:, 4:]
+    z[:, 1::2] = y[:, :1]
+    return z
+
+
+def _assigned_and_read(y: torch.Tensor) -> torch.Tensor:
+    z = y * 2
+    z[3] = y[4].clone()
+    return z.cos() + y[4].clone()
+
+
+def _kept(y: torch.Tensor) -> torch.Tensor:
+    return y.clone()
+
+
+COPIES = {
+    _from_its_beginning: 1, _copy_of_a_copy: 0, _part_of_a_copy: 0, _assigned: 0, _assigned_and_read: 0, _kept: 0,
+}  # fmt: skip
+"""Program → copies that are left in its forward pass: one is read as memory."""
+
+
+@pytest.mark.parametrize("program", COPIES, ids=lambda program: program.__name__.strip("_"))
+def test_what_reads_a_copy_reads_the_original(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    model, x = _Computes(program), torch.randn(16, 8)
+    graph = capture(model, (x,), {}).graph
+    left = [op for op in graph.forward if op.target in (aten.clone.default, aten.copy.default)]
+    assert len(left) == COPIES[program], left
+    read = {name for op in (*graph.forward, *graph.backward) for name in operator_inputs(op)}
+    assert read <= graph.values.keys() and {graph.storage(name) for name in graph.values} <= graph.values.keys()
+    planned = monet.MonetModule(copy.deepcopy(model), monet.plan(model, (x,), budget="1GB"))
+    for _ in range(2):
+        x = torch.randn(16, 8)
+        for module in (model, planned):
+            module.zero_grad()
+            loss = module(x)
+            loss.backward()
+        assert torch.equal(loss, model(x))
+        assert_same_gradients(planned, model)
+
+
+def test_a_tensor_for_a_copy_alone_is_not_made() -> None:
+    """Autograd makes one for the gradient of a tensor that is written to."""
+
+    def program(y: torch.Tensor) -> torch.Tensor:
+        z = y * 2
+        z[3] = 0.5
+        return z.cos()
+
+    graph = capture(_Computes(program), (torch.randn(16, 8),), {}).graph
+    assert not [op for op in graph.backward if op.target is aten.new_empty_strided.default]
