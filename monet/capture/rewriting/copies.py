@@ -108,7 +108,8 @@ def _without_unread(graph: Graph, names: Iterable[str], kept: Set[str]) -> Graph
     waiting, gone = list(names), set[str]()
     while waiting:
         maker = makers.get(waiting.pop())
-        if maker is None or maker.name in gone or maker.random or overwritten(maker):
+        # An operator of somebody else's may do more than make its results.
+        if maker is None or maker.name in gone or maker.random or overwritten(maker) or not _is_aten(maker):
             continue
         if any(readers[name] or graph.storage(name) in kept for name in maker.outputs if name is not None):
             continue
@@ -117,3 +118,7 @@ def _without_unread(graph: Graph, names: Iterable[str], kept: Set[str]) -> Graph
         waiting += operator_inputs(maker)
     forward, backward = (tuple(op for op in each if op.name not in gone) for each in (graph.forward, graph.backward))
     return replace(graph, forward=forward, backward=backward)
+
+
+def _is_aten(op: Operator) -> bool:
+    return str(op.target).startswith("aten.")
