@@ -193,7 +193,7 @@ def lower(
     for op in graph.forward:
         if op.view:
             continue
-        operator, names = _forward(op, catalogue, profile, storages)
+        operator, names = _forward(op, catalogue, profile, storages, eager)
         recompute_name[op.name] = names
         forward.append(operator)
         made.update({storage: operator.recomputable for storage in operator.outputs})
@@ -239,21 +239,26 @@ def _seconds(run: Implementation, measured: Measurement, exact_s: float) -> floa
     return measured.time_s if run.exact or is_compiled(run) else max(measured.time_s, exact_s * (1 + 1e-6))
 
 
+def _offered(runs: Mapping[str, Implementation], eager: bool) -> list[Implementation]:
+    """The default first, for a count of ``eager``'s step its own."""
+    return sorted(runs.values(), key=lambda run: not (eager and run.eagers))
+
+
 def _forward(
-    op: Operator, catalogue: Catalogue, profile: Profile, storages: _Storages
+    op: Operator, catalogue: Catalogue, profile: Profile, storages: _Storages, eager: bool
 ) -> tuple[ForwardOperator, dict[str, str]]:
     """A forward operator and how its implementations are called when it runs again."""
-    runs = catalogue.forward[op.name]
+    runs = _offered(catalogue.forward[op.name], eager)
     again = catalogue.recompute.get(op.name, {})
     outputs = [*op.outputs]
-    for run in runs.values():
+    for run in runs:
         outputs += [n for n in run.outputs if n not in outputs]
     made = storages.of(outputs)
     offered: list[ForwardImplementation] = []
     names: dict[str, str] = {}
     fallback = min(again.values(), key=lambda i: profile.of(i, catalogue).time_s, default=None)
-    exact_s = min((profile.of(run, catalogue).time_s for run in runs.values() if run.exact), default=0.0)
-    for run in runs.values():
+    exact_s = min((profile.of(run, catalogue).time_s for run in runs if run.exact), default=0.0)
+    for run in runs:
         repeat = again.get(run.name, fallback)
         measured = profile.of(run, catalogue)
         overwritten = storages.of([run.overwrites])
@@ -305,7 +310,7 @@ def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager
         for storage in storages.of(op.outputs):
             alive_bytes += storages.bytes(storage) - alive.get(storage, 0)
             alive[storage] = storages.bytes(storage)
-        runs = catalogue.backward[op.name].values()
+        runs = _offered(catalogue.backward[op.name], eager)
         exact_s = min((profile.of(run, catalogue).time_s for run in runs if run.exact), default=0.0)
         offered = [_backward_choice(run, catalogue, profile, storages, exact_s, eager) for run in runs]
         found.append(BackwardOperator(op.name, tuple(offered), before_bytes, alive_bytes))

@@ -56,9 +56,10 @@ def _offers(op: Operator, context: Context) -> list[Implementation]:
         return [Implementation("aten", copy_with_part, args, (), op.outputs)]
     if not may_go_into(whole, op, context, op.outputs[0]):
         return [found]
-    # Eager's assignment comes first, which autograd refuses where a gradient reads the old elements.
-    written = Implementation("in-place", write_part, args, (), op.outputs, overwrites=whole.name)
-    return [found, written] if context.read_in_backward(whole.name) else [written, found]
+    # Autograd refuses an assignment where a gradient reads the old elements.
+    eagers = not context.read_in_backward(whole.name)
+    call = Implementation("in-place", write_part, args, (), op.outputs, overwrites=whole.name, eagers=eagers)
+    return [found, call]
 
 
 def _again(op: Operator, context: Context) -> list[Implementation] | None:

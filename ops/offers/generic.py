@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.masked_scatter.default: aten.masked_scatter_.default,
 }
 
+# The gradient of what was taken out of a tensor: autograd puts it among zeros, in place.
 INDEXED = (aten.index_put.default, aten.index_add.default, aten.scatter_add.default)
 ZEROS = (aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default)
 
@@ -174,15 +176,11 @@ def recompute(op: Operator, context: Context) -> list[Implementation] | None:
 
 
 def backward(op: Operator, context: Context) -> list[Implementation]:
-    """The aten kernel, and the same into the incoming gradient's memory where that dies here.
-
-    What is put among zeros comes first as autograd puts it there, in place: the gradient of a part of a tensor.
-    """
+    """The aten kernel, and the same into the incoming gradient's memory where that dies here."""
     first = op.args[0] if op.args else None
     maker = context.maker(first.name) if isinstance(first, Ref) else None
-    found = [plain(op), *in_place(op, context)]
-    if op.target in INDEXED and maker is not None and maker.target in ZEROS:
-        found.reverse()
+    eagers = op.target in INDEXED and maker is not None and maker.target in ZEROS
+    found = [plain(op), *(replace(run, eagers=eagers) for run in in_place(op, context))]
     overload, keyword = GRADIENT_IN_PLACE.get(op.target, (None, ""))
     result = op.outputs[0] if op.outputs else None
     if overload is not None and result is not None and isinstance(op.args[0], Ref):

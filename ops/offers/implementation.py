@@ -32,7 +32,7 @@ class Implementation:
     relative error that float32 may show, and why is said where the record is defined.
     ``guard``: what must hold of a parameter for the equation; checked before each step. ``holds``: values that eager's
     kernel is given for their shape alone and autograd keeps for it; the call reads none of them, and only a count of
-    eager's memory has them.
+    eager's memory has them. ``eagers``: eager runs this one, and not the first: an assignment to a part of a tensor.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Implementation:
     tolerance: float = 0.0
     guard: Guard | None = None
     holds: tuple[str, ...] = ()
+    eagers: bool = False
 
     def inputs(self) -> tuple[str, ...]:
         """Values it reads, without repetition, in order."""

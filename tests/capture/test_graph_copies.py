@@ -55,7 +55,7 @@ def _kept(y: torch.Tensor) -> torch.Tensor:
     return y.clone()
 
 
-COPIES = {
+COPIES: dict[Callable[[torch.Tensor], torch.Tensor], int] = {
     _from_its_beginning: 1, _copy_of_a_copy: 0, _part_of_a_copy: 0, _assigned: 0, _assigned_and_read: 0, _kept: 0,
 }  # fmt: skip
 """Program → copies that are left in its forward pass: one is read as memory."""
