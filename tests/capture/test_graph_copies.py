@@ -51,14 +51,22 @@ def _assigned_and_read(y: torch.Tensor) -> torch.Tensor:
     return z.cos() + y[4].clone()
 
 
+def _part_of_a_part(y: torch.Tensor) -> torch.Tensor:
+    z = y * 2
+    z[2:6, ::2] = y[:4, :4]
+    z[3, 2:] = y[4, 1:7] * 3
+    return z.cos() * y
+
+
 def _kept(y: torch.Tensor) -> torch.Tensor:
     return y.clone()
 
 
 COPIES: dict[Callable[[torch.Tensor], torch.Tensor], int] = {
-    _from_its_beginning: 1, _copy_of_a_copy: 0, _part_of_a_copy: 0, _assigned: 0, _assigned_and_read: 0, _kept: 0,
+    _from_its_beginning: 1, _copy_of_a_copy: 0, _part_of_a_copy: 0, _assigned: 0, _assigned_and_read: 0,
+    _part_of_a_part: 2, _kept: 0,
 }  # fmt: skip
-"""Program → copies that are left in its forward pass: one is read as memory."""
+"""Program → copies that are left in its forward pass: of one that is read as memory, and of the outer parts."""
 
 
 @pytest.mark.parametrize("program", COPIES, ids=lambda program: program.__name__.strip("_"))
@@ -91,3 +99,17 @@ def test_a_tensor_for_a_copy_alone_is_not_made() -> None:
 
     graph = capture(_Computes(program), (torch.randn(16, 8),), {}).graph
     assert not [op for op in graph.backward if op.target is aten.new_empty_strided.default]
+
+
+def test_a_part_of_a_part_is_written_to_a_copy_of_the_part() -> None:
+    """Not of all of the tensor."""
+
+    def program(y: torch.Tensor) -> torch.Tensor:
+        z = y * 2
+        z[:4, 2:] = y[:4, :6]
+        return z.cos() * y
+
+    graph = capture(_Computes(program), (torch.randn(16, 8),), {}).graph
+    written = [op for op in graph.forward if op.target is aten.slice_scatter.default]
+    sizes = [graph.values[name].storage_bytes for op in written for name in op.outputs if name is not None]
+    assert sizes == [4 * 4 * 8, 4 * 16 * 8]

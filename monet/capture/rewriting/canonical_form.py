@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from monet.base.graph import Graph, Operator, Ref, operator_inputs, with_names, written_sources
-from monet.capture.rewriting.copies import without_copies
+from monet.capture.rewriting.copies import with_small_parts, without_copies
 from monet.errors import CaptureError
 
 aten = torch.ops.aten
@@ -25,6 +25,7 @@ def canonical(graph: Graph) -> Graph:
     """
     for rewrite in (
         without_copies,
+        with_small_parts,
         _batch_norm_in_place,
         _split_convolution_gradients,
         _mutations_as_operators,

@@ -1,9 +1,10 @@
-"""Copies that a functional graph has no need of: nothing in it changes the original, or the copy."""
+"""Copies in a functional graph, in which nothing changes the original or the copy: those it has no need of are left
+out, and of a part of a tensor the part is copied alone."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,8 @@ from monet.base.graph import Graph, Operator, Ref, Value, operator_inputs, overw
 
 aten = torch.ops.aten
 
-_WRITES_A_PART = (
-    aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.copy.default,
-)  # fmt: skip
-"""Read the elements of their second argument, wherever they lie."""
+_WRITES_A_PART = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
+"""They copy their first argument, with all of its storage; and take the elements of the second wherever they lie."""
 
 
 def without_copies(graph: Graph) -> Graph:
@@ -27,6 +26,41 @@ def without_copies(graph: Graph) -> Graph:
     (``y[:, 3] = x``), with room for all of ``y``.
     """
     return _Copies(graph).dropped()
+
+
+def with_small_parts(graph: Graph) -> Graph:
+    """The graph in which a part of a part is written (``y[:2, :8] = x``) to a copy of the outer part, and not of all of
+    the tensor, where that is then written to the tensor."""
+    values, written = dict(graph.values), _written_only(graph, _WRITES_A_PART)
+    kept = {*graph.outputs, *graph.gradients.values(), *graph.mutations.values()}
+
+    def change(op: Operator) -> tuple[Operator, ...]:
+        whole, new = op.args[0] if op.args else None, op.outputs[0] if op.outputs else None
+        if op.target not in _WRITES_A_PART or not isinstance(whole, Ref) or new is None:
+            return (op,)
+        part = values[whole.name]
+        is_small = part.storage_bytes != part.numel * part.dtype.itemsize and not (part.conjugate or part.negative)
+        if new not in written or new in kept or not is_small:
+            return (op,)
+        copy = f"{op.name}_part"
+        stride = torch.empty(part.shape, device="meta").stride()
+        for name in (copy, new):
+            values[name] = replace(
+                part, name=name, stride=stride, offset=0, storage=name, storage_bytes=part.numel * part.dtype.itemsize
+            )
+        memory = (("memory_format", torch.contiguous_format),)
+        clone = replace(op, name=copy, target=aten.clone.default, args=(whole,), kwargs=memory, outputs=(copy,))
+        return clone, replace(op, args=(Ref(copy), *op.args[1:]))
+
+    forward, backward = (tuple(new for op in each for new in change(op)) for each in (graph.forward, graph.backward))
+    return replace(graph, forward=forward, backward=backward, values=values)
+
+
+def _written_only(graph: Graph, writers: Collection[Callable[..., Any]]) -> Set[str]:
+    """Values that are nowhere read but as the second argument of one of ``writers``."""
+    operators = (*graph.forward, *graph.backward)
+    elsewhere = {name for op in operators for name in _of(op, but=1 if op.target in writers else None)}
+    return graph.values.keys() - elsewhere
 
 
 class _Copies:
@@ -40,9 +74,10 @@ class _Copies:
             self._members.setdefault(value.storage, []).append(name)
         operators = (*graph.forward, *graph.backward)
         # Such views count from the beginning of the copy's own memory.
-        self._absolute = {graph.storage(name) for op in operators if "as_strided" in str(op.target) for name in _of(op)}
-        elsewhere = {n for op in operators for n in (_of(op, but=1) if op.target in _WRITES_A_PART else _of(op))}
-        self._written_only = graph.values.keys() - elsewhere
+        self._absolute = {
+            graph.storage(name) for op in operators if "as_strided" in str(op.target) for name in operator_inputs(op)
+        }
+        self._written_only = _written_only(graph, (*_WRITES_A_PART, aten.copy.default))
         self._renamed: dict[str, str] = {}
         self._unread: list[str] = []
 
@@ -86,7 +121,7 @@ class _Copies:
         return True
 
 
-def _of(op: Operator, *, but: int | None = None) -> tuple[str, ...]:
+def _of(op: Operator, *, but: int | None) -> tuple[str, ...]:
     """What the operator reads, ``but`` for one argument."""
     others = tuple(None if position == but else value for position, value in enumerate(op.args))
     return tuple(operator_inputs(replace(op, args=others)))
