@@ -31,6 +31,7 @@ TESTS = {
     "planner/program": "tests/planner/program tests/planner/search/test_two_memories.py",
     "planner/solvers": "tests/planner/solvers",
     "executor/varying.py": "tests/varying",
+    "executor/arena_group.py": "tests/executor/test_arena_group.py tests/in_place",
     "executor/copying": "tests/executor tests/second_memory",
     "executor": "tests/executor",
     "monet/capture/islands": "tests/islands",
