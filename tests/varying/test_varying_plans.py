@@ -42,10 +42,30 @@ def images(seed: int) -> tuple[tuple[torch.Tensor], Mapping[str, torch.Tensor]]:
     return (torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(seed)),), {}
 
 
+class Assigns(nn.Module):
+    """To parts of a tensor, some of which are as long as a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, z = self.linear(x), x.clone()
+        y[:, 1:, ::2] = 0.5
+        y[:, 0] = y[:, -1] * 2
+        z[:, :1] = 1.0
+        return torch.where(y > 0, y, z).tanh() + z
+
+
+def rows(seed: int) -> tuple[tuple[torch.Tensor], Mapping[str, torch.Tensor]]:
+    return (torch.randn(*SEVERAL[seed % 3], 8, generator=torch.Generator().manual_seed(seed)),), {}
+
+
 TEXTS = {"tokens": {0: BATCH, 1: LENGTH}, "labels": [BATCH, LENGTH]}
 CASES: dict[str, tuple[Any, Any, Any]] = {
     "decoder": (Decoder, texts, TEXTS),
     "images": (Residual, images, {"x": [BATCH, None, SIDE, SIDE]}),
+    "assignments": (Assigns, rows, {"x": [BATCH, LENGTH, None]}),
     # Its attention takes another way for one text.
     "dropout": (Transformer, lambda seed: ((tokens(SEVERAL[seed % 3], seed),), {}), {"tokens": [BATCH, LENGTH]}),
 }
@@ -60,7 +80,7 @@ def planned(case: str, budget: str = "100%", **options: Any) -> tuple[nn.Module,
     return model, inputs, plan
 
 
-@pytest.mark.parametrize("case", slow_but(["decoder", "images"], CASES))
+@pytest.mark.parametrize("case", slow_but(["decoder", "images"], ["decoder", "images", "dropout"]))
 def test_the_graph_is_that_of_every_shape(case: str) -> None:
     build, inputs, dynamic = CASES[case]
     model = build()
@@ -96,7 +116,7 @@ def test_every_shape_equals_eager(case: str, budget: str) -> None:
     compare_steps(model, plan, inputs, steps=7 if case == "decoder" else 4)
 
 
-@pytest.mark.parametrize("case", ["decoder", "images"])
+@pytest.mark.parametrize("case", ["decoder", "images", "assignments"])
 def test_exact_plans_are_bitwise_at_every_shape(case: str) -> None:
     model, inputs, plan = planned(case, "95%", exact=True)
     assert is_exact(compare_steps(model, plan, inputs, steps=4))

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -16,6 +18,10 @@ aten = torch.ops.aten
 
 _WRITES_A_PART = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
 """They copy their first argument, with all of its storage; and take the elements of the second wherever they lie."""
+
+
+_END = 2**63 - 1
+"""Of a slice that goes to a dimension's end."""
 
 
 def without_copies(graph: Graph) -> Graph:
@@ -40,10 +46,10 @@ def with_small_parts(graph: Graph) -> Graph:
             return (op,)
         part = values[whole.name]
         is_small = part.storage_bytes != part.numel * part.dtype.itemsize and not (part.conjugate or part.negative)
-        if new not in written or new in kept or not is_small:
+        if new not in written or new in kept or not is_small or 0 in part.shape:
             return (op,)
         copy = f"{op.name}_part"
-        stride = torch.empty(part.shape, device="meta").stride()
+        stride = (*accumulate(part.shape[:0:-1], mul, initial=1),)[::-1]  # contiguous, of sizes that may vary, too
         for name in (copy, new):
             values[name] = replace(
                 part, name=name, stride=stride, offset=0, storage=name, storage_bytes=part.numel * part.dtype.itemsize
@@ -93,7 +99,7 @@ class _Copies:
 
     def _drop(self, op: Operator) -> bool:
         """Whether the operator is a copy that can go; what read it then reads the original."""
-        position = 0 if op.target is aten.clone.default else 1 if op.target is aten.copy.default else None
+        position = _copied(op)
         new = op.outputs[0] if op.outputs else None
         if position is None or new is None or not isinstance(op.args[position], Ref):
             return False
@@ -119,6 +125,20 @@ class _Copies:
         self._renamed[new] = old
         self._unread += _of(op, but=position)
         return True
+
+
+def _copied(op: Operator) -> int | None:
+    """The argument whose elements are the result's, all and in their order. Where sizes vary, ``y[:, 0] = x`` is traced
+    as an assignment to a slice of all rows, too."""
+    if op.target is aten.clone.default:
+        return 0
+    if op.target is aten.copy.default:
+        return 1
+    if op.target is not aten.slice_scatter.default or op.kwargs:
+        return None
+    named = dict(zip(("begin", "end", "step"), op.args[3:], strict=False))
+    takes_all = not named.get("begin") and named.get("end") in (None, _END) and named.get("step", 1) == 1
+    return 1 if takes_all else None
 
 
 def _of(op: Operator, *, but: int | None) -> tuple[str, ...]:
