@@ -4,7 +4,7 @@ Recomputed copies, saved intermediates, workspaces and in-place runs are ordinar
 stay in order: runs that draw random numbers; runs that change a parameter, a buffer or an optimiser's state; and a
 storage is made again only after the last reader of its former content, so that each name means one block at a time.
 An operator also comes after what makes an input that its implementation does not read, where only the input's shape
-matters: in a problem along this order (``orders.py``), others read it.
+matters, and before what overwrites it: in a problem along this order (``orders.py``), others read it.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ class _Writer:
         replaced = None
         if old is not None:
             replaced = self.holder.get(self.catalogue.storage(old))
+            if self.catalogue.storage(old) in self.shapes:
+                overwrites.add(self._order(f"{self.catalogue.storage(old)} is made"))
             if replaced is None:
                 # A gradient that adds up is outside the arena, an empty tensor needs none: both keep their order.
                 overwrites.add(self._order(self.catalogue.storage(old)))

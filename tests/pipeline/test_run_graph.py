@@ -20,7 +20,7 @@ from monet.executor.trainer import Trainer
 from monet.ops.offers.offering import Offering
 from monet.pipeline.placement import Placement
 from monet.pipeline.planning import plan_prepared, plan_result
-from monet.pipeline.preparation import Prepared, prepare, prepare_whole
+from monet.pipeline.preparation import Prepared, Preparing, prepare, prepare_whole
 from monet.pipeline.run_graph import reorder, run_graph
 from monet.pipeline.schedule import Call, calls
 from monet.pipeline.unrolling import unroll
@@ -202,3 +202,33 @@ def test_a_run_comes_after_what_makes_an_input_of_which_it_reads_only_the_shape(
     for _ in range(30):
         nodes = [call.node for n in _random_order(graph, rng) if (call := called[n]) is not None]
         assert nodes.index("div") < nodes.index("zeros_like")
+
+
+class _Overwritten(torch.nn.Module):
+    """``zeros_like`` reads nothing of a quotient that is negated afterwards, perhaps in place."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        quotient = x / y
+        zeros = torch.zeros_like(quotient)
+        return quotient.neg().sin() + (zeros + x.sin()).cos()
+
+
+def test_a_run_that_overwrites_comes_after_what_reads_only_the_shape() -> None:
+    """In a problem along another order, in which an implementation reads it, overwriting would not be offered."""
+    made = torch.rand(2, 64, 64, requires_grad=True)
+    measured = prepare(_Overwritten(), (made, made.detach() + 1), {}).lowered.profile
+    quick = {
+        key: replace(found, time_s=0.0 if "aten.neg_.default" in key else found.time_s)
+        for key, found in measured.measurements.items()
+    }
+    costs = Preparing(costs=replace(measured, measurements=quick))
+    prepared = prepare(_Overwritten(), (made, made.detach() + 1), {}, costs)
+    fastest = fastest_plan(prepared.problem)
+    assert fastest is not None
+    schedule = calls(fastest.runs, prepared.lowered)
+    assert next(call for call in schedule if call.node == "neg").implementation.overwrites, "the model tests nothing"
+    graph, called = run_graph(schedule, prepared.lowered)
+    rng = random.Random(0)
+    for _ in range(30):
+        nodes = [call.node for n in _random_order(graph, rng) if (call := called[n]) is not None]
+        assert nodes.index("zeros_like") < nodes.index("neg")
