@@ -48,6 +48,16 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements have a place each, without gaps, in whatever order of dimensions."""
+    expected = 1
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
 def without_gaps(value: Value) -> bool:
     """Whether a value has as many elements as its storage has room for."""
     return value.storage_bytes == value.numel * value.dtype.itemsize

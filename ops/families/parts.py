@@ -20,7 +20,7 @@ from monet.ops.offers.generic import may_go_into
 from monet.ops.offers.implementation import Implementation
 from monet.ops.offers.record import Record
 from monet.ops.offers.sample import Sample
-from monet.ops.strides import without_gaps
+from monet.ops.strides import is_dense, without_gaps
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def write_part(part: Callable[..., Any], whole: torch.Tensor, source: torch.Tens
 
 @kernel("copy_with_part")
 def copy_with_part(part: Callable[..., Any], whole: torch.Tensor, source: torch.Tensor, *where: Any) -> torch.Tensor:
-    """``write_part`` of a copy of a tensor without gaps, in memory for its elements alone."""
+    """``write_part`` of a copy of a dense tensor, in memory for its elements alone."""
     copy = torch.empty_strided(whole.shape, whole.stride(), dtype=whole.dtype, device=whole.device)
     return write_part(part, copy.copy_(whole), source, *where)
 
@@ -52,7 +52,7 @@ def _offers(op: Operator, context: Context) -> list[Implementation]:
         return [found]
     args = (PART[op.target], *op.args)
     value = context.value(whole.name)
-    if value.storage in context.sources and value.storage == value.name and without_gaps(value):
+    if value.storage in context.sources and without_gaps(value) and is_dense(value.shape, value.stride):
         return [Implementation("aten", copy_with_part, args, (), op.outputs)]
     if not may_go_into(whole, op, context, op.outputs[0]):
         return [found]

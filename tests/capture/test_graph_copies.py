@@ -51,6 +51,12 @@ def _assigned_and_read(y: torch.Tensor) -> torch.Tensor:
     return z.cos() + y[4].clone()
 
 
+def _written_copy_of_a_part(y: torch.Tensor) -> torch.Tensor:
+    z = y[3:6].clone()
+    z[:, 2] = 0.5
+    return z.cos()
+
+
 def _part_of_a_part(y: torch.Tensor) -> torch.Tensor:
     z = y * 2
     z[2:6, ::2] = y[:4, :4]
@@ -64,9 +70,9 @@ def _kept(y: torch.Tensor) -> torch.Tensor:
 
 COPIES: dict[Callable[[torch.Tensor], torch.Tensor], int] = {
     _from_its_beginning: 1, _copy_of_a_copy: 0, _part_of_a_copy: 0, _assigned: 0, _assigned_and_read: 0,
-    _part_of_a_part: 2, _kept: 0,
+    _written_copy_of_a_part: 1, _part_of_a_part: 2, _kept: 0,
 }  # fmt: skip
-"""Program → copies that are left in its forward pass: of one that is read as memory, and of the outer parts."""
+"""Program → copies that are left in its forward pass: of one that is read as memory, and of parts that are written."""
 
 
 @pytest.mark.parametrize("program", COPIES, ids=lambda program: program.__name__.strip("_"))

@@ -168,7 +168,9 @@ class Written(nn.Module):
         copy[:, :2] = 0.5
         made[:, 3] = made[:, 5] * 2
         made[:2] = 1.0
-        return torch.where(copy > 0, made, copy).sin().square().mean()
+        rows = x.clone().view(32, 32)
+        rows[4] = 0.25
+        return (torch.where(copy > 0, made, copy).sin() * rows.view(16, 64)).square().mean()
 
 
 def test_a_batch_that_is_a_part_of_the_data_asks_for_no_more_than_planned(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,6 +198,6 @@ def test_a_part_is_written_in_place() -> None:
     graph = capture(model, *inputs(0)).graph
     offers = catalogue(graph)
     found = [{*offers.forward[op.name]} for op in graph.forward if "_scatter" in op.name]
-    assert found == [{"aten"}, *[{"aten", "in-place"}] * 2], "the first is the copy of the model's input"
+    assert sorted(map(len, found)) == [1, 1, 2, 2], "two are copies of the model's input"
     assert not [op for op in graph.forward if op.target is torch.ops.aten.copy.default]
     compare_steps(model, at_smallest_budget(lambda budget: monet.plan(model, *inputs(0), budget=budget)), inputs)

@@ -45,8 +45,7 @@ def with_small_parts(graph: Graph) -> Graph:
         if op.target not in _WRITES_A_PART or not isinstance(whole, Ref) or new is None:
             return (op,)
         part = values[whole.name]
-        is_small = part.storage_bytes != part.numel * part.dtype.itemsize and not (part.conjugate or part.negative)
-        if new not in written or new in kept or not is_small or 0 in part.shape:
+        if new not in written or new in kept or not _is_part(part):
             return (op,)
         copy = f"{op.name}_part"
         stride = (*accumulate(part.shape[:0:-1], mul, initial=1),)[::-1]  # contiguous, of sizes that may vary, too
@@ -83,6 +82,12 @@ class _Copies:
         self._absolute = {
             graph.storage(name) for op in operators if "as_strided" in str(op.target) for name in operator_inputs(op)
         }
+        # A copy of a part that is then written to: of the part itself, all of the tensor would be copied.
+        self._copied_whole = {
+            graph.storage(op.args[0].name)
+            for op in operators
+            if op.target in _WRITES_A_PART and isinstance(op.args[0], Ref)
+        }
         self._written_only = _written_only(graph, (*_WRITES_A_PART, aten.copy.default))
         self._renamed: dict[str, str] = {}
         self._unread: list[str] = []
@@ -107,6 +112,8 @@ class _Copies:
         copy, original = self._values[new], self._values[old]
         if copy.storage != new or new in self._kept or original.storage in graph.mutations:
             return False  # of one that changes, a copy from before
+        if new in self._copied_whole and _is_part(original):
+            return False
         alone = self._members[new] == [new]
         if op.target is aten.clone.default and alone:  # of a conjugate, too: who reads that makes the same clone
             same = (copy.shape, copy.stride) == (original.shape, original.stride)
@@ -145,6 +152,12 @@ def _of(op: Operator, *, but: int | None) -> tuple[str, ...]:
     """What the operator reads, ``but`` for one argument."""
     others = tuple(None if position == but else value for position, value in enumerate(op.args))
     return tuple(operator_inputs(replace(op, args=others)))
+
+
+def _is_part(value: Value) -> bool:
+    """Whether the storage has room for more than the value, whose elements are as they lie there."""
+    lies_there = not (value.conjugate or value.negative)
+    return lies_there and bool(value.numel) and value.storage_bytes != value.numel * value.dtype.itemsize
 
 
 def _content(value: Value) -> tuple[Any, ...]:
