@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import monet
+from monet.executor.held_gradients import HeldGradients
 from monet.native import allocator
 
 pytestmark = pytest.mark.skipif(
@@ -102,3 +104,14 @@ def test_buckets_that_the_plan_does_not_count_are_told(group: None, caplog: pyte
         told.append([record.getMessage() for record in caplog.records if "buckets" in record.getMessage()])
     (sentence,), nothing = told
     assert f"plan with bucket_bytes={buckets}" in sentence and nothing == []
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_views_of_buckets_are_held_where_the_plan_does_not_count_these(counted: bool) -> None:
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    bucket = torch.zeros(40)
+    first.weight.grad, second.weight.grad = bucket[:16].view(4, 4), torch.zeros(4, 4)
+    plan = SimpleNamespace(model={}, fixed={"buckets": 160} if counted else {})
+    runner: Any = SimpleNamespace(plan=plan, arena=None, held_bytes=0)
+    held = HeldGradients(nn.Sequential(first, second), runner).beside_arena()
+    assert held == 4 * 16 + (0 if counted else 4 * 40)
