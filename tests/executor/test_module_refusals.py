@@ -163,3 +163,14 @@ def test_scale_too_small_for_the_plan_is_said(monkeypatch: pytest.MonkeyPatch) -
         planned(x)
     exact = monet.MonetModule(model, monet.plan(model, (x,), {}, budget="10GB", exact=True))
     exact(x).sum().backward()
+
+
+def test_what_takes_a_gradient_is_part_of_the_plan() -> None:
+    """A parameter that is frozen after planning, an input whose gradient was not planned."""
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    planned = monet.MonetModule(model, monet.plan(model, x, budget="1MB"))
+    with pytest.raises(PlanMismatch, match="input 0 has requires_grad=True, and the plan was made for False"):
+        planned(x.clone().requires_grad_())
+    model.bias.requires_grad_(False)
+    with pytest.raises(PlanMismatch, match="bias has requires_grad=False, and the plan was made for True"):
+        planned(x)
