@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monet.base.graph import Operator, Ref, operator_inputs
+from monet.base.graph import Operator, Ref, references
 from monet.errors import ExecutionError
 from monet.ops.kernel_names import kernel
 from monet.ops.offers.context import Context, plain
@@ -16,7 +16,7 @@ from monet.ops.offers.implementation import Implementation
 
 aten = torch.ops.aten
 
-# Elementwise operators whose in-place overload runs the same kernel.
+# Operators whose in-place overload runs the same kernel: elementwise ones, and those of ``READS_ELSEWHERE``.
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.add.Tensor: aten.add_.Tensor,
     aten.add.Scalar: aten.add_.Scalar,
@@ -57,7 +57,7 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.gelu.default: aten.gelu_.default,
     aten.silu.default: aten.silu_.default,
     aten.mish.default: aten.mish_.default,
-    # No elements beside each other, and still the kernel that first copies the argument is the one in place.
+    # These first copy the argument, and then run the kernel that is the one in place.
     aten.tril.default: aten.tril_.default,
     aten.triu.default: aten.triu_.default,
     aten.copy.default: aten.copy_.default,
@@ -72,8 +72,18 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.masked_scatter.default: aten.masked_scatter_.default,
 }
 
+READS_ELSEWHERE = frozenset({
+    aten.index_put.default, aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar,
+    aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two,
+    aten.masked_scatter.default, aten.slice_scatter.default, aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+})  # fmt: skip
+"""An element of another argument goes to another place: not where that argument is the one that is overwritten."""
+
 # The gradient of what was taken out of a tensor: autograd puts it among zeros, in place.
 INDEXED = (aten.index_put.default, aten.index_add.default, aten.scatter_add.default)
+ASSIGNS = (aten.index_put.default, aten.copy.default)
+"""What ``y[indices] = x`` and ``y.copy_(x)`` are traced as."""
 ZEROS = (aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default)
 
 # Overloads that write into a given tensor, which may be the first argument, and what they call it. Softmax sums a row
@@ -117,7 +127,10 @@ def forward(op: Operator, context: Context) -> list[Implementation]:
     if op.random and not runs_once(op):
         state = f"{op.name}.rng"
         return [Implementation("aten", draw, (op.target, *op.args), op.kwargs, (*op.outputs, state), False)]
-    return [plain(op), *in_place(op, context)]
+    first = op.args[0] if op.args else None
+    # Autograd refuses an assignment where a gradient reads the old elements.
+    eagers = op.target in ASSIGNS and isinstance(first, Ref) and not context.read_in_backward(first.name)
+    return [plain(op), *(replace(run, eagers=eagers) for run in in_place(op, context))]
 
 
 def runs_once(op: Operator) -> bool:
@@ -151,7 +164,10 @@ def in_place(op: Operator, context: Context) -> list[Implementation]:
 
 def may_go_into(target: Ref, op: Operator, context: Context, result: str) -> bool:
     """Whether the result may go into the target's memory, which no other argument shares."""
-    others = [name for name in operator_inputs(op) if name != target.name]
+    names = [*references(op.args), *references([value for _, value in op.kwargs])]
+    if op.target in READS_ELSEWHERE and names.count(target.name) > 1:
+        return False
+    others = [name for name in names if name != target.name]
     shares = any(context.graph.storage(name) == context.graph.storage(target.name) for name in others)
     return not shares and context.may_overwrite(target.name, op, result)
 

@@ -34,15 +34,44 @@ def _copy_of_a_copy(y: torch.Tensor) -> torch.Tensor:
     return y[1:].clone()[2:].clone()[3:] * 2
 
 
-def _part_of_a_copy(y: torch.Tensor) -> torch.Tensor:
-    return y[4:].clone()[:, 2:] * y.t()[:2].t()[4:, :1]
+def _as_complex(y: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(y.view(-1)[2:36].clone().view(17, 2)).abs()
 
 
-def _assigned(y: torch.Tensor) -> torch.Tensor:
-    z = torch.empty(16, 8)
+def _all(y: torch.Tensor) -> torch.Tensor:
+    return y.clone()[:, 2:] * y.t().clone().t()[:, :1]
+
+
+def _written_only(y: torch.Tensor) -> torch.Tensor:
+    z = torch.zeros(16, 8)
     z[:, ::2] = y[:, 4:]
-    z[:, 1::2] = y[:, :1]
     return z
+
+
+def _widened(y: torch.Tensor) -> torch.Tensor:
+    z = torch.zeros(16, 8)
+    z[:, 1::2] = y[:, :1]
+    z[2:4] = y[5]
+    return z
+
+
+def _to_another_dtype(y: torch.Tensor) -> torch.Tensor:
+    z = y * 2
+    z[:, 1] = y[:, 0].bfloat16()
+    z[3:5, :2].copy_(y[0, :2].bfloat16())
+    return z
+
+
+def _from_itself(y: torch.Tensor) -> torch.Tensor:
+    z = y * 2
+    z[:, 3] = z[:, 5]
+    return z.cos()
+
+
+def _written(y: torch.Tensor) -> torch.Tensor:
+    z = y.clone()
+    z[:, 2] = 0.5
+    return z.cos() + y
 
 
 def _assigned_and_read(y: torch.Tensor) -> torch.Tensor:
@@ -69,10 +98,11 @@ def _kept(y: torch.Tensor) -> torch.Tensor:
 
 
 COPIES: dict[Callable[[torch.Tensor], torch.Tensor], int] = {
-    _from_its_beginning: 1, _copy_of_a_copy: 0, _part_of_a_copy: 0, _assigned: 0, _assigned_and_read: 0,
-    _written_copy_of_a_part: 1, _part_of_a_part: 2, _kept: 0,
+    _all: 0, _written_only: 0, _widened: 0, _kept: 0, _to_another_dtype: 1,
+    _from_its_beginning: 1, _copy_of_a_copy: 2, _as_complex: 1, _assigned_and_read: 1, _from_itself: 1,
+    _written: 1, _written_copy_of_a_part: 1, _part_of_a_part: 2,
 }  # fmt: skip
-"""Program → copies that are left in its forward pass: of one that is read as memory, and of parts that are written."""
+"""Program → copies that are left in its forward pass: of parts, and of what is written to."""
 
 
 @pytest.mark.parametrize("program", COPIES, ids=lambda program: program.__name__.strip("_"))

@@ -8,60 +8,75 @@ from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
-from typing import Any
 
 import torch
 
 from monet.base.graph import Graph, Operator, Ref, Value, operator_inputs, overwritten, with_names
+from monet.base.sizes import Size, expression_of
 
 aten = torch.ops.aten
 
 _WRITES_A_PART = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default)
 """They copy their first argument, with all of its storage; and take the elements of the second wherever they lie."""
-
-
+_WRITES = (*_WRITES_A_PART, aten.copy.default)
 _END = 2**63 - 1
 """Of a slice that goes to a dimension's end."""
 
 
 def without_copies(graph: Graph) -> Graph:
-    """The graph whose operators read the original in place of a copy of the same geometry, or of any where the copy is
-    what is written to a part of a tensor.
+    """The graph whose operators read the original in place of a copy of the same geometry; in place of one of any
+    geometry and dtype, where the copy is only ever written to a part of a tensor.
 
     Autograd keeps such a copy of an in-place hardtanh's input, and tracing makes one of each assignment
-    (``y[:, 3] = x``), with room for all of ``y``.
+    (``y[:, 3] = x``), with room for all of ``y``. Copies that are written to stay, as in eager.
     """
     return _Copies(graph).dropped()
 
 
 def with_small_parts(graph: Graph) -> Graph:
     """The graph in which a part of a part is written (``y[:2, :8] = x``) to a copy of the outer part, and not of all of
-    the tensor, where that is then written to the tensor."""
+    the tensor, where that is then written to the tensor; and in which what is written to a tensor is no part of it
+    (``y[:, 3] = y[:, 5]``), so that it can be written in place."""
     values, written = dict(graph.values), _written_only(graph, _WRITES_A_PART)
     kept = {*graph.outputs, *graph.gradients.values(), *graph.mutations.values()}
 
-    def change(op: Operator) -> tuple[Operator, ...]:
-        whole, new = op.args[0] if op.args else None, op.outputs[0] if op.outputs else None
-        if op.target not in _WRITES_A_PART or not isinstance(whole, Ref) or new is None:
-            return (op,)
-        part = values[whole.name]
-        if new not in written or new in kept or not _is_part(part):
-            return (op,)
-        copy = f"{op.name}_part"
-        stride = (*accumulate(part.shape[:0:-1], mul, initial=1),)[::-1]  # contiguous, of sizes that may vary, too
-        for name in (copy, new):
-            values[name] = replace(
-                part, name=name, stride=stride, offset=0, storage=name, storage_bytes=part.numel * part.dtype.itemsize
-            )
+    def copied(op: Operator, name: str, position: int) -> tuple[Operator, Operator]:
+        """A contiguous copy of an argument, and the operator that takes it."""
+        part = values[op.args[position].name]
+        values[name] = _contiguous(part, name)
         memory = (("memory_format", torch.contiguous_format),)
-        clone = replace(op, name=copy, target=aten.clone.default, args=(whole,), kwargs=memory, outputs=(copy,))
-        return clone, replace(op, args=(Ref(copy), *op.args[1:]))
+        clone = replace(
+            op, name=name, target=aten.clone.default, args=(Ref(part.name),), kwargs=memory, outputs=(name,)
+        )
+        return clone, replace(op, args=(*op.args[:position], Ref(name), *op.args[position + 1 :]))
+
+    def change(op: Operator) -> tuple[Operator, ...]:
+        new = op.outputs[0] if op.outputs else None
+        if op.target not in _WRITES_A_PART or new is None or not all(isinstance(each, Ref) for each in op.args[:2]):
+            return (op,)
+        made = []
+        part, source = (values[each.name] for each in op.args[:2])
+        if new in written and new not in kept and not _is_all(part) and _is_plain(part):
+            clone, op = copied(op, f"{op.name}_part", 0)
+            values[new] = _contiguous(part, new)
+            made.append(clone)
+        elif source.storage == part.storage and _is_plain(source):
+            clone, op = copied(op, f"{op.name}_source", 1)
+            made.append(clone)
+        return (*made, op)
 
     forward, backward = (tuple(new for op in each for new in change(op)) for each in (graph.forward, graph.backward))
     return replace(graph, forward=forward, backward=backward, values=values)
 
 
-def _written_only(graph: Graph, writers: Collection[Callable[..., Any]]) -> Set[str]:
+def _contiguous(value: Value, name: str) -> Value:
+    """Another of its shape, in memory of its own. Its sizes may vary."""
+    stride = (*accumulate(value.shape[:0:-1], mul, initial=1),)[::-1]
+    size = value.numel * value.dtype.itemsize
+    return replace(value, name=name, stride=stride, offset=0, storage=name, storage_bytes=size)
+
+
+def _written_only(graph: Graph, writers: Collection[Callable[..., object]]) -> Set[str]:
     """Values that are nowhere read but as the second argument of one of ``writers``."""
     operators = (*graph.forward, *graph.backward)
     elsewhere = {name for op in operators for name in _of(op, but=1 if op.target in writers else None)}
@@ -73,22 +88,16 @@ class _Copies:
         self._graph, self._values = graph, dict(graph.values)
         kept = (*graph.outputs, *graph.gradients.values(), *graph.mutations.values())
         self._kept = {graph.storage(name) for name in kept if name is not None}
+        self._changed = {graph.storage(name) for name in graph.mutations}
         self._members: dict[str, list[str]] = {}
         """Storage → its values."""
         for name, value in graph.values.items():
             self._members.setdefault(value.storage, []).append(name)
-        operators = (*graph.forward, *graph.backward)
-        # Such views count from the beginning of the copy's own memory.
-        self._absolute = {
-            graph.storage(name) for op in operators if "as_strided" in str(op.target) for name in operator_inputs(op)
-        }
-        # A copy of a part that is then written to: of the part itself, all of the tensor would be copied.
-        self._copied_whole = {
-            graph.storage(op.args[0].name)
-            for op in operators
-            if op.target in _WRITES_A_PART and isinstance(op.args[0], Ref)
-        }
-        self._written_only = _written_only(graph, (*_WRITES_A_PART, aten.copy.default))
+        writes = [
+            op for op in (*graph.forward, *graph.backward) if op.target in _WRITES and isinstance(op.args[0], Ref)
+        ]
+        self._written = {op.args[0].name for op in writes}
+        self._written_only = _written_only(graph, _WRITES)
         self._renamed: dict[str, str] = {}
         self._unread: list[str] = []
 
@@ -100,38 +109,46 @@ class _Copies:
 
     def _each(self, operators: Iterable[Operator]) -> tuple[Operator, ...]:
         renamed = (with_names(op, self._renamed) for op in operators)
-        return tuple(op for op in renamed if not self._drop(op))
+        return tuple(instead for op in renamed if (instead := self._instead(op)) is not None)
 
-    def _drop(self, op: Operator) -> bool:
-        """Whether the operator is a copy that can go; what read it then reads the original."""
+    def _instead(self, op: Operator) -> Operator | None:
+        """The operator, the view that does for a copy, or None where what read the copy reads the original."""
         position = _copied(op)
         new = op.outputs[0] if op.outputs else None
         if position is None or new is None or not isinstance(op.args[position], Ref):
-            return False
-        old, graph = op.args[position].name, self._graph
+            return op
+        old = op.args[position].name
         copy, original = self._values[new], self._values[old]
-        if copy.storage != new or new in self._kept or original.storage in graph.mutations:
-            return False  # of one that changes, a copy from before
-        if new in self._copied_whole and _is_part(original):
-            return False
+        if copy.storage != new or new in self._kept or original.storage in self._changed:
+            return op  # of one that changes, a copy from before
+        if new in self._written and op.target is aten.clone.default:
+            return op
         alone = self._members[new] == [new]
-        if op.target is aten.clone.default and alone:  # of a conjugate, too: who reads that makes the same clone
-            same = (copy.shape, copy.stride) == (original.shape, original.stride)
-        else:
-            same = _layout(copy) == _layout(original)
-        written = new in self._written_only and alone and _content(copy) == _content(original)
-        if not written and not (same and new not in self._absolute):
-            return False
+        if new in self._written_only and alone and copy.device == original.device and _is_plain(original):
+            self._unread += _of(op, but=position)
+            if [*map(_exact, copy.shape)] != [*map(_exact, original.shape)]:
+                self._values[new] = _expanded(original, copy)
+                return replace(op, target=aten.expand.default, args=(Ref(old), list(copy.shape)), kwargs=(), view=True)
+            self._renamed[new] = old
+            return None
+        # Of a conjugate, too: who reads that makes the same clone.
+        plain = _is_plain(original) or (op.target is aten.clone.default and alone)
+        if not plain or not _is_all(original) or _layout(copy) != _layout(original):
+            return op
         for name in self._members.pop(new):
-            value = self._values[name]
-            self._values[name] = replace(
-                value, storage=original.storage, storage_bytes=original.storage_bytes,
-                offset=value.offset + original.offset - copy.offset,
-            )  # fmt: skip
+            self._values[name] = replace(self._values[name], storage=original.storage)
             self._members[original.storage].append(name)
         self._renamed[new] = old
         self._unread += _of(op, but=position)
-        return True
+        return None
+
+
+def _expanded(value: Value, like: Value) -> Value:
+    """A view of ``value`` in the shape of ``like``, and under its name."""
+    missing = len(like.shape) - len(value.shape)
+    own = zip(value.shape, value.stride, like.shape[missing:], strict=True)
+    stride = (*(0,) * missing, *(0 if size == 1 != new else step for size, step, new in own))
+    return replace(value, name=like.name, shape=like.shape, stride=stride)
 
 
 def _copied(op: Operator) -> int | None:
@@ -143,29 +160,40 @@ def _copied(op: Operator) -> int | None:
         return 1
     if op.target is not aten.slice_scatter.default or op.kwargs:
         return None
-    named = dict(zip(("begin", "end", "step"), op.args[3:], strict=False))
-    takes_all = not named.get("begin") and named.get("end") in (None, _END) and named.get("step", 1) == 1
+    given = dict(zip(("begin", "end", "step"), op.args[3:], strict=False))
+    begin, end = (0 if given.get("begin") is None else given["begin"], given.get("end"))
+    takes_all = _same(begin, 0) and _same(_END if end is None else end, _END) and _same(given.get("step", 1), 1)
     return 1 if takes_all else None
+
+
+def _same(one: int, other: int) -> bool:
+    """Whether two sizes are the same at every shape."""
+    return bool(_exact(one) == _exact(other))
+
+
+def _exact(size: int) -> object:
+    """What is equal to another's where the two are the same at every shape."""
+    return expression_of(size).expand() if isinstance(size, Size) else size
+
+
+def _is_all(value: Value) -> bool:
+    """Whether the storage has room for nothing else."""
+    return _same(value.storage_bytes, value.numel * value.dtype.itemsize)
+
+
+def _is_plain(value: Value) -> bool:
+    """Whether its elements are as they lie in memory."""
+    return not (value.conjugate or value.negative)
+
+
+def _layout(value: Value) -> tuple[object, ...]:
+    return tuple(map(_exact, (*value.shape, *value.stride))), value.dtype, value.device
 
 
 def _of(op: Operator, *, but: int | None) -> tuple[str, ...]:
     """What the operator reads, ``but`` for one argument."""
     others = tuple(None if position == but else value for position, value in enumerate(op.args))
     return tuple(operator_inputs(replace(op, args=others)))
-
-
-def _is_part(value: Value) -> bool:
-    """Whether the storage has room for more than the value, whose elements are as they lie there."""
-    lies_there = not (value.conjugate or value.negative)
-    return lies_there and bool(value.numel) and value.storage_bytes != value.numel * value.dtype.itemsize
-
-
-def _content(value: Value) -> tuple[Any, ...]:
-    return value.shape, value.dtype, value.device, value.conjugate, value.negative
-
-
-def _layout(value: Value) -> tuple[Any, ...]:
-    return (*_content(value), value.stride)
 
 
 def _without_unread(graph: Graph, names: Iterable[str], kept: Set[str]) -> Graph:
