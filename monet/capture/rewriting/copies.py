@@ -28,7 +28,7 @@ def without_copies(graph: Graph) -> Graph:
     geometry and dtype, where the copy is only ever written to a part of a tensor.
 
     Autograd keeps such a copy of an in-place hardtanh's input, and tracing makes one of each assignment
-    (``y[:, 3] = x``), with room for all of ``y``. Copies that are written to stay, as in eager.
+    (``y[:, 3] = x``), with room for all of ``y``. Copies of parts of a tensor stay, and clones that are written to.
     """
     return _Copies(graph).dropped()
 
@@ -122,7 +122,7 @@ class _Copies:
         if copy.storage != new or new in self._kept or original.storage in self._changed:
             return op  # of one that changes, a copy from before
         if new in self._written and op.target is aten.clone.default:
-            return op
+            return op  # whose elements are then written in place, as eager writes them
         alone = self._members[new] == [new]
         if new in self._written_only and alone and copy.device == original.device and _is_plain(original):
             self._unread += _of(op, but=position)
