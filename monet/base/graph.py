@@ -56,6 +56,11 @@ class Value:
             n *= size
         return n
 
+    def apart(self, name: str, stride: tuple[int, ...]) -> Value:
+        """A value of its shape and dtype, without gaps, in memory of its own."""
+        size = self.numel * self.dtype.itemsize
+        return replace(self, name=name, stride=stride, offset=0, storage=name, storage_bytes=size)
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:

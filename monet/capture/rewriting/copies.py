@@ -71,9 +71,7 @@ def with_small_parts(graph: Graph) -> Graph:
 
 def _contiguous(value: Value, name: str) -> Value:
     """Another of its shape, in memory of its own. Its sizes may vary."""
-    stride = (*accumulate(value.shape[:0:-1], mul, initial=1),)[::-1]
-    size = value.numel * value.dtype.itemsize
-    return replace(value, name=name, stride=stride, offset=0, storage=name, storage_bytes=size)
+    return value.apart(name, (*accumulate(value.shape[:0:-1], mul, initial=1),)[::-1])
 
 
 def _written_only(graph: Graph, writers: Collection[Callable[..., object]]) -> Set[str]:

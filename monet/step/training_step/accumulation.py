@@ -93,7 +93,4 @@ def _like(name: str, graph: Graph, source: Source) -> Value:
     """The value of a ``.grad``. Autograd lays a leaf's gradient out like the leaf if that has no gaps, else by rows."""
     value = graph.values[source.value]
     meta = torch.empty_strided(value.shape, value.stride, device="meta")
-    stride = torch.empty_like(meta).stride()
-    return replace(
-        value, name=name, stride=stride, offset=0, storage=name, storage_bytes=value.numel * value.dtype.itemsize
-    )
+    return value.apart(name, torch.empty_like(meta).stride())
