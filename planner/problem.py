@@ -177,7 +177,8 @@ class SecondMemory:
     the order in which they are issued; writes are over before the backward pass begins, so the directions never meet.
     ``limit_bytes``: how much it holds; None: whatever is moved. ``latency_s``: what a copy takes besides.
     ``slowdown_s``: by how much operators take longer for each byte that is copied beside them. ``mode``:
-    ``asynchronous``, ``synchronous`` or ``static``. ``smallest_bytes``: of what is moved at all.
+    ``asynchronous``, ``synchronous`` or ``static``. ``smallest_bytes``: of what is moved at all. ``taken``: of the
+    channel's time, as much as is taken by copies that the problem does not have; the rest is for those that it has.
     """
 
     write_rate: float
@@ -187,14 +188,15 @@ class SecondMemory:
     slowdown_s: float = 0.0
     mode: str = ASYNCHRONOUS
     smallest_bytes: int = SMALLEST_MOVED
+    taken: float = 0.0
 
     def write_s(self, size: int) -> float:
         """Seconds to write so many bytes."""
-        return self.latency_s + size / self.write_rate
+        return self.latency_s + size / (self.write_rate * (1 - self.taken))
 
     def read_s(self, size: int) -> float:
         """Seconds to read so many bytes."""
-        return self.latency_s + size / self.read_rate
+        return self.latency_s + size / (self.read_rate * (1 - self.taken))
 
 
 @dataclass(frozen=True, slots=True)

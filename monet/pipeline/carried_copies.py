@@ -13,6 +13,7 @@ from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, Copy
 from monet.pipeline.unrolling import Unrolled, unroll
 from monet.planner.channel import Channel, Traffic
+from monet.planner.problem import SecondMemory
 from monet.planner.streaming import Streamed, streamed
 from monet.plans.format import READ, WAIT, WRITE, whole_blocks
 
@@ -22,8 +23,7 @@ def with_carried_copies(
 ) -> tuple[Call | Copy, ...]:
     """The schedule with copies of all that ``lowered`` carries, within an arena of so many bytes; where that is less
     than the operators need, as few as possible."""
-    second = lowered.problem.second
-    assert second is not None
+    second = _channel(lowered)
     calls = [call for call in schedule if isinstance(call, Call)]
     loads = _loads(schedule, unroll(schedule, replace(lowered, carried=frozenset())))
     stays = streamed(
@@ -83,10 +83,16 @@ def _loads(schedule: Sequence[Call | Copy], unrolled: Unrolled) -> NDArray[np.in
     )
 
 
+def _channel(lowered: Lowered) -> SecondMemory:
+    """With all of its time: these are the copies that the problem does not have."""
+    second = lowered.problem.second
+    assert second is not None
+    return replace(second, taken=0.0)
+
+
 def copied(schedule: Sequence[Call | Copy], lowered: Lowered) -> Traffic:
     """What the schedule's copies cost, by one channel."""
-    second, values = lowered.problem.second, lowered.catalogue.values
-    assert second is not None
+    second, values = _channel(lowered), lowered.catalogue.values
     channel, now_s = Channel(second), 0.0
     for each in schedule:
         if isinstance(each, Call):

@@ -22,14 +22,21 @@ from monet.planner.problem import STATIC, SYNCHRONOUS, ForwardOperator, StateTen
 from monet.planner.search import Solving
 from monet.plans.format import whole_blocks
 
+MOST_TAKEN = 0.98
+"""Of the channel's time: what is left is too little to move tensors of the step, and no division by zero."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateMoves:
     """``names``: storages of parameters and state to move. ``beside``: whether memory is left for the largest of them,
-    so that one can be on its way beside operators whatever these need."""
+    so that one can be on its way beside operators whatever these need. ``staying``: of ``names``, those for which
+    memory is left from the last operator that uses them in the forward pass to the first in the backward pass.
+    ``taken``: of the channel's time, as much as their copies take, and is not left to tensors of the step."""
 
     names: frozenset[str] = frozenset()
     beside: bool = True
+    staying: frozenset[str] = frozenset()
+    taken: float = 0.0
 
 
 def movable_state(lowered: Lowered) -> dict[str, list[str]]:
@@ -68,7 +75,14 @@ def chosen_moves(lowered: Lowered, budget_bytes: int, solving: Solving) -> tuple
     where none is proven. ``solving``: as for ``chosen_state``."""
     groups = movable_state(lowered)
     carrying = chosen_state(lowered.problem, _state_tensors(lowered, groups), budget_bytes, solving)
-    choices = [StateMoves(frozenset(n for group in of for n in groups[group])) for of in carrying.choices]
+
+    def names(chosen: Iterable[str]) -> frozenset[str]:
+        return frozenset(name for group in chosen for name in groups[group])
+
+    choices = [
+        StateMoves(names(choice.carried), staying=names(choice.staying), taken=choice.taken)
+        for choice in carrying.choices
+    ]
     return [moves for moves in choices if _has_room(lowered, moves)], carrying.bound_s
 
 
@@ -142,15 +156,16 @@ def with_carried(lowered: Lowered, moves: StateMoves) -> Lowered:
     spare = 0
     if moves.beside and problem.second.mode != SYNCHRONOUS:
         spare = max(_blocks(lowered, [name]) for name in names)
-    forward = tuple(
-        _with_more(operator, spare + used(offers.forward[operator.id]), used(offers.recompute.get(operator.id, {})))
-        for operator in problem.forward
-    )
+    forward_stay, backward_stay = _stays(lowered, moves.staying)
+    forward = []
+    for operator, stay in zip(problem.forward, forward_stay, strict=True):
+        first, again = used(offers.forward[operator.id]), used(offers.recompute.get(operator.id, {}))
+        forward.append(_with_more(operator, spare + stay + first, again))
     backward = []
-    for operator in problem.backward:
-        before = operator.live_before_bytes + spare  # what runs again has its own
-        during = operator.live_during_bytes + spare + used(offers.backward[operator.id])
-        backward.append(replace(operator, live_before_bytes=before, live_during_bytes=during))
+    for stage, stay in zip(problem.backward, backward_stay, strict=True):
+        before = stage.live_before_bytes + spare + stay  # what runs again has its own
+        during = stage.live_during_bytes + spare + stay + used(offers.backward[stage.id])
+        backward.append(replace(stage, live_before_bytes=before, live_during_bytes=during))
     gone: dict[str, int] = {"parameters": 0, "optimizer_state": 0}
     for source in offers.graph.sources:
         if source.value in names:
@@ -158,14 +173,31 @@ def with_carried(lowered: Lowered, moves: StateMoves) -> Lowered:
     fixed = {kind: size - gone.get(kind, 0) for kind, size in lowered.fixed.items()}
     limit = problem.second.limit_bytes
     left = None if limit is None else limit - _blocks(lowered, names)
+    second = replace(problem.second, limit_bytes=left, taken=min(moves.taken, MOST_TAKEN))
     changed = replace(
         problem,
-        forward=forward,
+        forward=tuple(forward),
         backward=tuple(backward),
         fixed_bytes=problem.fixed_bytes - sum(gone.values()),
-        second=replace(problem.second, limit_bytes=left),
+        second=second,
     )
     return replace(lowered, problem=changed, fixed=fixed, carried=frozenset(names))
+
+
+def _stays(lowered: Lowered, staying: Iterable[str]) -> tuple[list[int], list[int]]:
+    """Bytes of what stays over each operator of the two passes that does not use it, between those that do."""
+    problem, offers = lowered.problem, lowered.catalogue
+    forward, backward = [0] * len(problem.forward), [0] * len(problem.backward)
+    uses = (
+        _certain_uses(lowered, (offers.forward[operator.id] for operator in problem.forward)),
+        _certain_uses(lowered, (offers.backward[operator.id] for operator in problem.backward)),
+    )
+    for name in staying:
+        for i in range(max(uses[0][name]) + 1, len(forward)):
+            forward[i] += _blocks(lowered, [name])
+        for stage in range(min(uses[1][name])):
+            backward[stage] += _blocks(lowered, [name])
+    return forward, backward
 
 
 def least_copied_s(lowered: Lowered) -> float:
@@ -173,6 +205,7 @@ def least_copied_s(lowered: Lowered) -> float:
     second, offers = lowered.problem.second, lowered.catalogue
     if second is None or not lowered.carried:
         return 0.0
+    second = replace(second, taken=0.0)
     changed = frozenset[str]().union(*(changed_by(offers, update) for update in updates_of(offers.graph)))
     sizes = {name: offers.values[name].storage_bytes for name in lowered.carried}
     return sum(second.read_s(size) + (second.write_s(size) if name in changed else 0) for name, size in sizes.items())

@@ -84,15 +84,19 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
     deadline_s = time.monotonic() + solving.time_limit_s
     limited = replace(solving, time_limit_s=SHARES.state * solving.time_limit_s)
     chosen, bound_s = chosen_moves(prepared.lowered, budget_bytes, limited)
-    choices = list(dict.fromkeys([StateMoves(), *chosen, *state_choices(prepared.lowered)]))
+    choices = dict.fromkeys([StateMoves(), *chosen, *state_choices(prepared.lowered)])
+    prepared_for = [(moves, replace(prepared, lowered=with_carried(prepared.lowered, moves))) for moves in choices]
+    # What stays in any plan is too much: no need to look for the smallest one, unless there is no other choice.
+    fitting = [(moves, tried) for moves, tried in prepared_for if tried.problem.fixed_bytes <= budget_bytes]
     best: tuple[Prepared, Placed] | None = None
+    taken = 0.0  # of the channel, by the copies of state of the best
     refused: InfeasibleBudget | None = None
     interrupted = False
     fastest = fastest_plan(prepared.problem)
-    for number, moves in enumerate(choices):
-        tried = replace(prepared, lowered=with_carried(prepared.lowered, moves))
+    candidates = fitting or prepared_for
+    for number, (moves, tried) in enumerate(candidates):
         left_s = max(SHARES.least * solving.time_limit_s, deadline_s - time.monotonic())
-        limited = replace(solving, time_limit_s=left_s / (len(choices) - number))
+        limited = replace(solving, time_limit_s=left_s / (len(candidates) - number))
         try:
             fit = Fit(tried.lowered, budget_bytes, variant, limited, remembers=prepared.remembers)
             placed = fit_budget(fit, meter)
@@ -108,7 +112,7 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
             break
         interrupted = placed[0].status == "interrupted"
         if best is None or placed[0].objective_s < best[1][0].objective_s:
-            best = tried, placed
+            best, taken = (tried, placed), moves.taken
         least_s = max(bound_s, 0.0 if fastest is None else fastest.objective_s)
         if best[1][0].objective_s <= least_s * (1 + solving.gap) or interrupted:
             break
@@ -118,7 +122,7 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
     tried, (solution, placement) = best
     if interrupted:
         solution = replace(solution, status="interrupted")
-    proof = _of_this_state(solution.proof, tried.lowered, solution.objective_s)
+    proof = _of_this_state(None if taken else solution.proof, tried.lowered, solution.objective_s)
     near_s = solution.objective_s * (1 - solving.gap)
     if bound_s > 0 and bound_s >= min(near_s, 0.0 if proof is None else proof.bound_s):
         proof = Proof(min(bound_s, solution.objective_s), "full")

@@ -8,7 +8,7 @@ import torch
 
 from monet.base.graph import Graph, Operator, Value, operator_inputs, written_sources
 from monet.ops.offers.implementation import Implementation
-from monet.ops.strides import without_gaps
+from monet.ops.strides import is_dense, without_gaps
 
 
 class Context:
@@ -58,14 +58,15 @@ class Context:
 
     def may_overwrite(self, name: str, by: Operator, result: str) -> bool:
         """Whether ``by`` may put ``result`` into the memory of ``name``: it is the last reader of that
-        storage in its pass, the storage is the step's own, and both are the same whole block."""
-        if self.whole(name) is None:
-            return False
+        storage in its pass, the storage is the step's own, and both are the whole of it in the same order. Another
+        shape may have made it: a product is a matrix that is seen as (batch, length, width)."""
         storage = self.graph.storage(name)
         if storage in self.sources or storage in self.tangents or {storage, self.graph.storage(result)} & self.escaping:
             return False
         old, new = self.value(name), self.value(result)
         if (old.shape, old.stride, old.dtype) != (new.shape, new.stride, new.dtype):
+            return False
+        if (old.conjugate, old.negative) != (new.conjugate, new.negative) or not is_dense(new.shape, new.stride):
             return False
         if old.storage_bytes != new.storage_bytes or not without_gaps(new):
             return False

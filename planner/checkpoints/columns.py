@@ -33,8 +33,8 @@ class CheckpointProgram:
 
     ``base_s``: seconds of what is no decision; the objective of a point is ``base_s`` + cost · x. ``memory``: the rows
     that count memory, each with its checkpoint. ``waiting_forward``, ``waiting_backward``: the columns of waiting for
-    copies, by segment (``copies.py``). ``state``: tensors that may be carried, each by a column of ``carried``
-    (``carried_state.py``).
+    copies, by segment (``copies.py``). ``state``: tensors that may be carried, each by a column of ``carried``,
+    with one of ``there``, and one of ``stays`` for each use after which it may stay (``carried_state.py``).
     """
 
     index: Index
@@ -53,6 +53,8 @@ class CheckpointProgram:
     memory: dict[int, Checkpoint] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
     carried: dict[str, int] = field(default_factory=dict)
+    stays: dict[tuple[str, Checkpoint], int] = field(default_factory=dict)
+    there: dict[str, int] = field(default_factory=dict)
     waiting_forward: list[int] = field(default_factory=list)
     waiting_backward: list[int] = field(default_factory=list)
 

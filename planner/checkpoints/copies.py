@@ -88,7 +88,9 @@ def add_copy_rows(program: CheckpointProgram) -> None:
     if second is None or not (program.gone or program.carried):
         return
     sizes = [program.index.size[name] for name in program.gone]
+    size = {tensor.id: tensor.bytes for tensor in program.state}
     state_s = sum(copied_s(second, tensor) for tensor in program.state)
+    state_s += sum(second.read_s(size[name]) for name, _ in program.stays)
     _write_rows(program, second, state_s + sum(map(second.write_s, sizes)))
     _read_rows(program, second, state_s + sum(map(second.read_s, sizes)))
 
@@ -129,6 +131,7 @@ def under_way(program: CheckpointProgram, i: int, total: Sum, final: Mapping[str
     index, second = program.index, program.index.problem.beside
     if second is None or not program.waiting:
         return
+    rate = second.write_rate * (1 - second.taken)
     made = sorted({index.producer[name] for name in program.gone if index.producer[name] < i})
     for p in _spread(made, MOST_MEMORY_ROWS):
         more = total.copy()
@@ -136,10 +139,10 @@ def under_way(program: CheckpointProgram, i: int, total: Sum, final: Mapping[str
             if p <= index.producer[name] < i and final[name] < i:
                 more.add((column,), index.size[name])
         seconds = seconds_of_forward(program, p + 1, i)
-        more.constant += second.write_rate * seconds.constant
+        more.constant += rate * seconds.constant
         for column, value in seconds.terms.items():
-            more.add((column,), second.write_rate * value)
-        yield wait_forward(program, more, p, i, -second.write_rate)
+            more.add((column,), rate * value)
+        yield wait_forward(program, more, p, i, -rate)
 
 
 def seconds_of_forward(program: CheckpointProgram, begin: int, end: int) -> Sum:

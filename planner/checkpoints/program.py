@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monet.planner.checkpoints.carried_state import add_carried_columns, add_channel_row, leave_out_carried
+from monet.planner.checkpoints.carried_state import add_carried_columns, add_channel_rows, leave_out_carried
 from monet.planner.checkpoints.columns import TURNAROUND, Checkpoint, CheckpointProgram, Checkpoints
 from monet.planner.checkpoints.copies import add_copy_rows, add_gone_columns, add_room, under_way
 from monet.planner.problem import StateTensor, recompute_cost
@@ -66,7 +66,7 @@ def checkpoint_program(
     for checkpoint in range(len(program.at)):
         _memory(program, checkpoint)
     add_copy_rows(program)
-    add_channel_row(program)
+    add_channel_rows(program)
     _forward_memory(program)
     return program
 

@@ -65,6 +65,36 @@ def test_exact_leaves_only_exact_implementations() -> None:
     assert all(i.exact for i in implementations(catalogue(graph, Offering(exact=True))))
 
 
+def test_a_product_is_overwritten_where_it_is_seen_as_another_shape() -> None:
+    """A linear layer's product is a matrix; what reads it sees (batch, length, width). A part is not all of it."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.back = torch.nn.Linear(8, 32), torch.nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + self.back(torch.nn.functional.gelu(self.wide(x)))
+            z: torch.Tensor = y * self.back(torch.nn.functional.gelu(self.wide(y)[:, 1:])).sum()
+            return z
+
+    torch.manual_seed(0)
+    model, x = Layer(), torch.randn(2, 5, 8, requires_grad=True)
+    captured = capture(model, (x,), {})
+    offers = catalogue(captured.graph)
+    found = [
+        (run.call_name, run.name)
+        for group in (offers.forward, offers.backward)
+        for named in group.values()
+        for run in named.values()
+        if run.overwrites is not None and captured.graph.storage(run.overwrites) != run.overwrites
+    ]
+    assert found.count(("aten.gelu_.default", "in-place")) == 1
+    assert {("aten.add_.Tensor", "in-place-other"), ("aten.gelu_backward.grad_input", "in-place")} <= set(found)
+    env = evaluate(offers, captured, model, [x])
+    assert try_every_implementation(offers, captured, model, env) > 20
+
+
 @pytest.mark.parametrize("taken", [True, False])
 def test_convolutions_that_are_not_onednns_have_only_their_kernel(taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager adds images up in bfloat16 there: another implementation would be right, and not what eager has."""
