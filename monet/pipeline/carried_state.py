@@ -156,15 +156,15 @@ def with_carried(lowered: Lowered, moves: StateMoves) -> Lowered:
     spare = 0
     if moves.beside and problem.second.mode != SYNCHRONOUS:
         spare = max(_blocks(lowered, [name]) for name in names)
-    forward_stay, backward_stay = _stays(lowered, moves.staying)
+    forward_stay, before_stay, during_stay = _stays(lowered, moves.staying)
     forward = []
     for operator, stay in zip(problem.forward, forward_stay, strict=True):
         first, again = used(offers.forward[operator.id]), used(offers.recompute.get(operator.id, {}))
         forward.append(_with_more(operator, spare + stay + first, again))
     backward = []
-    for stage, stay in zip(problem.backward, backward_stay, strict=True):
-        before = stage.live_before_bytes + spare + stay  # what runs again has its own
-        during = stage.live_during_bytes + spare + stay + used(offers.backward[stage.id])
+    for stage, stays_before, stays_during in zip(problem.backward, before_stay, during_stay, strict=True):
+        before = stage.live_before_bytes + spare + stays_before  # what runs again has its own
+        during = stage.live_during_bytes + spare + stays_during + used(offers.backward[stage.id])
         backward.append(replace(stage, live_before_bytes=before, live_during_bytes=during))
     gone: dict[str, int] = {"parameters": 0, "optimizer_state": 0}
     for source in offers.graph.sources:
@@ -184,20 +184,23 @@ def with_carried(lowered: Lowered, moves: StateMoves) -> Lowered:
     return replace(lowered, problem=changed, fixed=fixed, carried=frozenset(names))
 
 
-def _stays(lowered: Lowered, staying: Iterable[str]) -> tuple[list[int], list[int]]:
-    """Bytes of what stays over each operator of the two passes that does not use it, between those that do."""
+def _stays(lowered: Lowered, staying: Iterable[str]) -> tuple[list[int], list[int], list[int]]:
+    """Bytes of what stays from one pass to the next while an operator runs that does not use it: of the forward pass,
+    before each of the backward pass, where others run again, and during it."""
     problem, offers = lowered.problem, lowered.catalogue
-    forward, backward = [0] * len(problem.forward), [0] * len(problem.backward)
+    forward, before, during = [0] * len(problem.forward), [0] * len(problem.backward), [0] * len(problem.backward)
     uses = (
         _certain_uses(lowered, (offers.forward[operator.id] for operator in problem.forward)),
         _certain_uses(lowered, (offers.backward[operator.id] for operator in problem.backward)),
     )
     for name in staying:
-        for i in range(max(uses[0][name]) + 1, len(forward)):
-            forward[i] += _blocks(lowered, [name])
-        for stage in range(min(uses[1][name])):
-            backward[stage] += _blocks(lowered, [name])
-    return forward, backward
+        size, last, first = _blocks(lowered, [name]), max(uses[0][name]), min(uses[1][name])
+        for i in range(last + 1, len(forward)):
+            forward[i] += size
+        for stage in range(first + 1):
+            before[stage] += size
+            during[stage] += size if stage < first else 0
+    return forward, before, during
 
 
 def least_copied_s(lowered: Lowered) -> float:

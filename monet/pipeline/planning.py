@@ -127,6 +127,8 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
     if bound_s > 0 and bound_s >= min(near_s, 0.0 if proof is None else proof.bound_s):
         proof = Proof(min(bound_s, solution.objective_s), "full")
     solution = replace(solution, proof=proof)
+    if taken and solution.status == "optimal":
+        solution = replace(solution, status="time_limit")  # of this share of the channel; another might be better
     if solution.status == "time_limit" and solution.gap <= solving.gap:
         solution = replace(solution, status="optimal")
     return plan_result(tried, budget_bytes, solution, placement)

@@ -14,7 +14,7 @@ from trainer_cases import case_loss
 from monet.base.graph import PARAMETER
 from monet.ops.offers.implementation import Implementation
 from monet.pipeline.carried_copies import copied, with_carried_copies
-from monet.pipeline.carried_state import StateMoves, state_choices, with_carried
+from monet.pipeline.carried_state import MOST_TAKEN, StateMoves, chosen_moves, state_choices, with_carried
 from monet.pipeline.offloading import offloaded
 from monet.pipeline.planning import plan_prepared
 from monet.pipeline.preparation import Prepared, prepare, prepare_whole
@@ -97,6 +97,48 @@ def test_the_program_counts_what_an_operator_uses(prepared: Prepared, number: in
             assert run.workspace_bytes - was.workspace_bytes == spare + used(offers.forward[operator.id])
             again = used(offers.recompute.get(operator.id, {}))
             assert recompute_cost(run)[1] - recompute_cost(was)[1] == again
+
+
+def test_the_program_leaves_memory_for_what_stays(prepared: Prepared) -> None:
+    """From behind the last operator of the forward pass that uses a parameter to before the first of the backward pass,
+    what runs again for that one included."""
+    everything = state_choices(prepared.lowered)[2]
+    offers = prepared.lowered.catalogue
+    kinds = {source.value: source.kind for source in offers.graph.sources}
+    name = min(name for name in everything.names if kinds[name] == PARAMETER)
+    size = whole_blocks(offers.values[name].storage_bytes)
+    without = with_carried(prepared.lowered, everything).problem
+    problem = with_carried(prepared.lowered, replace(everything, staying=frozenset([name]))).problem
+
+    def uses(runs: Mapping[str, Implementation]) -> bool:
+        return all(name in map(offers.storage, run.inputs()) for run in runs.values())
+
+    forward = [op.implementations[0].workspace_bytes for op in problem.forward]
+    added = [now - op.implementations[0].workspace_bytes for now, op in zip(forward, without.forward, strict=True)]
+    used = [uses(offers.forward[op.id]) for op in problem.forward]
+    assert any(used) and added == [size * (not any(used[i:])) for i in range(len(used))]
+    used = [uses(offers.backward[op.id]) for op in problem.backward]
+    first = used.index(True)
+    assert first > 0
+    for stage, (now, old) in enumerate(zip(problem.backward, without.backward, strict=True)):
+        assert now.live_before_bytes - old.live_before_bytes == size * (stage <= first)
+        assert now.live_during_bytes - old.live_during_bytes == size * (stage < first)
+
+
+def test_a_busy_channel_is_left_to_state(prepared: Prepared) -> None:
+    """Where copies of state take the channel all the time, activations are planned with what it has left."""
+    fastest = fastest_plan(prepared.problem)
+    assert fastest is not None
+    taken = []
+    for rate in ("0.01GB/s", "1000GB/s"):
+        of = _with(prepared, f"bandwidth={rate}").lowered
+        first = chosen_moves(of, fastest.peak_bytes - 1_000_000, Solving(time_limit_s=60))[0][0]
+        assert first.names
+        taken.append(first.taken)
+        second, before = with_carried(of, first).problem.second, of.problem.second
+        assert second is not None and before is not None
+        assert second.write_s(10**6) == pytest.approx(before.write_s(10**6) / (1 - min(first.taken, MOST_TAKEN)))
+    assert taken[0] > 0.9 and taken[1] == 0
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
