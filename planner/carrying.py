@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from monet.planner.checkpoints.carried_state import uses
-from monet.planner.checkpoints.columns import TURNAROUND, CheckpointProgram, Checkpoints
+from monet.planner.checkpoints.carried_state import last_forward
+from monet.planner.checkpoints.columns import CheckpointProgram, Checkpoints
 from monet.planner.checkpoints.copies import copied_s, forward_checkpoints
 from monet.planner.checkpoints.program import checkpoint_program
 from monet.planner.problem import SYNCHRONOUS, Problem, StateTensor
@@ -99,14 +99,12 @@ def chosen_state(problem: Problem, state: Sequence[StateTensor], budget_bytes: i
 def _choice(program: CheckpointProgram, x: NDArray[np.float64]) -> Choice:
     """Of a point whose ``carried`` are 0 or 1, and whose other columns are nearly so, but for some."""
     carried = frozenset(name for name, column in program.carried.items() if x[column] > 0.5)
-    turnaround = (True, TURNAROUND)
-    last = {
-        tensor.id: max((use for use in uses(tensor) if use < turnaround), default=turnaround)
+    over_turnaround = {
+        tensor.id: program.stays[tensor.id, use]
         for tensor in program.state
+        if (use := last_forward(tensor)) is not None
     }
-    staying = frozenset(
-        name for name in carried if (column := program.stays.get((name, last[name]))) is not None and x[column] > 0.5
-    )
+    staying = frozenset(name for name, column in over_turnaround.items() if name in carried and x[column] > 0.5)
     return Choice(carried, staying, _taken(program, x))
 
 

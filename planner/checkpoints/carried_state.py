@@ -50,7 +50,7 @@ def add_carried_columns(program: CheckpointProgram) -> None:
         for use in _uses_with_checkpoints_after(program, tensor):
             stays = program.stays[tensor.id, use] = rows.column(-again_s)
             rows.costs[column] += again_s
-            rows.implies((stays,), (program.there[tensor.id] if use == _last_forward(tensor) else column,))
+            rows.implies((stays,), (program.there[tensor.id] if use == last_forward(tensor) else column,))
 
 
 def _uses_with_checkpoints_after(program: CheckpointProgram, tensor: StateTensor) -> Iterator[Checkpoint]:
@@ -69,8 +69,9 @@ def _all_checkpoints(program: CheckpointProgram) -> list[Checkpoint]:
     return [*((False, i) for i in program.checkpoints.forward), *((True, stage) for stage in program.at)]
 
 
-def _last_forward(tensor: StateTensor) -> Checkpoint | None:
-    """The last use in the forward pass of what the backward pass uses, too."""
+def last_forward(tensor: StateTensor) -> Checkpoint | None:
+    """The last use in the forward pass of what the backward pass uses, too: what stays after it is there at the
+    turnaround."""
     return (False, max(tensor.forward)) if tensor.forward and tensor.backward else None
 
 
