@@ -137,7 +137,7 @@ def _answer(name: str, problem: Any, x: Any, limits: Limits) -> Answer:
     status: Status = "optimal" if optimal else "time_limit"
     bound = _bound(problem)
     if bound is None:
-        bound = objective * (1.0 - limits.gap) if optimal else float("-inf")
+        bound = objective - limits.gap * abs(objective) if optimal else float("-inf")
     return Answer(status, np.asarray(x, dtype=np.float64), objective, min(bound, objective))
 
 

@@ -38,9 +38,9 @@ def pid() -> int:
     return process._process.pid
 
 
-def ended(number: int) -> bool:
+def ended(number: int, within_s: float = 10.0) -> bool:
     """Whether there is no such process, or nobody has asked how it ended yet."""
-    for _ in range(100):
+    for _ in range(int(10 * within_s)):
         try:
             state = Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except (FileNotFoundError, ProcessLookupError):
@@ -110,8 +110,11 @@ def test_a_process_that_does_not_react_is_ended(way: str, monkeypatch: pytest.Mo
 def test_a_request_to_stop_that_comes_late_is_for_nobody_else() -> None:
     solve(knapsack(5, 0), Limits(20.0, 0.0))
     (process,) = highs_process._idle
+    number = pid()
     process.stop()
+    assert not ended(number, within_s=0.5)
     assert solve(knapsack(40, 1), Limits(20.0, 0.0)).status == "optimal"
+    assert pid() == number
 
 
 def test_a_process_that_dies_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from monet.errors import SolverError
 from monet.planner.construction.first_plans import smallest_budget
 from monet.planner.replay import replay
 from monet.planner.search import Solving, plan_problem
-from monet.planner.solvers.cvxpy import _explain, installed_mip_solvers
+from monet.planner.solvers.cvxpy import _answer, _explain, installed_mip_solvers
 from monet.planner.solvers.finder import solver
 from monet.planner.solvers.model import Limits, Model
 from monet.planner.solvers.rows import Rows, Sum
@@ -97,6 +98,24 @@ def test_missing_solver_names_the_installed() -> None:
 def test_a_limited_licence_is_explained() -> None:
     text = _explain("GUROBI", RuntimeError("Model too large for size-limited license"), (5000, 4000))
     assert "5000 rows" in text and "HIGHS" in text
+
+
+def test_a_licence_is_the_reason_for_its_own_solver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("numerical trouble")
+
+    monkeypatch.setattr("cvxpy.Problem.solve", fails)
+    monkeypatch.setattr("monet.planner.solvers.cvxpy._gurobi_is_size_limited", lambda: True)
+    with pytest.raises(SolverError, match="numerical trouble") as error:
+        solver("SCIPY")(knapsack(10, 0), Limits(20.0, 0.0), None)
+    assert "licence" not in str(error.value)
+
+
+@pytest.mark.parametrize(("value", "bound"), [(10.0, 9.0), (-10.0, -11.0), (0.0, 0.0)])
+def test_a_solver_that_tells_no_bound_has_the_gap_that_it_was_given(value: float, bound: float) -> None:
+    problem = SimpleNamespace(status="optimal", value=value, solver_stats=None)
+    answer = _answer("SCIP", problem, [1.0], Limits(20.0, 0.1))
+    assert (answer.status, answer.objective, answer.bound) == ("optimal", value, pytest.approx(bound))
 
 
 def test_interrupt_from_progress_returns_the_best_plan() -> None:
