@@ -32,6 +32,7 @@ TESTS = {
     "planner/solvers": "tests/planner/solvers",
     "executor/varying.py": "tests/varying",
     "executor/arena_group.py": "tests/executor/test_arena_group.py tests/in_place",
+    "executor/step_times.py": "tests/commands/test_trace.py tests/in_place/test_tuning.py tests/experiments",
     "executor/copying": "tests/executor tests/second_memory",
     "executor": "tests/executor",
     "monet/capture/islands": "tests/islands",
