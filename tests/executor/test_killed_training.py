@@ -27,6 +27,7 @@ import monet
 from monet.errors import ConfigError, ExecutionError
 from monet.executor.copying.carried_state import CarriedState
 from monet.native.channel import Channel
+from monet.plans.format import READ, WRITE
 from monet.plans.plan import Plan
 
 WIDTH = 528
@@ -112,6 +113,30 @@ def test_training_goes_on(disk: Path, tmp_path: Path, name: str, moved: bool) ->
     again = trainer_at(path, plan, name)
     assert again.steps == 4
     assert_same(contents(again), expected(where, name, 4), "what was found")
+
+
+def test_what_is_frozen_has_one_place_in_the_file(disk: Path) -> None:
+    """It is read in every step and never written: from the same half, whichever is good."""
+
+    def trainer(path: Path | None, plan: Plan | None) -> monet.Trainer:
+        model = make_model()
+        for parameter in model[:6].parameters():  # type: ignore[index]
+            parameter.requires_grad_(False)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.05)
+        how = {"offload": f"disk:{disk},{RATES}", "budget": 5_000_000} if plan is None else {"plan": plan}
+        return monet.optimize(
+            model, *batch(0), loss_fn=case_loss, optimizer=optimizer, exact=True, time_limit_s=5, checkpoint=path, **how
+        )
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+        without = trainer(None, None)
+    read, written = ({s.place for s in without.plan.steps if s.kind == kind} for kind in (READ, WRITE))
+    assert read - written and read & written
+    expected = [steps_on(without, count) for count in (1, 2, 3)]
+    found = trainer(disk / "run-frozen", without.plan)
+    for count, each in enumerate(expected, 1):
+        assert_same(steps_on(found, count), each, f"step {count}")
 
 
 def test_a_learning_rate_and_the_plan_are_found_again(disk: Path) -> None:
@@ -351,6 +376,7 @@ import sys
 import torch
 from pathlib import Path
 from test_killed_training import steps_on, trainer_at
+from monet.plans.format import READ, WRITE
 from monet.plans.plan import Plan
 plan = Plan.load(sys.argv[2])
 torch.set_num_threads(plan.environment["threads"])
