@@ -121,9 +121,10 @@ def _load_libraries(folder: str) -> None:
     batch = torch.randn(8, 512), torch.randn(8, 512)
     optimizer = torch.optim.AdamW(small.parameters())
     offload = f"disk:{folder},write=1GB/s,read=1GB/s"
-    monet.optimize(small, *batch, loss_fn=nn.functional.mse_loss, optimizer=optimizer, budget="60%", offload=offload)(
-        *batch
+    trainer = monet.optimize(
+        small, *batch, loss_fn=nn.functional.mse_loss, optimizer=optimizer, budget="60%", offload=offload
     )
+    trainer(*batch)
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from monet.planner.checkpoints.carried_state import last_forward
 from monet.planner.checkpoints.columns import CheckpointProgram, Checkpoints
-from monet.planner.checkpoints.copies import copied_s, forward_checkpoints
+from monet.planner.checkpoints.copies import copied_state, forward_checkpoints
 from monet.planner.checkpoints.program import checkpoint_program
 from monet.planner.problem import SYNCHRONOUS, Problem, StateTensor
 from monet.planner.program.index import Index, index_of
@@ -46,7 +46,7 @@ class Choice:
 
     carried: frozenset[str]
     staying: frozenset[str]
-    taken: float
+    taken: float = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def chosen_state(problem: Problem, state: Sequence[StateTensor], budget_bytes: i
         if answer.x is None:
             break
         choice = _choice(program, answer.x)
-        if choice.carried and not any(replace(choice, taken=known.taken) == known for known in choices):
+        if choice.carried and choice not in choices:
             choices.append(choice)
     return Carrying(tuple(choices), bound_s)
 
@@ -114,13 +114,10 @@ def _taken(program: CheckpointProgram, x: NDArray[np.float64]) -> float:
     if second is None:
         return 0.0
     step_s = program.base_s + float(np.dot(program.rows.costs, x))
-    size = {tensor.id: tensor.bytes for tensor in program.state}
-    state_s = sum(copied_s(second, tensor) * x[program.carried[tensor.id]] for tensor in program.state)
-    for (name, _), column in program.stays.items():
-        state_s += second.read_s(size[name]) * (x[program.carried[name]] - x[column])
+    state_s = copied_state(program, second).at(x)
     moved = sum(program.index.size[name] * x[column] for name, column in program.gone.items())
     moved_s = moved * (1 / second.write_rate + 1 / second.read_rate)
-    return float(state_s / step_s) if state_s + moved_s > BUSY * step_s else 0.0
+    return state_s / step_s if state_s + moved_s > BUSY * step_s else 0.0
 
 
 def _checkpoints(index: Index, state: Sequence[StateTensor]) -> Checkpoints:

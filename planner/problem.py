@@ -190,6 +190,11 @@ class SecondMemory:
     smallest_bytes: int = SMALLEST_MOVED
     taken: float = 0.0
 
+    @property
+    def undivided(self) -> SecondMemory:
+        """With all of its channel's time."""
+        return replace(self, taken=0.0)
+
     def write_s(self, size: int) -> float:
         """Seconds to write so many bytes."""
         return self.latency_s + size / (self.write_rate * (1 - self.taken))

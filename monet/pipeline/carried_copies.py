@@ -13,7 +13,6 @@ from monet.pipeline.lowering import Lowered
 from monet.pipeline.schedule import Call, Copy
 from monet.pipeline.unrolling import Unrolled, unroll
 from monet.planner.channel import Channel, Traffic
-from monet.planner.problem import SecondMemory
 from monet.planner.streaming import Streamed, streamed
 from monet.plans.format import READ, WAIT, WRITE, whole_blocks
 
@@ -23,11 +22,15 @@ def with_carried_copies(
 ) -> tuple[Call | Copy, ...]:
     """The schedule with copies of all that ``lowered`` carries, within an arena of so many bytes; where that is less
     than the operators need, as few as possible."""
-    second = _channel(lowered)
+    second = lowered.problem.second
+    assert second is not None
     calls = [call for call in schedule if isinstance(call, Call)]
     loads = _loads(schedule, unroll(schedule, replace(lowered, carried=frozenset())))
     stays = streamed(
-        _tensors(calls, lowered), [call.measured.time_s for call in calls], (capacity_bytes - loads).tolist(), second
+        _tensors(calls, lowered),
+        [call.measured.time_s for call in calls],
+        (capacity_bytes - loads).tolist(),
+        second.undivided,
     )
     before: dict[int, list[Copy]] = defaultdict(list)
     after: dict[int, list[Copy]] = defaultdict(list)
@@ -83,17 +86,11 @@ def _loads(schedule: Sequence[Call | Copy], unrolled: Unrolled) -> NDArray[np.in
     )
 
 
-def _channel(lowered: Lowered) -> SecondMemory:
-    """With all of its time: these are the copies that the problem does not have."""
-    second = lowered.problem.second
-    assert second is not None
-    return replace(second, taken=0.0)
-
-
 def copied(schedule: Sequence[Call | Copy], lowered: Lowered) -> Traffic:
     """What the schedule's copies cost, by one channel."""
-    second, values = _channel(lowered), lowered.catalogue.values
-    channel, now_s = Channel(second), 0.0
+    second, values = lowered.problem.second, lowered.catalogue.values
+    assert second is not None
+    channel, now_s = Channel(second.undivided), 0.0
     for each in schedule:
         if isinstance(each, Call):
             now_s += each.measured.time_s

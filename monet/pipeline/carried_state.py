@@ -88,9 +88,7 @@ def chosen_moves(lowered: Lowered, budget_bytes: int, solving: Solving) -> tuple
 
 def _state_tensors(lowered: Lowered, groups: Mapping[str, Sequence[str]]) -> tuple[StateTensor, ...]:
     """What is moved together as one, which an operator uses that uses all of it however it runs."""
-    problem, offers = lowered.problem, lowered.catalogue
-    forward = _certain_uses(lowered, (offers.forward[operator.id] for operator in problem.forward))
-    backward = _certain_uses(lowered, (offers.backward[operator.id] for operator in problem.backward))
+    offers, (forward, backward) = lowered.catalogue, _certain_uses(lowered)
     changed = frozenset[str]().union(*(changed_by(offers, update) for update in updates_of(offers.graph)))
     found = []
     for group, names in groups.items():
@@ -100,8 +98,15 @@ def _state_tensors(lowered: Lowered, groups: Mapping[str, Sequence[str]]) -> tup
     return tuple(found)
 
 
-def _certain_uses(lowered: Lowered, operators: Iterable[Mapping[str, Implementation]]) -> dict[str, frozenset[int]]:
-    """Storage → positions of the operators that read it by every implementation."""
+def _certain_uses(lowered: Lowered) -> tuple[dict[str, frozenset[int]], dict[str, frozenset[int]]]:
+    """Of each pass: storage → positions of the operators that read it by every implementation."""
+    problem, offers = lowered.problem, lowered.catalogue
+    forward = _read_by_all(lowered, (offers.forward[operator.id] for operator in problem.forward))
+    backward = _read_by_all(lowered, (offers.backward[operator.id] for operator in problem.backward))
+    return forward, backward
+
+
+def _read_by_all(lowered: Lowered, operators: Iterable[Mapping[str, Implementation]]) -> dict[str, frozenset[int]]:
     storage, found = lowered.catalogue.storage, defaultdict[str, set[int]](set)
     for position, runs in enumerate(operators):
         for name in frozenset.intersection(*(frozenset(map(storage, run.inputs())) for run in runs.values())):
@@ -184,17 +189,14 @@ def with_carried(lowered: Lowered, moves: StateMoves) -> Lowered:
     return replace(lowered, problem=changed, fixed=fixed, carried=frozenset(names))
 
 
-def _stays(lowered: Lowered, staying: Iterable[str]) -> tuple[list[int], list[int], list[int]]:
+def _stays(lowered: Lowered, staying: frozenset[str]) -> tuple[list[int], list[int], list[int]]:
     """Bytes of what stays from one pass to the next while an operator runs that does not use it: of the forward pass,
     before each of the backward pass, where others run again, and during it."""
-    problem, offers = lowered.problem, lowered.catalogue
+    problem = lowered.problem
     forward, before, during = [0] * len(problem.forward), [0] * len(problem.backward), [0] * len(problem.backward)
-    uses = (
-        _certain_uses(lowered, (offers.forward[operator.id] for operator in problem.forward)),
-        _certain_uses(lowered, (offers.backward[operator.id] for operator in problem.backward)),
-    )
+    in_forward, in_backward = _certain_uses(lowered) if staying else ({}, {})
     for name in staying:
-        size, last, first = _blocks(lowered, [name]), max(uses[0][name]), min(uses[1][name])
+        size, last, first = _blocks(lowered, [name]), max(in_forward[name]), min(in_backward[name])
         for i in range(last + 1, len(forward)):
             forward[i] += size
         for stage in range(first + 1):
@@ -208,7 +210,7 @@ def least_copied_s(lowered: Lowered) -> float:
     second, offers = lowered.problem.second, lowered.catalogue
     if second is None or not lowered.carried:
         return 0.0
-    second = replace(second, taken=0.0)
+    second = second.undivided
     changed = frozenset[str]().union(*(changed_by(offers, update) for update in updates_of(offers.graph)))
     sizes = {name: offers.values[name].storage_bytes for name in lowered.carried}
     return sum(second.read_s(size) + (second.write_s(size) if name in changed else 0) for name, size in sizes.items())

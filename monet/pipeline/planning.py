@@ -85,16 +85,14 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
     limited = replace(solving, time_limit_s=SHARES.state * solving.time_limit_s)
     chosen, bound_s = chosen_moves(prepared.lowered, budget_bytes, limited)
     choices = dict.fromkeys([StateMoves(), *chosen, *state_choices(prepared.lowered)])
-    prepared_for = [(moves, replace(prepared, lowered=with_carried(prepared.lowered, moves))) for moves in choices]
+    each = [replace(prepared, lowered=with_carried(prepared.lowered, moves)) for moves in choices]
     # What stays in any plan is too much: no need to look for the smallest one, unless there is no other choice.
-    fitting = [(moves, tried) for moves, tried in prepared_for if tried.problem.fixed_bytes <= budget_bytes]
+    candidates = [tried for tried in each if tried.problem.fixed_bytes <= budget_bytes] or each
     best: tuple[Prepared, Placed] | None = None
-    taken = 0.0  # of the channel, by the copies of state of the best
     refused: InfeasibleBudget | None = None
     interrupted = False
     fastest = fastest_plan(prepared.problem)
-    candidates = fitting or prepared_for
-    for number, (moves, tried) in enumerate(candidates):
+    for number, tried in enumerate(candidates):
         left_s = max(SHARES.least * solving.time_limit_s, deadline_s - time.monotonic())
         limited = replace(solving, time_limit_s=left_s / (len(candidates) - number))
         try:
@@ -112,7 +110,7 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
             break
         interrupted = placed[0].status == "interrupted"
         if best is None or placed[0].objective_s < best[1][0].objective_s:
-            best, taken = (tried, placed), moves.taken
+            best = tried, placed
         least_s = max(bound_s, 0.0 if fastest is None else fastest.objective_s)
         if best[1][0].objective_s <= least_s * (1 + solving.gap) or interrupted:
             break
@@ -122,13 +120,15 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
     tried, (solution, placement) = best
     if interrupted:
         solution = replace(solution, status="interrupted")
-    proof = _of_this_state(None if taken else solution.proof, tried.lowered, solution.objective_s)
+    # Proven for the share of the channel that its state leaves; with another one there might be a better plan.
+    shared = tried.problem.second is not None and tried.problem.second.taken > 0
+    proof = _of_this_state(None if shared else solution.proof, tried.lowered, solution.objective_s)
     near_s = solution.objective_s * (1 - solving.gap)
     if bound_s > 0 and bound_s >= min(near_s, 0.0 if proof is None else proof.bound_s):
         proof = Proof(min(bound_s, solution.objective_s), "full")
     solution = replace(solution, proof=proof)
-    if taken and solution.status == "optimal":
-        solution = replace(solution, status="time_limit")  # of this share of the channel; another might be better
+    if shared and solution.status == "optimal":
+        solution = replace(solution, status="time_limit")
     if solution.status == "time_limit" and solution.gap <= solving.gap:
         solution = replace(solution, status="optimal")
     return plan_result(tried, budget_bytes, solution, placement)

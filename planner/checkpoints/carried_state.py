@@ -25,11 +25,16 @@ is. Copies that the step waits for at once cost their seconds instead of the las
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 from monet.planner.checkpoints.columns import Checkpoint, CheckpointProgram
-from monet.planner.checkpoints.copies import copied_s, seconds_of_backward, seconds_of_forward, wait_forward
+from monet.planner.checkpoints.copies import (
+    copied_s,
+    copied_state,
+    seconds_of_backward,
+    seconds_of_forward,
+    wait_forward,
+)
 from monet.planner.problem import ASYNCHRONOUS, StateTensor
 from monet.planner.solvers.rows import Sum
 
@@ -37,6 +42,7 @@ from monet.planner.solvers.rows import Sum
 def add_carried_columns(program: CheckpointProgram) -> None:
     """``carried`` and ``stays``, at what copies cost whatever else is decided."""
     second, rows = program.index.problem.second, program.rows
+    checkpoints = [*((False, i) for i in program.checkpoints.forward), *((True, stage) for stage in program.at)]
     for tensor in program.state:
         assert second is not None, "nothing is carried without a second memory"
         seconds, again_s = copied_s(second, tensor), second.read_s(tensor.bytes)
@@ -47,26 +53,17 @@ def add_carried_columns(program: CheckpointProgram) -> None:
         if tensor.backward:
             program.there[tensor.id] = rows.column()
             rows.implies((program.there[tensor.id],), (column,))
-        for use in _uses_with_checkpoints_after(program, tensor):
+        for use, following in pairwise(uses(tensor)):
+            if not any(use < checkpoint < following for checkpoint in checkpoints):
+                continue
             stays = program.stays[tensor.id, use] = rows.column(-again_s)
             rows.costs[column] += again_s
             rows.implies((stays,), (program.there[tensor.id] if use == last_forward(tensor) else column,))
 
 
-def _uses_with_checkpoints_after(program: CheckpointProgram, tensor: StateTensor) -> Iterator[Checkpoint]:
-    """Uses that have a next one, with a checkpoint in between, which no operator that uses it is."""
-    for use, following in pairwise(uses(tensor)):
-        if any(use < checkpoint < following for checkpoint in _all_checkpoints(program)):
-            yield use
-
-
 def uses(tensor: StateTensor) -> list[Checkpoint]:
     """In order of time."""
     return [*((False, i) for i in sorted(tensor.forward)), *((True, stage) for stage in sorted(tensor.backward))]
-
-
-def _all_checkpoints(program: CheckpointProgram) -> list[Checkpoint]:
-    return [*((False, i) for i in program.checkpoints.forward), *((True, stage) for stage in program.at)]
 
 
 def last_forward(tensor: StateTensor) -> Checkpoint | None:
@@ -99,21 +96,15 @@ def add_channel_rows(program: CheckpointProgram) -> None:
     end = len(index.runs_forward)
     in_backward = seconds_of_backward(program, 0, len(index.runs_backward))
     in_step = wait_forward(program, seconds_of_forward(program, 0, end), 0, end, -1.0)
-    in_step.constant += in_backward.constant
-    for column, value in in_backward.terms.items():
-        in_step.add((column,), value)
+    in_step.plus(in_backward).plus(copied_state(program, second))
+    again_s = {tensor.id: second.read_s(tensor.bytes) for tensor in program.state}
     for tensor in program.state:
-        carried, again_s = (program.carried[tensor.id],), second.read_s(tensor.bytes)
-        in_step.add(carried, copied_s(second, tensor))
         if tensor.backward:
-            in_backward.add(carried, copied_s(second, tensor))
-            in_backward.add((program.there[tensor.id],), -again_s)
-        for use in uses(tensor):
-            if (stays := program.stays.get((tensor.id, use))) is None:
-                continue
-            for total in (in_step, in_backward) if use[0] else (in_step,):
-                total.add(carried, again_s)
-                total.add((stays,), -again_s)
+            in_backward.add((program.carried[tensor.id],), copied_s(second, tensor))
+            in_backward.add((program.there[tensor.id],), -again_s[tensor.id])
+    for (name, (backward, _)), column in program.stays.items():
+        if backward:
+            in_backward.add((program.carried[name],), again_s[name]).add((column,), -again_s[name])
     for name, column in program.gone.items():
         in_step.add((column,), second.write_s(index.size[name]) + second.read_s(index.size[name]))
         in_backward.add((column,), second.read_s(index.size[name]))

@@ -88,9 +88,7 @@ def add_copy_rows(program: CheckpointProgram) -> None:
     if second is None or not (program.gone or program.carried):
         return
     sizes = [program.index.size[name] for name in program.gone]
-    size = {tensor.id: tensor.bytes for tensor in program.state}
-    state_s = sum(copied_s(second, tensor) for tensor in program.state)
-    state_s += sum(second.read_s(size[name]) for name, _ in program.stays)
+    state_s = sum(value for value in copied_state(program, second).terms.values() if value > 0)
     _write_rows(program, second, state_s + sum(map(second.write_s, sizes)))
     _read_rows(program, second, state_s + sum(map(second.read_s, sizes)))
 
@@ -98,6 +96,16 @@ def add_copy_rows(program: CheckpointProgram) -> None:
 def copied_s(second: SecondMemory, tensor: StateTensor) -> float:
     """What a step copies of a tensor that is carried takes, at least."""
     return second.read_s(tensor.bytes) + (second.write_s(tensor.written_bytes) if tensor.written_bytes else 0.0)
+
+
+def copied_state(program: CheckpointProgram, second: SecondMemory) -> Sum:
+    """Seconds of the channel for what is carried: it is read once, and again where it has not stayed, and written."""
+    total, again_s = Sum(), {tensor.id: second.read_s(tensor.bytes) for tensor in program.state}
+    for tensor in program.state:
+        total.add((program.carried[tensor.id],), copied_s(second, tensor))
+    for (name, _), column in program.stays.items():
+        total.add((program.carried[name],), again_s[name]).add((column,), -again_s[name])
+    return total
 
 
 def _waiting(program: CheckpointProgram, segments: int, most_s: float) -> list[int]:
@@ -134,14 +142,10 @@ def under_way(program: CheckpointProgram, i: int, total: Sum, final: Mapping[str
     rate = second.write_rate * (1 - second.taken)
     made = sorted({index.producer[name] for name in program.gone if index.producer[name] < i})
     for p in _spread(made, MOST_MEMORY_ROWS):
-        more = total.copy()
+        more = total.copy().plus(seconds_of_forward(program, p + 1, i), rate)
         for name, column in program.gone.items():
             if p <= index.producer[name] < i and final[name] < i:
                 more.add((column,), index.size[name])
-        seconds = seconds_of_forward(program, p + 1, i)
-        more.constant += rate * seconds.constant
-        for column, value in seconds.terms.items():
-            more.add((column,), rate * value)
         yield wait_forward(program, more, p, i, -rate)
 
 

@@ -201,14 +201,14 @@ def _add_late(program: Program, direction: _Direction, x: Floats) -> int:
     moves = direction.moves
     on = [copy for copy in direction.copies if x[copy.column] > 0.5]
     fine_s = moves.horizon_s / FINE
-    issue_s = {copy.issued: _value(direction.issue(copy.issued), x) * fine_s for copy in on}
+    issue_s = {copy.issued: direction.issue(copy.issued).at(x) * fine_s for copy in on}
     late: list[tuple[float, int, int]] = []  # by how much, the first copy of those without a pause, the copy
     free_s, first = 0.0, 0
     for n, copy in enumerate(on):
         if issue_s[copy.issued] >= free_s:
             free_s, first = issue_s[copy.issued], n
         free_s += copy.seconds
-        over_s = free_s - _value(direction.due(copy.due), x) * fine_s
+        over_s = free_s - direction.due(copy.due).at(x) * fine_s
         if over_s > LATE * moves.horizon_s:
             late.append((over_s, first, n))
     late.sort(reverse=True)
@@ -222,7 +222,7 @@ def _forbid(program: Program, direction: _Direction, on: Sequence[_Copy], n: int
     patient = [copy for copy in on[:n] if copy.due > b and copy.issued < late.issued]
     for a in {on[0].issued, *(copy.issued for copy in on[: n + 1] if patient and copy.issued > patient[-1].issued)}:
         total = direction.interval(a, b)
-        if _value(total, x) > FINE * LATE / 2:
+        if total.at(x) > FINE * LATE / 2:
             added += _add(program, direction, a, b)
     if added or not patient:
         return added
@@ -245,10 +245,6 @@ def _add_served(program: Program, direction: _Direction, a: int, late: _Copy, pa
     most = sum(direction.fine(copy.seconds) for copy in patient)
     program.rows.at_most(total.add((late.column,), most), most)
     return 1
-
-
-def _value(total: Sum, x: Floats) -> float:
-    return total.constant + sum(value * float(x[column]) for column, value in total.terms.items())
 
 
 def set_clocks(program: Program, x: Floats) -> None:

@@ -40,6 +40,17 @@ class Sum:
                 terms[column] = terms.get(column, 0.0) + coefficient
         return self
 
+    def plus(self, other: Sum, factor: float = 1.0) -> Sum:
+        """Adds factor · other, and returns this sum."""
+        self.constant += factor * other.constant
+        for column, value in other.terms.items():
+            self.add((column,), factor * value)
+        return self
+
+    def at(self, x: Floats) -> float:
+        """Its value at a point."""
+        return self.constant + sum(value * float(x[column]) for column, value in self.terms.items())
+
     def copy(self) -> Sum:
         return Sum(self.constant, dict(self.terms))
 

@@ -133,9 +133,9 @@ def test_what_is_frozen_has_one_place_in_the_file(disk: Path) -> None:
         without = trainer(None, None)
     read, written = ({s.place for s in without.plan.steps if s.kind == kind} for kind in (READ, WRITE))
     assert read - written and read & written
-    expected = [steps_on(without, count) for count in (1, 2, 3)]
+    contents_after = [steps_on(without, count) for count in (1, 2, 3)]
     found = trainer(disk / "run-frozen", without.plan)
-    for count, each in enumerate(expected, 1):
+    for count, each in enumerate(contents_after, 1):
         assert_same(steps_on(found, count), each, f"step {count}")
 
 
@@ -376,7 +376,6 @@ import sys
 import torch
 from pathlib import Path
 from test_killed_training import steps_on, trainer_at
-from monet.plans.format import READ, WRITE
 from monet.plans.plan import Plan
 plan = Plan.load(sys.argv[2])
 torch.set_num_threads(plan.environment["threads"])

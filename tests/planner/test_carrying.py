@@ -28,7 +28,7 @@ from monet.planner.solvers.model import Limits, Model
 
 T = TypeVar("T")
 quick = settings(
-    max_examples=examples(40), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 RATE = 1000.0
 """Bytes a second: a byte takes as long as an operator of a random problem at least."""

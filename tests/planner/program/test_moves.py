@@ -19,7 +19,7 @@ from monet.planner.problem import (
     BackwardOperator,
     Problem,
 )
-from monet.planner.program.channel_rows import FINE, _Direction, _value, add_late_rows
+from monet.planner.program.channel_rows import FINE, _Direction, add_late_rows
 from monet.planner.program.constraints import build_program
 from monet.planner.program.index import index_of
 from monet.planner.program.memory_rows import add_memory_rows
@@ -168,7 +168,7 @@ class TestPoints:
         for forward, seconds in ((True, 0.01), (False, 0.03)):
             direction = _Direction(program, moves, forward)
             for position in range(4):
-                begins_s = _value(direction.begin(position), x) * moves.horizon_s / FINE
+                begins_s = direction.begin(position).at(x) * moves.horizon_s / FINE
                 assert begins_s == pytest.approx(position * seconds, abs=1e-5)
 
     def test_an_interval_where_prefixes_say_nothing(self) -> None:
