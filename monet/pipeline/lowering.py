@@ -64,13 +64,23 @@ def _leaving(graph: Graph) -> frozenset[str]:
     return frozenset(storage for storage in found if graph.values[storage].storage_bytes > 0)
 
 
+class _Costs:
+    """What was measured of all that a catalogue offers, each looked up once: to write a signature takes long."""
+
+    def __init__(self, catalogue: Catalogue, profile: Profile) -> None:
+        self._found = {id(run): profile.of(run, catalogue) for run in implementations(catalogue)}
+
+    def of(self, run: Implementation) -> Measurement:
+        return self._found[id(run)]
+
+
 class _Storages:
     """Which storages are whose. ``leaving``: as in ``Lowered``."""
 
-    def __init__(self, catalogue: Catalogue, profile: Profile, leaving: frozenset[str]) -> None:
+    def __init__(self, catalogue: Catalogue, costs: _Costs, leaving: frozenset[str]) -> None:
         graph = catalogue.graph
         self.catalogue = catalogue
-        self.asked = asked_bytes(catalogue, profile)
+        self.asked = _asked_bytes(catalogue, costs)
         self.outputs = {graph.storage(n) for n in graph.outputs if n is not None}
         self.leaving = leaving
         self.gradients = {graph.storage(n) for n in graph.gradients.values()} - leaving
@@ -90,12 +100,12 @@ class _Storages:
         return aligned(max(self.catalogue.values[storage].storage_bytes, self.asked.get(storage, 0)))
 
 
-def asked_bytes(catalogue: Catalogue, profile: Profile) -> dict[str, int]:
+def _asked_bytes(catalogue: Catalogue, costs: _Costs) -> dict[str, int]:
     """Storage → the most bytes that an operator which makes it asks for. That may be more than its shape tells: the
     mean of a loss can come in the memory of all its terms."""
     found: dict[str, int] = {}
     for implementation in implementations(catalogue):
-        for request in profile.of(implementation, catalogue).requests:
+        for request in costs.of(implementation).requests:
             name = implementation.outputs[request.output] if request.output is not None else None
             if name is not None:
                 storage = catalogue.storage(name)
@@ -104,7 +114,7 @@ def asked_bytes(catalogue: Catalogue, profile: Profile) -> dict[str, int]:
 
 
 def _elsewhere(catalogue: Catalogue, asked: Container[str]) -> frozenset[str]:
-    """Storages that operators make and never ask the step's device for (``asked``, as ``asked_bytes`` has it): a GPU's
+    """Storages that operators make and never ask the step's device for (``asked``, as ``_asked_bytes`` has it): a GPU's
     operators return the state of its generator, and the seeds of an attention's dropout, in memory of the CPU."""
     made = {
         catalogue.storage(name)
@@ -184,7 +194,8 @@ def lower(
     """
     graph = catalogue.graph
     leaving = _leaving(graph) if gradients == FREED else frozenset[str]()
-    storages = _Storages(catalogue, profile, leaving)
+    costs = _Costs(catalogue, profile)
+    storages = _Storages(catalogue, costs, leaving)
     fixed = fixed_bytes(graph, beside, storages.asked, leaving, storages.elsewhere)
     recompute_name: dict[str, Mapping[str, str]] = {}
     forward: list[ForwardOperator] = []
@@ -193,12 +204,12 @@ def lower(
     for op in graph.forward:
         if op.view:
             continue
-        operator, names = _forward(op, catalogue, profile, storages, eager)
+        operator, names = _forward(op, catalogue, costs, storages, eager)
         recompute_name[op.name] = names
         forward.append(operator)
         made.update({storage: operator.recomputable for storage in operator.outputs})
         for saved in catalogue.intermediates.get(op.name, ()):
-            measured = profile.of(saved.implementation, catalogue)
+            measured = costs.of(saved.implementation)
             reads = storages.of(saved.implementation.inputs())
             intermediates.append(
                 Intermediate(
@@ -219,7 +230,7 @@ def lower(
         tensors=tensors,
         forward=tuple(forward),
         intermediates=tuple(intermediates),
-        backward=_backward(catalogue, profile, storages, eager),
+        backward=_backward(catalogue, costs, storages, eager),
         fixed_bytes=sum(fixed.values()),
     )
     return Lowered(problem, catalogue, profile, recompute_name, fixed, leaving, storages.elsewhere, eager)
@@ -245,7 +256,7 @@ def _offered(runs: Mapping[str, Implementation], eager: bool) -> list[Implementa
 
 
 def _forward(
-    op: Operator, catalogue: Catalogue, profile: Profile, storages: _Storages, eager: bool
+    op: Operator, catalogue: Catalogue, costs: _Costs, storages: _Storages, eager: bool
 ) -> tuple[ForwardOperator, dict[str, str]]:
     """A forward operator and how its implementations are called when it runs again."""
     runs = _offered(catalogue.forward[op.name], eager)
@@ -256,18 +267,18 @@ def _forward(
     made = storages.of(outputs)
     offered: list[ForwardImplementation] = []
     names: dict[str, str] = {}
-    fallback = min(again.values(), key=lambda i: profile.of(i, catalogue).time_s, default=None)
-    exact_s = min((profile.of(run, catalogue).time_s for run in runs if run.exact), default=0.0)
+    fallback = min(again.values(), key=lambda i: costs.of(i).time_s, default=None)
+    exact_s = min((costs.of(run).time_s for run in runs if run.exact), default=0.0)
     for run in runs:
         repeat = again.get(run.name, fallback)
-        measured = profile.of(run, catalogue)
+        measured = costs.of(run)
         overwritten = storages.of([run.overwrites])
         reads: tuple[str, ...] = ()
         if repeat is not None:
             names[run.name] = repeat.name
             inputs = storages.of(run.inputs())
             reads = tuple(s for s in storages.of(repeat.inputs()) if s not in inputs)
-        repeated = profile.of(repeat, catalogue) if repeat is not None else None
+        repeated = costs.of(repeat) if repeat is not None else None
         offered.append(
             ForwardImplementation(
                 name=run.name,
@@ -293,7 +304,7 @@ def _forward(
     return operator, names
 
 
-def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager: bool) -> tuple[BackwardOperator, ...]:
+def _backward(catalogue: Catalogue, costs: _Costs, storages: _Storages, eager: bool) -> tuple[BackwardOperator, ...]:
     """Backward operators in order, with the bytes of backward values alive around each."""
     operators = [op for op in catalogue.graph.backward if not op.view]
     last: dict[str, int] = {}
@@ -311,17 +322,17 @@ def _backward(catalogue: Catalogue, profile: Profile, storages: _Storages, eager
             alive_bytes += storages.bytes(storage) - alive.get(storage, 0)
             alive[storage] = storages.bytes(storage)
         runs = _offered(catalogue.backward[op.name], eager)
-        exact_s = min((profile.of(run, catalogue).time_s for run in runs if run.exact), default=0.0)
-        offered = [_backward_choice(run, catalogue, profile, storages, exact_s, eager) for run in runs]
+        exact_s = min((costs.of(run).time_s for run in runs if run.exact), default=0.0)
+        offered = [_backward_choice(run, costs, storages, exact_s, eager) for run in runs]
         found.append(BackwardOperator(op.name, tuple(offered), before_bytes, alive_bytes))
         alive_bytes -= sum(alive.pop(storage, 0) for storage in ends.get(position, ()))
     return tuple(found)
 
 
 def _backward_choice(
-    run: Implementation, catalogue: Catalogue, profile: Profile, storages: _Storages, exact_s: float, eager: bool
+    run: Implementation, costs: _Costs, storages: _Storages, exact_s: float, eager: bool
 ) -> BackwardImplementation:
-    measured = profile.of(run, catalogue)
+    measured = costs.of(run)
     # What keeps its storage, as a sum that grows, counts once anyway.
     made = storages.of(run.outputs)
     overwritten = tuple(s for s in storages.of([run.overwrites]) if s not in made)

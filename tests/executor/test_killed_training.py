@@ -20,6 +20,7 @@ import torch
 from module_cases import costs_by_bytes
 from moved_steps import RATES, copies_of
 from repository import ROOT
+from slow_cases import slow_but
 from torch import nn
 from trainer_cases import Batch, assert_same, case_loss
 
@@ -96,7 +97,7 @@ def expected(folder: Path | None, name: str, count: int) -> list[Any]:
     return steps_on(trainer_at(None, plan_in(folder, name), name), count)
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("name", slow_but(["adam"], ["adam", "sgd"]))
 @pytest.mark.parametrize("moved", [True, False])
 def test_training_goes_on(disk: Path, tmp_path: Path, name: str, moved: bool) -> None:
     """In another trainer, again and again, from the first moment on."""

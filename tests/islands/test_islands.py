@@ -505,7 +505,10 @@ class ChangedLater(nn.Module):
         return torch.mul(after, before)
 
 
-@pytest.mark.parametrize("part", [Averages, Spectral, DropsLater, Twice, TiedOutside, ChangedLater])
+@pytest.mark.parametrize(
+    "part",
+    slow_but([Averages, Spectral, TiedOutside], [Averages, Spectral, DropsLater, Twice, TiedOutside, ChangedLater]),
+)
 def test_what_a_part_leaves_behind_is_there_once(part: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = Around(part())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peak_meter import measured_peak_bytes
+from slow_cases import slow_but
 from torch import Tensor, nn
 
 import monet
@@ -82,7 +83,7 @@ def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
         assert torch.equal(one.to_dense(), other.to_dense())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(["once", "nested", "two"], CASES))
 def test_steps_are_eagers(case: str) -> None:
     model = made(case)
     eager = copy.deepcopy(model)

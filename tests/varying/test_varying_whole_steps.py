@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_but
 from small_models import tokens
 from torch import nn
 from torch.export import Dim
@@ -63,7 +64,7 @@ def made(which: str = "sgd", **options: Any) -> tuple[nn.Module, torch.optim.Opt
     return model, optimizer, trainer
 
 
-@pytest.mark.parametrize(("which", "clip"), [("sgd", None), ("adamw", 0.5)])
+@pytest.mark.parametrize(("which", "clip"), slow_but([("adamw", 0.5)], [("sgd", None), ("adamw", 0.5)]))
 def test_every_shape_is_eagers_and_within_the_promise(which: str, clip: float | None, tmp_path: Path) -> None:
     dynamic = {"words": AXES, "targets": AXES}
     model, _, trainer = made(which, budget="90%", dynamic=dynamic, clip_grad_norm=clip)
