@@ -7,12 +7,14 @@ outputs are the model's; each gives a token without elements to the node after i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 
 from monet.base.graph import is_reached
+from monet.errors import ExecutionError
 from monet.executor.accumulator import Accumulator
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated
@@ -98,6 +100,24 @@ def _used(
     )
 
 
+def _first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``backward`` whose gradients are constants. It raises ``ExecutionError`` where they are to have derivatives:
+    ``once_differentiable`` leaves that out without a word where no gradient of an output requires one."""
+    once = torch.autograd.function.once_differentiable(backward)
+
+    @wraps(backward)
+    def checked(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # autograd runs it so for create_graph=True
+            raise ExecutionError(
+                "create_graph=True: gradients of a planned step have no derivatives, which a gradient penalty needs; "
+                "call the model without a plan for it (model.forward(...) of a model that monet.apply has planned, or "
+                "the model that the MonetModule was made of), or leave create_graph out"
+            )
+        return once(ctx, *gradients)
+
+    return checked
+
+
 class _Whole(torch.autograd.Function):
     """The whole step as one node of autograd's graph."""
 
@@ -109,7 +129,7 @@ class _Whole(torch.autograd.Function):
         return _forward(ctx, runner, held, dict(zip(runner.code.forward_sources, sources, strict=True)))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_first_order
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         runner: Runner = ctx.runner
         tangents, reached = _tangents(runner, gradients)
@@ -164,7 +184,7 @@ class _First(torch.autograd.Function):
         return _forward(ctx, under_way.runner, held, {**others, **first})
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_first_order
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         under_way, runner = ctx.under_way, ctx.runner
         tangents, reached = _tangents(runner, gradients)
@@ -192,7 +212,7 @@ class _Part(torch.autograd.Function):
         return torch.empty(0)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_first_order
     def backward(ctx: Any, token: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         under_way: _UnderWay = ctx.under_way
         return (None, None, under_way.token(ctx.number), *under_way.gradients(ctx.number))

@@ -51,10 +51,23 @@ def test_backward_twice(planned: monet.MonetModule) -> None:
 
 
 def test_second_derivative_is_refused(planned: monet.MonetModule) -> None:
+    """Also where no gradient of an output requires one: the penalty would be left out of a larger loss."""
     x = residual_images()
-    (gradient,) = torch.autograd.grad(planned(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        gradient.sum().backward()
+    with pytest.raises(ExecutionError, match="create_graph=True"):
+        torch.autograd.grad(planned(x).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(planned._model(x).sum(), x, create_graph=True)  # as the message says
+    gradient.square().sum().backward()
+
+
+def test_a_gradient_penalty_of_an_applied_model() -> None:
+    model = case_model("residual")
+    monet.apply(model, budget="100%", cores=1, time_limit_s=5)
+    x = residual_images()
+    with pytest.raises(ExecutionError, match="create_graph=True"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(model.forward(x).sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    model(x).sum().backward()
 
 
 def test_parameter_changed_before_backward(planned: monet.MonetModule) -> None:

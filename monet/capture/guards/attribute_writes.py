@@ -24,6 +24,7 @@ from monet.capture.guards.filled_containers import apply, outcome, stand_in
 from monet.capture.guards.model_reads import OF_EVERY_MODULE, model_reads
 from monet.capture.guards.module_changes import NOTHING, RUN_ONCE, Change, put_back, unchanged_around
 from monet.capture.guards.python_random import random_state, same_random_state, set_random_state
+from monet.capture.guards.tensor_hooks import TensorHooks
 from monet.capture.guards.value_conditions import Conditions
 from monet.errors import CaptureError, StatefulForward
 
@@ -109,6 +110,7 @@ class Observed(torch.nn.Module):
             put_back(model, changes, self.found.done),
             self._refusing_reads(),
             Conditions(self._on_condition),
+            TensorHooks(pytree.tree_leaves((args, kwargs))),
         ):
             outputs = model(*args, **kwargs)
         self._require_no_draws()

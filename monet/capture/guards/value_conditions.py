@@ -43,10 +43,10 @@ class Conditions(TorchFunctionMode):
         asks = func in (torch.Tensor.__bool__, torch.Tensor.item)
         if asks and id(args[0]) in self._results:
             tensor, expected = self._results[id(args[0])]
-            self._note(tensor, expected, _line(sys._getframe(1))[0])
+            self._note(tensor, expected, line_of(sys._getframe(1))[0])
             return expected
         if func is torch.Tensor.item:
-            place, code = _line(sys._getframe(1))
+            place, code = line_of(sys._getframe(1))
             if code.startswith("assert "):
                 return _Asserted(args[0], place, self._note)
         result = func(*args, **(kwargs or {}))
@@ -78,7 +78,7 @@ class _Asserted:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _line(frame: FrameType | None) -> tuple[str, str]:
+def line_of(frame: FrameType | None) -> tuple[str, str]:
     """The line of the user's code that is running, with its place, and the code alone."""
     while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
