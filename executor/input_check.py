@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from monet.base.graph import INPUT, TOTAL, Source, Value
+from monet.base.graph import INPUT, TOTAL, Source, Value, written_sources
 from monet.capture import Captured
 from monet.capture.plain_tensors import PLAIN, is_plain, why_not_plain
 from monet.errors import PlanMismatch
@@ -57,6 +57,7 @@ class InputCheck:
             for position, source in enumerate(captured.graph.sources)
             if source.kind != TOTAL
         ]
+        self._written = written_sources(captured.graph)
         self._shape: Shape | None = None
         self._calls = calls
         self._expected = _at_a_glance(self._sources)
@@ -120,6 +121,11 @@ class InputCheck:
                 if source.kind != INPUT:
                     raise PlanMismatch(
                         f"{name} has strides {tensor.stride()}, and the plan was made for {value.stride}"
+                    )
+                if source.value in self._written:
+                    raise PlanMismatch(
+                        f"{name} has strides {tensor.stride()}, the plan was made for {value.stride}, and the forward "
+                        "pass changes it in place: a copy would be changed instead"
                     )
                 if not self._warned:
                     self._warned = True

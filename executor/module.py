@@ -120,7 +120,7 @@ class MonetModule(torch.nn.Module):
         step = self._step
         sources = step.sources(args, kwargs)
         step.release()
-        random = step.generator.get_state() if step.has_conditions else None
+        random = step.generator.clone_state() if step.has_conditions else None  # in memory of its own
         if self._accumulator is not None:
             self._accumulator.check()
             outputs = planned_outputs(step.runner, sources, self._accumulator, None, None)
@@ -136,7 +136,7 @@ class MonetModule(torch.nn.Module):
             self._require_path(outputs, random)
         return step.results(outputs, args, kwargs)
 
-    def _require_path(self, outputs: Sequence[torch.Tensor], random: torch.Tensor) -> None:
+    def _require_path(self, outputs: Sequence[torch.Tensor], random: torch.Generator) -> None:
         """Raises ``PlanMismatch`` where this call's values would have taken the model along another path; random
         numbers are then as before the call. ``ExecutionError`` where buffers are not."""
         step = self._step
@@ -146,12 +146,14 @@ class MonetModule(torch.nn.Module):
         sentence = (
             f"the model takes another path than the one that was planned, by the values of this call: {condition}"
         )
-        if written_sources(self._captured.graph):
+        written = written_sources(self._captured.graph)
+        if written:
+            first = next(source for source in self._captured.graph.sources if source.value in written)
             raise ExecutionError(
-                f"{sentence}; buffers of the model have been updated, so that it cannot be called again as it was: "
-                "decide outside of the planned module, or use torch.where"
+                f"{sentence}; {first.kind} {first.target} has been changed, so that it cannot be called again as it "
+                "was: decide outside of the planned module, or use torch.where"
             )
-        step.generator.set_state(random)
+        step.generator.set_state(random.get_state())
         raise PlanMismatch(sentence, place=CONDITION)
 
     def _compare_plans(self) -> None:

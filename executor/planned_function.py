@@ -60,7 +60,10 @@ def _forward(
     tangents = dict(zip(runner.graph.outputs, runner.graph.tangents, strict=True))
     # No zeros for outputs that the loss leaves out: where one takes a gradient, backward makes them.
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*(named[n] for n in runner.code.outputs if tangents[n] is None))
+    constant = [named[n] for n in runner.code.outputs if tangents[n] is None]
+    ctx.mark_non_differentiable(*constant)
+    # A plan counts outputs as long as the step is under way. The results of conditions are nobody else's.
+    ctx.conditions = [output for output in constant if output.numel() == 1]
     return outputs
 
 

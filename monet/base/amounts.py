@@ -29,6 +29,7 @@ _UNITS = {
     "TiB": 2**40,
 }
 _SPELLINGS = {**{unit.lower(): unit for unit in _UNITS}, "": "B", "byte": "B", "bytes": "B"}
+_MOST_BYTES = 2**60
 _DECIMAL_UNITS, _BINARY_UNITS = ("TB", "GB", "MB", "kB"), ("TiB", "GiB", "MiB", "KiB")
 DEFAULT_UNIT = _DECIMAL_UNITS[0]
 """Amounts are shown in the largest decimal unit that they fill, where nobody wrote one."""
@@ -96,6 +97,8 @@ def parse_budget(value: ByteBudget | int | float | str) -> ByteBudget:
     count = int(amount * _UNITS[unit])
     if count == 0:
         raise ConfigError(f"a budget of {value!r} is less than one byte; write {_ACCEPTED_BUDGET}")
+    if count > _MOST_BYTES:
+        raise ConfigError(f"a budget of {value!r} is more than any machine has; write {_ACCEPTED_BUDGET}")
     return ByteCount(count, unit)
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 from tqdm import tqdm
 
 from monet.base.amounts import format_bytes
 
 REFRESH_S = 0.25
+
+
+def is_shown(progress: bool) -> bool:
+    """Whether there is something to write ``progress`` to: a process without a terminal may have no stderr."""
+    return progress and sys.stderr is not None
 
 
 class ProgressLine:
@@ -23,7 +30,7 @@ class ProgressLine:
         digits = 0 if time_limit_s >= 10 else 1 if time_limit_s >= 0.1 else 3  # a limit is never shown as 0
         self._shown_s = -REFRESH_S
         self._bar = tqdm(
-            total=time_limit_s, desc=task, disable=not shown, leave=False,
+            total=time_limit_s, desc=task, disable=not is_shown(shown), leave=False,
             bar_format=f"{{desc}}: |{{bar}}| {{n:.{digits}f}}/{time_limit_s:.{digits}f} s{{postfix}}",
         )  # fmt: skip
 

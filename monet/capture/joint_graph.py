@@ -192,9 +192,11 @@ class JointReader:
         raise CaptureError(f"the joint graph takes a {kind}, which monet does not know")
 
     def _tie(self, name: str, tensor: torch.Tensor) -> None:
-        """Give a source the storage of the first source whose tensor has the same memory."""
-        first = self._memory.setdefault(tensor.untyped_storage()._cdata, name)
-        self.values[name] = replace(self.values[name], storage=first)
+        """Give a source the storage of the first source whose tensor has the same memory, all of it: a trace's own may
+        end at the last element (a periodic window is one element less than what was made)."""
+        storage = tensor.untyped_storage()
+        first = self._memory.setdefault(storage._cdata, name)
+        self.values[name] = replace(self.values[name], storage=first, storage_bytes=storage.nbytes())
 
     def _add(self, node: torch.fx.Node, storage: str) -> None:
         """Add the node's tensor to the values. Raises ``CaptureError`` where it is no tensor, or not of fixed size."""

@@ -193,14 +193,15 @@ class _Look:
                 self._value(found.inside(part), reads, own)
 
     def geometry(self, model: torch.nn.Module) -> None:
-        """Of parameters and buffers, and which of them are one memory."""
+        """Of parameters and buffers, and which of them are one memory, and one object."""
         memory: dict[int, int] = {}
+        objects: dict[int, int] = {}
         for kind, named in (
             ("p", model.named_parameters(remove_duplicate=False)), ("b", model.named_buffers(remove_duplicate=False)),
         ):  # fmt: skip
             for name, tensor in named:
                 place = memory.setdefault(tensor.untyped_storage()._cdata, len(memory))
-                self._add(kind, name, place, _geometry(tensor))
+                self._add(kind, name, place, objects.setdefault(id(tensor), len(objects)), _geometry(tensor))
 
     def at(self, thing: Any) -> None:
         """Plain data, containers, classes, functions, and objects that consist of these.

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from monet.base.progress_line import is_shown
 from monet.ops.fusion.compiling import Geometry, import_compiler, is_known, kernel_of
 from monet.ops.fusion.fused import Fused, Slot, Step
 
@@ -78,7 +79,7 @@ def compile_all(wanted: Iterable[Wanted], *, progress: bool = False) -> None:
     """
     waiting = [one for one in dict.fromkeys(wanted) if not is_known(*one)]
     with _Helpers() as helpers, tqdm(
-        total=len(waiting), desc="compiling kernels", disable=not progress or not waiting
+        total=len(waiting), desc="compiling kernels", disable=not waiting or not is_shown(progress)
     ) as bar:  # fmt: skip
         if _begun and len(waiting) > 1:
             helpers.begin(waiting[:0:-1])

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from monet.base.graph import Value
 from monet.base.measurement import Measurement
+from monet.base.progress_line import is_shown
 from monet.errors import ProfileError
 from monet.ops.catalogue import Catalogue
 from monet.ops.fusion.compiling_ahead import compile_all
@@ -149,7 +150,7 @@ def profile(
             store.add(key, found)
 
     with tqdm(
-        total=sum(weights.values()), desc="measuring operators", disable=not progress or not missing,
+        total=sum(weights.values()), desc="measuring operators", disable=not missing or not is_shown(progress),
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
     ) as bar:  # fmt: skip
         try:

@@ -21,7 +21,7 @@ class Asks(nn.Module):
         self.layer, self.ask = nn.Linear(8, 8), ask
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
+        y: Tensor = self.layer(x)
         self.ask(y)
         return y.tanh()
 

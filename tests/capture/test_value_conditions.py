@@ -95,7 +95,7 @@ def test_where_buffers_have_changed_the_call_fails() -> None:
     model = Clamps(normed=True)
     monet.apply(model, budget="1MB", progress=False)
     model(*inputs()[0]).sum().backward()
-    with pytest.raises(ExecutionError, match="buffers of the model have been updated"):
+    with pytest.raises(ExecutionError, match="has been changed, so that it cannot be called again"):
         model(*masked())
 
 

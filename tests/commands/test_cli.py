@@ -376,6 +376,22 @@ def test_wrong_usage_is_status_2(api: FakeApi, arguments: list[str], message: st
     assert sorted(os.listdir()) == ["bad.yaml", "gone.yaml"]
 
 
+def test_what_is_read_is_not_written(api: FakeApi, tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    text = (ROOT / "configs/tiny.yaml").read_text()
+    config.write_text(text)
+    result = run(str(config), "--budget", "6GB", "--output", str(config))
+    assert result.exit_code == 2 and "what is read: it would be overwritten" in result.stderr
+    assert config.read_text() == text
+
+
+def test_a_process_without_stderr_plans(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(SystemExit) as ended:
+        program(["plan", "tiny.yaml", "--budget", "6GB"])
+    assert ended.value.code == 0
+
+
 def test_logging_is_left_as_it_was(api: FakeApi) -> None:
     logger = logging.getLogger("monet")
     before = (logger.level, list(logger.handlers))

@@ -44,6 +44,10 @@ def _assign(model: Any) -> None:
 
 EDITS: dict[str, tuple[Callable[[Any], object], str]] = {
     "untied": (_untie, "out.weight and emb.weight were one tensor when this was planned, and are two now"),
+    "untied in one memory": (
+        lambda m: setattr(m.out, "weight", nn.Parameter(m.emb.weight)),
+        "out.weight and emb.weight were one tensor when this was planned, and are two now",
+    ),
     "assigned": (_assign, "out.weight and emb.weight were one tensor when this was planned, and are two now"),
     "hook": (
         lambda m: m.body.register_forward_hook(lambda module, args, out: out * 2),

@@ -203,7 +203,8 @@ def remove(model: torch.nn.Module) -> None:
 
 
 def require_plain(model: torch.nn.Module) -> None:
-    """Raises ``ConfigError`` for a module that stands around another one: the inner one is planned."""
+    """Raises ``ConfigError`` for a module that stands around another one: the inner one is planned; and for one that is
+    called in another way than by what is in the slot."""
     require_unplanned(model)
     inner = "_orig_mod" if isinstance(model, torch._dynamo.OptimizedModule) else None
     parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
@@ -214,6 +215,12 @@ def require_plain(model: torch.nn.Module) -> None:
         raise ConfigError(f"{type(model).__name__} stands around the model; call monet.apply on its .{inner}")
     if model._compiled_call_impl is not None and not isinstance(model._compiled_call_impl, Applied):
         raise ConfigError("the model was compiled by model.compile(), whose place a plan would take")
+    # That of a graph module writes the line of an error, and calls the one of all modules.
+    if type(model).__call__ is not torch.nn.Module.__call__ and not isinstance(model, torch.fx.GraphModule):
+        raise ConfigError(
+            f"{type(model).__name__} has a __call__ of its own: it would be in the plan, and run around each planned "
+            "call, too. Move what it does to forward, or use a MonetModule, whose plan has it once"
+        )
 
 
 @contextmanager

@@ -11,7 +11,14 @@ from typing import Any
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` in one step; whatever goes wrong, no half-written file is left there."""
+    """Put ``content`` at ``path`` in one step; whatever goes wrong, no half-written file is left there.
+
+    A link stays one: the file that it leads to is written. What is no file (a pipe, ``/dev/stdout``) is written to.
+    """
+    if (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (("dev",), ("proc",)):
+        path.write_bytes(content)
+        return
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f"{path.name}.tmp{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as file:

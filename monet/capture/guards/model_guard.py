@@ -43,7 +43,7 @@ from monet.capture.guards.model_reads import (
     slots_of,
 )
 from monet.capture.guards.module_hooks import HOOKS, only_looks
-from monet.capture.guards.tensor_ties import memory, several_objects, ties
+from monet.capture.guards.tensor_ties import memory, same_objects, several_objects, ties
 from monet.capture.guards.watch import ATTRIBUTE, DICT, LIST, LOOKUP, OTHER, SET, TYPE, Watch
 
 Key = tuple[str, str]
@@ -91,7 +91,8 @@ class ModelGuard:
         self._add_code()
         if not code_alone:
             self._add_globals()
-        self._ties, self._apart = ties(model), [] if code_alone else several_objects(model)
+        self._ties = [(of, of(model)) for of in (ties, same_objects)]
+        self._apart = [] if code_alone else several_objects(model)
         self._switches = {} if code_alone else switches()
         for entry in self._entries:
             self._watch.record(len(self._watch), entry.kind, entry.container, entry.now())
@@ -268,14 +269,14 @@ class ModelGuard:
         return self._of_ties()
 
     def _of_ties(self) -> str | None:
-        now = ties(self._model)
-        for place, first in now.items():
-            was = self._ties.get(place, first)
-            if was == first:
-                continue
-            if was != place:
-                return f"{place} and {was} were one tensor when this was planned, and are two now"
-            return f"{place} and {first} were two tensors when this was planned, and are one now"
+        for of, then in self._ties:
+            for place, first in of(self._model).items():
+                was = then.get(place, first)
+                if was == first:
+                    continue
+                if was != place:
+                    return f"{place} and {was} were one tensor when this was planned, and are two now"
+                return f"{place} and {first} were two tensors when this was planned, and are one now"
         return None
 
     def _add_value(self, label: str, value: Any, found: Found | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a forward pass asks of autograd for a tensor, and a planned backward pass does not do: hooks, and kept gradients.
+"""What a forward pass asks of autograd for a tensor, and a planned backward pass does not do: hooks, kept gradients.
 
 A trace calls such hooks once, or not at all, and what they do is in no graph of the step.
 """
@@ -38,7 +38,7 @@ class TensorHooks(TorchFunctionMode):
         if what is not None:
             raise CaptureError(
                 f"the forward pass cannot be traced: it {what}, which a planned backward pass would not heed: "
-                f"{line_of(sys._getframe(1))[0]}; change gradients by a torch.autograd.Function, or do it outside of the "
-                "model, to what it is given or returns"
+                f"{line_of(sys._getframe(1))[0]}; change gradients by a torch.autograd.Function, or do it outside of "
+                "the model, to what it is given or returns"
             )
         return func(*args, **(kwargs or {}))

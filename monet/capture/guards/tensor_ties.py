@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -17,8 +17,18 @@ def places(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def ties(model: torch.nn.Module) -> dict[str, str]:
     """By the place of each parameter and buffer: the first one of the same memory."""
+    return _firsts(model, memory)
+
+
+def same_objects(model: torch.nn.Module) -> dict[str, str]:
+    """By the place of each parameter and buffer: the first one that is the same object. Two of one memory have a
+    gradient each."""
+    return _firsts(model, id)
+
+
+def _firsts(model: torch.nn.Module, same: Callable[[torch.Tensor], int]) -> dict[str, str]:
     first: dict[int, str] = {}
-    return {place: first.setdefault(memory(tensor), place) for place, tensor in places(model)}
+    return {place: first.setdefault(same(tensor), place) for place, tensor in places(model)}
 
 
 def memory(tensor: torch.Tensor) -> int:

@@ -25,7 +25,7 @@ _EXPECTED: dict[Any, bool] = {
     **dict.fromkeys((torch.all, torch.Tensor.all, torch._is_all_true, torch.Tensor._is_all_true), True),
     **dict.fromkeys((torch.any, torch.Tensor.any, torch._is_any_true, torch.Tensor._is_any_true), False),
 }
-_TORCH = str(Path(torch.__file__).parent)
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 Note = Callable[[torch.Tensor, bool, str], None]
 """Is told of a condition: its tensor, the value that is expected, and the line of code."""
@@ -80,7 +80,7 @@ class _Asserted:
 
 def line_of(frame: FrameType | None) -> tuple[str, str]:
     """The line of the user's code that is running, with its place, and the code alone."""
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
     if frame is None:
         return "a condition", ""

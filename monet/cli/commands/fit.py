@@ -101,7 +101,7 @@ def fit(
     loaded = load_config(config)
     if batch is not None:
         loaded = loaded.with_batch(batch)
-    check_target(json_path, "--json")
+    check_target(json_path, "--json", config)
     if rates is not None and not estimate:
         raise click.UsageError("--rates goes with --estimate")
     if memory is None and on is None:

@@ -50,7 +50,7 @@ def layout(
     from monet.planner.layout import layout as lay_out
     from monet.planner.layout.document import load_lifetimes
 
-    check_target(json_path, "--json")
+    check_target(json_path, "--json", path)
     begun = time.monotonic()
     lifetimes = load_lifetimes(path)
     with ProgressLine(not quiet and sys.stderr.isatty(), time_limit, unit="bytes", task="laying out") as bar:

@@ -284,13 +284,17 @@ def solvers() -> Rows:
     )
 
 
-def check_target(path: Path | None, option: str) -> None:
-    """Refuse a file that cannot be written before the work is done rather than after it."""
+def check_target(path: Path | None, option: str, *read: str | Path | None) -> None:
+    """Refuse a file that cannot be written before the work is done rather than after it, and one that is ``read``."""
     if path is None:
         return
-    folder = path.absolute().parent
     if path.is_dir():
         raise click.BadParameter(f"{path} is a folder, not a file", param_hint=option)
+    if path.exists() and any(Path(other).exists() and path.samefile(other) for other in read if other is not None):
+        raise click.BadParameter(f"{path} is what is read: it would be overwritten", param_hint=option)
+    folder = Path(os.path.realpath(path)).parent
+    if path.exists() and not path.is_file() and os.access(path, os.W_OK):  # a pipe
+        return
     if not os.access(folder, os.W_OK | os.X_OK):
         raise click.BadParameter(f"{folder} is not a folder that can be written to", param_hint=option)
 

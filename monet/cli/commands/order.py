@@ -38,7 +38,7 @@ def order(path: Path, method: str, time_limit: float, solver: str, json_path: Pa
     from monet.planner.order.document import load_graph
     from monet.planner.order.graph import peak_bytes
 
-    check_target(json_path, "--json")
+    check_target(json_path, "--json", path)
     begun = time.monotonic()
     graph = load_graph(path)
     shown = not quiet and sys.stderr.isatty()

@@ -34,7 +34,7 @@ def profile(
     from monet.models.config import load_config
 
     target = output or Path(f"{Path(config).stem}.step.json")
-    check_target(target, "--output")
+    check_target(target, "--output", config)
     loaded = load_config(config).on(device)
     if batch is not None:
         loaded = loaded.with_batch(batch)

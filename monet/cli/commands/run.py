@@ -38,7 +38,7 @@ def run(
 
     if not profile_guided:
         raise click.UsageError("say how: monet run --profile-guided SCRIPT")
-    check_target(html, "--html")
+    check_target(html, "--html", script)
 
     from monet.api.guided.arena import profile_guided as make_arena
     from monet.api.guided.script import run_script

@@ -35,7 +35,7 @@ def trace(config: str, plan: Path, batch: int | None, runs: int, json_path: Path
     from monet.models.config import load_config
     from monet.plans.plan import Plan
 
-    check_target(json_path, "--json")
+    check_target(json_path, "--json", config, plan)
     loaded = load_config(config)
     found = trace_config(
         loaded if batch is None else loaded.with_batch(batch), Plan.load(plan), runs=runs, progress=not quiet

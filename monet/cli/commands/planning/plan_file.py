@@ -19,8 +19,8 @@ def plan_path(request: PlanRequest, stem: str) -> Path:
     """The file that was asked for, or one named by ``stem``. Raises ``BadParameter``, before anything is planned, where
     it or the summary's file cannot be written or these are one file."""
     output = request.output or Path(f"{stem}.plan.json")
-    check_target(output, "--output")
-    check_target(request.json_path, "--json")
+    for path, option in ((output, "--output"), (request.json_path, "--json")):
+        check_target(path, option, request.config, request.profile)
     if request.json_path is not None and request.json_path.absolute() == output.absolute():
         raise click.BadParameter(f"{request.json_path} is the plan file, too", param_hint="--json")
     return output

@@ -28,7 +28,7 @@ from monet.step.second_memory.offload import variant_with
 def plan_profile(request: PlanRequest) -> None:
     """Prints the summary; with ``--json`` the schedule goes with it, as ``stages``."""
     assert request.profile is not None
-    check_target(request.json_path, "--json")
+    check_target(request.json_path, "--json", request.profile)
     problem, offload = load_published(request.profile), request.planning.offload
     if offload is not None:
         problem = replace(problem, second=offload.assumed())
