@@ -10,12 +10,15 @@ begin at other elements.
 
 Torch's traced recurrent layers leave out the dropout between them: torch 2.13 asks whether ``num_layers < i - 1``,
 which never holds. The last states of torch 2.11's traced LSTM have a dimension too many, that of the step.
+
+Eager draws nothing for a dropout of everything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,9 +123,27 @@ def _recurrent_as_eager() -> Iterator[None]:
 
 
 @contextmanager
+def _dropout_as_eager() -> Iterator[None]:
+    dropout = aten.dropout.default
+    theirs = {key: dropout.py_kernels[key] for key in _KEYS if key in dropout.py_kernels}
+
+    def own(x: Tensor, p: float, train: bool, *, then: Callable[..., Tensor]) -> Tensor:
+        return x * x.new_zeros(()) if train and p == 1 else then(x, p, train)
+
+    try:
+        for key, kernel in theirs.items():
+            dropout.py_kernels[key] = partial(own, then=kernel)
+        dropout._dispatch_cache.clear()
+        yield
+    finally:
+        dropout.py_kernels.update(theirs)
+        dropout._dispatch_cache.clear()
+
+
+@contextmanager
 def without_decompositions() -> Iterator[None]:
-    """A context in which traced interpolation is the operator that eager dispatches to, and the gates of a GRU lie next
-    to each other. Only for one thread at a time: it changes torch's tables."""
+    """A context in which traced interpolation is the operator that eager dispatches to, the gates of a GRU lie next to
+    each other, and a dropout of everything draws nothing. Only for one thread at a time: it changes torch's tables."""
     removed = []
     try:
         for overload in _overloads():
@@ -130,7 +151,7 @@ def without_decompositions() -> Iterator[None]:
                 if key in overload.py_kernels:
                     removed.append((overload, key, overload.py_kernels.pop(key)))
             overload._dispatch_cache.clear()
-        with _recurrent_as_eager():
+        with _recurrent_as_eager(), _dropout_as_eager():
             yield
     finally:
         for overload, key, kernel in removed:

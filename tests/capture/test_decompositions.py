@@ -14,6 +14,7 @@ from eager_reference import compare_steps
 from torch import nn
 
 import monet
+from monet.capture import capture
 
 
 class Then(nn.Sequential):
@@ -96,3 +97,9 @@ def test_steps_are_bitwise_eagers(name: str) -> None:
         return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)),), {}
 
     compare_steps(model, monet.plan(model, inputs(0)[0], budget="200%", exact=True, time_limit_s=3.0), inputs)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(1.0), nn.TransformerEncoderLayer(8, 2, 16, dropout=1.0)])
+def test_a_dropout_of_everything_draws_nothing(layer: nn.Module) -> None:
+    captured = capture(nn.Sequential(nn.Linear(8, 8), layer), (torch.randn(2, 3, 8),))
+    assert not any(op.random for op in captured.graph.forward)

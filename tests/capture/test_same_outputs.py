@@ -314,3 +314,23 @@ def test_what_is_compared(forward: Any, said: str) -> None:
     model = _with(lambda self, x: forward(self, x, torch.compiler.is_compiling()), sums=torch.zeros(4))
     with pytest.raises(CaptureError, match=said):
         _compares(model, torch.rand(3, 4))
+
+
+def test_a_buffer_that_is_changed_and_returned() -> None:
+    class Averages(nn.Module):
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y: Tensor = self.layer(x)
+            return y, self.mean.add_(y.detach().mean(0))
+
+    model, x = Averages(), torch.randn(4, 8)
+    eager = copy.deepcopy(model)
+    captured = capture(model, (x,))
+    require_same_outputs(captured, model, (x,), {})
+    assert torch.equal(model.mean, eager.mean)

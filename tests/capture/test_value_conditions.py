@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from eager_reference import assert_same_gradients, compare_steps
+from peak_meter import measured_peak_bytes
 from torch import nn
 
 import monet
@@ -151,3 +152,9 @@ def test_parameters_of_a_distribution_are_compared() -> None:
     assert torch.equal(*results)
     with pytest.raises(PlanMismatch, match="another path"):
         planned(x * float("nan"))
+
+
+def test_the_peak_with_conditions_is_the_promise_to_the_byte() -> None:
+    model = Clamps()
+    plan = monet.plan(model, inputs()[0], budget="1MB", exact=True)
+    assert measured_peak_bytes(model, plan, inputs) == plan.peak_bytes

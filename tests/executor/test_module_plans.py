@@ -155,3 +155,23 @@ def test_inputs_in_other_containers_have_no_structure_in_a_file() -> None:
     )
     with pytest.raises(PlanMismatch, match="containers of its own"):
         monet.MonetModule(model, plan)
+
+
+def test_all_the_memory_of_a_buffer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A periodic window is one element less than what was made."""
+    monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+
+    class Windowed(torch.nn.Linear):
+        window: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__(64, 16)
+            self.register_buffer("window", torch.hann_window(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.window
+
+    model = Windowed()
+    assert model.window.untyped_storage().nbytes() == 17 * 4
+    plan = monet.plan(model, torch.ones(3, 64), budget="1MB", time_limit_s=2, cores=1)
+    assert plan.fixed["buffers"] == 17 * 4

@@ -187,3 +187,17 @@ def test_what_takes_a_gradient_is_part_of_the_plan() -> None:
     model.bias.requires_grad_(False)
     with pytest.raises(PlanMismatch, match="bias has requires_grad=False, and the plan was made for True"):
         planned(x)
+
+
+def test_an_input_of_other_strides_that_is_changed_in_place_is_not_as_planned() -> None:
+    class Doubles(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.mul_(2))
+
+    model = Doubles(8, 8)
+    planned = monet.MonetModule(model, monet.plan(model, torch.ones(4, 8), budget="100%", time_limit_s=2, cores=1))
+    x = torch.ones(4, 8)
+    planned(x)
+    assert bool((x == 2).all())
+    with pytest.raises(PlanMismatch, match="changes it in place"):
+        planned(torch.ones(8, 4).t())

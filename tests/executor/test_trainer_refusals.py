@@ -107,3 +107,17 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     for seed in range(2):
         both_step(trainer, eager, images(seed), seed)
     assert_same(model.state_dict(), eager.model.state_dict(), "model")
+
+
+def test_parameters_of_one_memory_are_refused() -> None:
+    """Parts of a flat tensor, as some optimisers lay them out."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    flat, begin = torch.cat([p.detach().flatten() for p in model.parameters()]), 0
+    for p in model.parameters():
+        p.data, begin = flat[begin : begin + p.numel()].view_as(p), begin + p.numel()
+    x = torch.ones(4, 8)
+    with pytest.raises(ConfigError, match=r"parameters model\.0\.weight and model\.0\.bias are in one memory"):
+        monet.optimize(
+            model, x, x, loss_fn=nn.functional.mse_loss, optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            budget="1MB",
+        )  # fmt: skip

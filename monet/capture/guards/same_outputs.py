@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from monet.capture.guards.model_reads import model_reads
 from monet.capture.guards.module_changes import unchanged_around
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.guards.python_random import random_state, set_random_state
+from monet.capture.guards.tensor_ties import memory
 from monet.capture.islands.state import as_before, keeping_nothing, parted
 from monet.errors import CaptureError
 
@@ -155,9 +156,15 @@ def _own(
             for context in (as_before(model), as_planned(model), around, torch.enable_grad(), keeping_nothing()):
                 stack.enter_context(context)
             tensors, literals, spec = parted(model(*given[0], **given[1]))
-            return _Results([tensor.detach() for tensor in tensors], (spec, literals), _clones(model, buffers))
+            return _Results(_as_now(model, tensors), (spec, literals), _clones(model, buffers))
     finally:
         set_random_state(randomness)
+
+
+def _as_now(model: torch.nn.Module, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Buffers are put back in place: one that is returned, or a part of it, would be what it was before."""
+    held = {memory(buffer) for buffer in model.buffers()}
+    return [tensor.detach().clone() if memory(tensor) in held else tensor.detach() for tensor in tensors]
 
 
 def _clones(model: torch.nn.Module, buffers: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -200,8 +207,8 @@ def _of_graph(
             for name in {*operator_inputs(op), *op.outputs} - kept:
                 if name is not None and last.get(name, position) <= position:
                     values.pop(name, None)
-        outputs = [None if name is None else values[name].detach() for name in graph.outputs]
-        return outputs, _clones(model, buffers)
+        made = iter(_as_now(model, (values[name] for name in graph.outputs if name is not None)))
+        return [None if name is None else next(made) for name in graph.outputs], _clones(model, buffers)
 
 
 def _called(captured: Captured, op: Operator, values: Mapping[str, torch.Tensor]) -> Sequence[Any]:

@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 from monet.base.sizes import Ranges
 from monet.capture import Captured, capture
 from monet.capture.guards.module_hooks import HeldByCode
+from monet.capture.guards.tensor_ties import several_objects
 from monet.capture.input_geometry import call_of
 from monet.capture.varying_inputs import argument_names, largest, ranges_of_leaves
 from monet.errors import CaptureError, ConfigError
@@ -101,6 +102,7 @@ def capture_whole_step(
             f"clip_grad_norm is {clip_grad_norm}; it is the largest norm that gradients may have, above 0"
         )
     module = LossModule(model, loss_fn, return_outputs=return_outputs)
+    _require_own_memory(module)
     args = (plain_inputs(inputs), targets)
     for tensor in pytree.tree_leaves(args):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
@@ -130,6 +132,19 @@ def capture_whole_step(
     slots = parameter_slots(captured, module, optimizer)
     graph = with_updates(captured.graph, slots, catalogue(captured.graph), clip_grad_norm=clip_grad_norm)
     return WholeStep(module, replace(captured, graph=graph), args, {slot.target: slot.live for slot in slots})
+
+
+def _require_own_memory(module: torch.nn.Module) -> None:
+    """Raises ``ConfigError`` where two parameters are one memory, or parts of one, and no one object."""
+    names = {id(tensor): name for name, tensor in module.named_parameters()}
+    for one, other in several_objects(module):
+        if id(one) in names and id(other) in names:
+            raise ConfigError(
+                f"parameters {names[id(one)]} and {names[id(other)]} are in one memory, as parts of a flat tensor or "
+                "as two objects of the same values, and a planned step updates each as soon as it can: give them "
+                "memory of their own (p.data = p.data.clone()), tie them as one object, or plan the module "
+                "alone (monet.apply)"
+            )
 
 
 def _ranges(model: torch.nn.Module, args: tuple[Any, Any], dynamic: Mapping[str, Any]) -> Ranges:
