@@ -61,7 +61,7 @@ class HeldGradients:
     def _all(self) -> list[torch.Tensor]:
         """But for those that are views of the buckets of ``DistributedDataParallel``, where the plan counts these, and
         for sparse ones, which are no plan's."""
-        parameters = (p for owner in self._owners for p in owner.values() if p is not None)
+        parameters = (p for owner in self._owners for p in owner.values() if p is not None and p.is_leaf)
         gradients = [g for p in parameters if (g := p.grad) is not None and g.layout is torch.strided]
         return [g for g in gradients if not g._is_view()] if self._counted_buckets else gradients
 
