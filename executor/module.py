@@ -6,11 +6,12 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from monet.base.graph import written_sources
+from monet.base.graph import Graph, written_sources
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
 from monet.capture.guards.attribute_writes import another_path
@@ -77,13 +78,14 @@ class MonetModule(torch.nn.Module):
                     hooked,
                 )
             guard = guard or ModelGuard(model)
+            again = None if captured else partial(_graph_as_planned, model, plan)
             captured = captured or capture_as_planned(model, plan)
         self._captured, self._guard = captured, guard
         self._accumulator: Accumulator | None = None
         if plan.model.get("accumulate"):
             accumulated = with_accumulation(captured)
             captured, self._accumulator = accumulated.captured, Accumulator(model, accumulated)
-        self._step = PlannedStep(model, plan, captured, guard)
+        self._step = PlannedStep(model, plan, captured, guard, again=again)
         self._held = HeldGradients(model, self._step.runner)
         self._in_parallel = self._compared = False  # until it is called there, and its plan compared
 
@@ -227,3 +229,13 @@ def capture_as_planned(model: torch.nn.Module, plan: Plan) -> Captured:
                 raise
         # An island is called with them, and a length of 0, say, is none.
         return capture_once(model, *example_inputs(plan, 1), gradients_leave=gradients_leave, ranges=ranges)
+
+
+def graph_of(captured: Captured, plan: Plan) -> Graph:
+    """The graph of what was captured, as ``plan`` must be of: where it accumulates, with the sums of gradients."""
+    return with_accumulation(captured).captured.graph if plan.model.get("accumulate") else captured.graph
+
+
+def _graph_as_planned(model: torch.nn.Module, plan: Plan) -> Graph:
+    with planned_modes(model, plan):
+        return graph_of(capture_as_planned(model, plan), plan)

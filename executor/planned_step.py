@@ -11,6 +11,7 @@ import torch.utils._pytree as pytree
 
 from monet.base.graph import CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Source
 from monet.capture import Captured, autocast
+from monet.capture.captured import another_each_time
 from monet.capture.guards.attribute_writes import assign, release
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.plain_tensors import is_plain, why_not_plain
@@ -62,9 +63,11 @@ class PlannedStep:
         guard: ModelGuard,
         state: Callable[[Source], Locate] | None = None,
         checkpoint: Path | None = None,
+        again: Callable[[], Graph] | None = None,
     ) -> None:
         """``captured``: of ``model``, in the modes it was planned in, as ``guard`` knows it. ``state``: where an
-        optimiser's state is found. ``checkpoint``: as of ``copies_of``.
+        optimiser's state is found. ``checkpoint``: as of ``copies_of``. ``again``: captures the same once more, which
+        tells a model that is another one each time from one that was not planned.
 
         Raises ``PlanMismatch`` where the plan is not this model's, or not this machine's.
         """
@@ -72,6 +75,7 @@ class PlannedStep:
         self.graph = captured.graph
         self._device = self.graph.device.type
         self._autocast = plan.model.get("autocast")
+        self._check_graph(again)
         self._check_environment()
         self.runner = Runner(plan, planned_catalogue(self.graph, plan), captured.ranges, captured.islands, checkpoint)
         if state is None and self.runner.copies is not None and self.runner.copies.carried:
@@ -86,13 +90,18 @@ class PlannedStep:
         self._inputs = InputCheck(captured, None if varying is None else varying.calls)
         self._places = [self._locate(source, state) for source in self.graph.sources]
 
+    def _check_graph(self, again: Callable[[], Graph] | None) -> None:
+        expected, found = self.plan.model.get("fingerprint"), self.graph.fingerprint()
+        if found == expected:
+            return
+        if again is not None and (other := again()).fingerprint() != found:
+            raise PlanMismatch(another_each_time(self.graph, other))
+        raise PlanMismatch(
+            "the plan was made for another model: the captured operators, shapes or dtypes differ "
+            f"(plan {str(expected)[:12]}, model {found[:12]}); plan again for this model"
+        )
+
     def _check_environment(self) -> None:
-        expected = self.plan.model.get("fingerprint")
-        if self.graph.fingerprint() != expected:
-            raise PlanMismatch(
-                "the plan was made for another model: the captured operators, shapes or dtypes differ "
-                f"(plan {str(expected)[:12]}, model {self.graph.fingerprint()[:12]}); plan again for this model"
-            )
         here, there = environment(self.graph.device), self.plan.environment.get("profile")
         if str(there).startswith(ESTIMATED):
             raise PlanMismatch(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monet.base.graph import Source
+from monet.base.graph import Graph, Source
 from monet.capture import Captured
 from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import ExecutionError, PlanMismatch
@@ -37,13 +37,15 @@ class Trainer:
         plain: Callable[[Any], Any],
         weights: Callable[[str], torch.Tensor] | None = None,
         checkpoint: Path | None = None,
+        again: Callable[[], Graph] | None = None,
     ) -> None:
         """``weights``: the values of the model's parameters and buffers, by their name in its ``state_dict``.
-        ``checkpoint``: a file from which training goes on; ``weights`` are not asked for where there is one."""
+        ``checkpoint``: a file from which training goes on; ``weights`` are not asked for where there is one.
+        ``again``: as of ``PlannedStep``."""
         self.optimizer = optimizer
         self._updates = updates
         self._plain = plain
-        self._step = PlannedStep(module, plan, captured, ModelGuard(module), self._state, checkpoint)
+        self._step = PlannedStep(module, plan, captured, ModelGuard(module), self._state, checkpoint, again)
         self._groups = self._parameters()
         self._owners = {name: owner_of(module, name) for name in updates}
         self._held = HeldState(module, self._step, updates, optimizer, checkpoint)

@@ -259,10 +259,12 @@ def optimize(
             f"{name} is on the meta device, without values: before the optimizer is made, model.to_empty(device='cpu') "
             "gives it memory, which is not touched, and weights=, a function of a name, its values"
         )
-    step = capture_whole_step(
-        model, sample_inputs, sample_targets, loss_fn=loss_fn, optimizer=optimizer, clip_grad_norm=clip_grad_norm,
-        return_outputs=return_outputs, dynamic=dynamic if plan is None else ranges_of_plan(plan),
+    whole = partial(
+        capture_whole_step, model, sample_inputs, sample_targets, loss_fn=loss_fn, optimizer=optimizer,
+        clip_grad_norm=clip_grad_norm, return_outputs=return_outputs,
+        dynamic=dynamic if plan is None else ranges_of_plan(plan),
     )  # fmt: skip
+    step = whole()
     if plan is None:
         assert budget is not None
         how = How(
@@ -280,7 +282,10 @@ def optimize(
             f"autocast is {autocast.describe(now)}, and the plan was made with autocast {autocast.describe(planned)}; "
             "call optimize under the same torch.autocast"
         )
-    return Trainer(step.module, plan, step.captured, step.updates, optimizer, plain_inputs, weights, kept)
+    return Trainer(
+        step.module, plan, step.captured, step.updates, optimizer, plain_inputs, weights, kept,
+        again=lambda: whole().captured.graph,
+    )  # fmt: skip
 
 
 def apply(

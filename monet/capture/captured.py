@@ -1,4 +1,4 @@
-"""The result of a capture, and the kind of device that a capture is for."""
+"""The result of a capture, what is said where two of one model differ, and the kind of device that one is for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 
-from monet.base.graph import Graph
+from monet.base.graph import Graph, Operator
 from monet.base.sizes import Ranges
 from monet.capture.guards.attribute_writes import Write
+from monet.capture.guards.module_changes import RUN_ONCE
 
 if TYPE_CHECKING:
     from monet.capture.islands.island import Island
@@ -48,6 +49,28 @@ class Captured:
     def island_bytes(self) -> int:
         """The most that the parts which run as they are have held beside the arena."""
         return max((island.beside.most_bytes for island in self.islands.values()), default=0)
+
+
+def another_each_time(one: Graph, other: Graph) -> str:
+    """What is said of a model that was traced as ``one`` and then as ``other``, with the line where they part, if these
+    two do."""
+    return (
+        "the model computes something else each time it is traced: two traces of one call differ in operators, "
+        "arguments, shapes or dtypes, and a plan is of one of them. Its forward pass reads what changes from call to "
+        f"call (an iterator, a counter, a clock): {RUN_ONCE}; else make that a tensor, and pass it in or keep it in a "
+        f"buffer (register_buffer){_place(one, other)}"
+    )
+
+
+def _place(one: Graph, other: Graph) -> str:
+    """The line of the first operator that the other trace does not have there; "" where there is none."""
+    pairs = itertools.zip_longest((*one.forward, *one.backward), (*other.forward, *other.backward))
+    parted = next((mine or its for mine, its in pairs if _text(mine) != _text(its)), None)
+    return f"\n{parted.where}" if parted is not None and parted.where else ""
+
+
+def _text(operator: Operator | None) -> str:
+    return "" if operator is None else f"{operator.signature}|{operator.args}|{operator.kwargs}|{operator.outputs}"
 
 
 def device_type(model: torch.nn.Module, inputs: Any) -> str:

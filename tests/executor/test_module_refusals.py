@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from loop_cases import HASTE
 from module_cases import case_model, costs_by_bytes, residual_images
 from small_models import Residual
 from torch import nn
@@ -112,6 +116,38 @@ def test_plan_of_another_model(residual: PlanResult) -> None:
         monet.MonetModule(Residual(8), residual.plan)
     with pytest.raises(PlanMismatch, match="another model"):
         monet.MonetModule(nn.Sequential(nn.Conv2d(3, 4, 3)), residual.plan)
+
+
+class Clocked(nn.Module):
+    """Another model each time; what it holds cannot be looked into, so that it is traced each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.lock = nn.Linear(8, 8), threading.Lock()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x)
+        return result * time.perf_counter()
+
+
+EACH_TIME = r"computes something else each time it is traced.*\n.*test_module_refusals.py.*in forward"
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_plan_of_a_model_that_is_another_one_each_time(accumulate: bool) -> None:
+    model, x = Clocked(), torch.ones(4, 8)
+    plan = monet.plan(model, (x,), budget="100%", accumulate=accumulate, **HASTE)
+    with pytest.raises(PlanMismatch, match=EACH_TIME):
+        monet.MonetModule(model, plan)
+
+
+def test_plan_of_a_whole_step_that_is_another_one_each_time() -> None:
+    model, x = Clocked(), torch.ones(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step: dict[str, Any] = {"loss_fn": nn.functional.mse_loss, "optimizer": optimizer}
+    plan = monet.optimize(model, x, x, budget="100%", **step, **HASTE).plan
+    with pytest.raises(PlanMismatch, match=EACH_TIME):
+        monet.optimize(model, x, x, plan=plan, **step)
 
 
 def test_plan_for_other_threads(residual: PlanResult) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +16,19 @@ from monet.api.in_place.seen_sizes import SeenSizes
 from monet.base.amounts import ByteBudget, ByteCount, PeakShare, parse_budget
 from monet.base.sizes import Dimension, Ranges
 from monet.capture import Captured, autocast, capture_once
-from monet.capture.captured import device_type
+from monet.capture.captured import another_each_time, device_type
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.input_geometry import describe_inputs, described_ranges
 from monet.capture.plain_tensors import PLAIN, is_plain
 from monet.capture.varying_inputs import argument_names, for_call, given_axes, largest, ranges_of
-from monet.errors import CaptureError, ConfigError, ExecutionError
+from monet.errors import CaptureError, ConfigError, ExecutionError, PlanMismatch
 from monet.executor import parallel
-from monet.executor.module import MonetModule
+from monet.executor.module import MonetModule, graph_of
 from monet.ops.measuring.signature import environment
 from monet.plans.format import FREED
 from monet.plans.plan import Plan
+
+logger = logging.getLogger(__name__)
 
 MakePlan = Callable[..., Plan]
 """``monet.plan``; with ``seconds``, what operators take in steps, by signature."""
@@ -115,8 +118,9 @@ class PlanSource:
         take in steps of another plan, by signature; such a plan is not kept.
 
         Inside of ``DistributedDataParallel`` its buckets are counted. Raises as ``monet.plan``, ``CaptureError`` for
-        parameters that are spread over processes, ``ExecutionError`` for gradients that it could not reduce, and
-        ``KeyboardInterrupt`` where planning is interrupted: nothing is trained by a plan that nobody asked for.
+        parameters that are spread over processes, and for a model that is another one each time it is traced,
+        ``ExecutionError`` for gradients that it could not reduce, and ``KeyboardInterrupt`` where planning is
+        interrupted: nothing is trained by a plan that nobody asked for.
         """
         _require_made(model)
         options = {**self._options, **_counted_beside(model, self._options)}
@@ -130,9 +134,9 @@ class PlanSource:
         key = kept_plans.key_of(step, self._asked.setdefault(step, budget))
         if self._on_disk and not anew and seconds is None:
             for is_tuned in (True, False) if tuned else (False,):
-                plan = kept_plans.recall(kept_plans.key_of(key, TUNED) if is_tuned else key)
-                if plan is not None:
-                    module = MonetModule(model, plan, captured, guard)
+                kept = kept_plans.key_of(key, TUNED) if is_tuned else key
+                module = _recalled(kept, model, captured, guard)
+                if module is not None:
                     return Planned(module, recalled=True, key=key, tuned=is_tuned)
         options = {"progress": True, **options, **({} if seconds is None else {"seconds": seconds})}
         plan = self._make_plan(model, args, kwargs, budget=budget, **options)
@@ -142,11 +146,16 @@ class PlanSource:
             plan = self._make_plan(model, args, kwargs, budget=ByteCount(plan.budget_bytes - spared), **options)
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
+        # Planning has captured the model once more. A plan of another graph is none of this one's, under whose key
+        # another model would find it.
+        if graph_of(captured, plan).fingerprint() != plan.model["fingerprint"]:
+            raise CaptureError(another_each_time(captured.graph, self._captured(model, args, kwargs, rung)[0].graph))
+        module = MonetModule(model, plan, captured, guard)
         if self._on_disk and seconds is None:
             kept_plans.keep(key, plan)
             if anew:  # the faster one of another model is none of this
                 kept_plans.forget(kept_plans.key_of(key, TUNED))
-        return Planned(MonetModule(model, plan, captured, guard), key=key)
+        return Planned(module, key=key)
 
     def keep_tuned(self, planned: Planned) -> None:
         """Keep it as the faster one for the next start, which then times nothing."""
@@ -297,6 +306,20 @@ class PlanSource:
             describe_inputs(args, kwargs),
             None if captured.ranges is None else described_ranges(captured.ranges),
         )
+
+
+def _recalled(key: str, model: torch.nn.Module, captured: Captured, guard: ModelGuard) -> MonetModule | None:
+    """``model`` with the plan that is kept on disk. None if there is none, or if it is not of what was captured, or not
+    of this machine: it is then removed, which is said."""
+    plan = kept_plans.recall(key)
+    if plan is None:
+        return None
+    try:
+        return MonetModule(model, plan, captured, guard)
+    except PlanMismatch as error:
+        logger.warning("a plan that was kept cannot be used, and is made again: %s", error)
+        kept_plans.forget(key)
+        return None
 
 
 def options_of(plan: Plan) -> dict[str, Any]:

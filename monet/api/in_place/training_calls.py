@@ -267,11 +267,11 @@ class TrainingCalls:
             other = self._planned_with(tuning, args, kwargs)
             if other is None:
                 return self._settled(geometry, planned, "%s: no other plan is faster by the times of its steps")
-            tuning.first, tuning.over = (planned.module.plan, tuning.step_s), False
+            tuning.first, tuning.over = (planned.module.plan, planned.key, tuning.step_s), False
             planned = self._instead(geometry, other, group)
             tuning.before_call(planned.module)
             return planned
-        plan, step_s = tuning.first
+        plan, key, step_s = tuning.first
         took_s = tuning.step_s if ended == "timed" else math.inf
         said = f"{1e3 * step_s:,.0f} ms a step by the first plan, {1e3 * took_s:,.0f} by one with its times"
         if took_s <= step_s:
@@ -279,7 +279,7 @@ class TrainingCalls:
         with self._apart():
             guard = ModelGuard(self.model, own_hooks=False)
             first = self._source.adopted(self.model, args, kwargs, plan, guard)
-        planned = self._instead(geometry, replace(first, key=planned.key), group)
+        planned = self._instead(geometry, replace(first, key=key), group)
         if ended == "given up":
             return planned
         return self._settled(geometry, planned, "%s: %s; the first one stays", said)

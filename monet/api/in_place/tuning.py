@@ -24,13 +24,13 @@ WORTH = 0.01
 
 class Tuning:
     """Of the calls of one geometry. ``over``: nothing more is timed. ``first``: the plan that steps were run by first,
-    and its seconds, once another one is tried."""
+    what it is kept on disk under, and its seconds, once another one is tried."""
 
     def __init__(self, steps: int) -> None:
         """``steps``: how many are timed of each plan, after one that is not: memory is touched in it."""
         self._count = steps
         self.over = False
-        self.first: tuple[Plan, float] | None = None
+        self.first: tuple[Plan, str, float] | None = None
         self._module: MonetModule | None = None
         self._times: StepTimes | None = None
         self._timing = ExitStack()
