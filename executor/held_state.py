@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from monet.base.graph import PARAMETER, STATE
 from monet.errors import ConfigError, ExecutionError, PlanMismatch
 from monet.executor.copying.carried_state import CarriedState
-from monet.executor.copying.checkpoint import Checkpoint, Finished
+from monet.executor.copying.checkpoint import Checkpoint, Finished, Group
 from monet.executor.copying.disk_copies import DiskCopies
 from monet.executor.planned_step import PlannedStep, owner_of
 from monet.ops.weight_update import LiveUpdate
@@ -27,10 +26,10 @@ class HeldState:
         step: PlannedStep,
         updates: Mapping[str, LiveUpdate],
         optimizer: torch.optim.Optimizer,
-        path: Path | None,
+        checkpoint: Checkpoint | None,
     ) -> None:
-        """``module``: the model with its loss. ``path``: of a checkpoint. Raises ``PlanMismatch`` where the plan moves
-        what model and optimiser do not have."""
+        """``module``: the model with its loss. Raises ``PlanMismatch`` where the plan moves what model and optimiser do
+        not have, and ``ConfigError`` where the checkpoint is another plan's."""
         self._module, self._updates, self._optimizer = module, updates, optimizer
         self.steps = 0
         self._settled = True  # False while a step is under way, where there is a checkpoint
@@ -54,16 +53,14 @@ class HeldState:
             elif source.kind == STATE:
                 name, _, key = source.target.rpartition(".")
                 self._states[name][key] = source.value
-        self._checkpoint = None if path is None else self._checkpoint_at(path, step)
-
-    def _checkpoint_at(self, path: Path, step: PlannedStep) -> Checkpoint:
-        copies, plan = self._copies, step.plan
-        described = {
-            "model": plan.model.get("fingerprint"),
-            "places": {} if copies is None else {storage: place for place, storage in copies.carried.items()},
-            "bytes": plan.second_bytes,
+        self._checkpoint, carried_places = checkpoint, {} if self._copies is None else self._copies.carried
+        self._described = {
+            "model": step.plan.model.get("fingerprint"),
+            "places": {storage: place for place, storage in carried_places.items()},
+            "bytes": step.plan.second_bytes,
         }
-        return Checkpoint(path, described, alone=copies is None)
+        if checkpoint is not None and self._copies is None:
+            checkpoint.check_bytes(0)
 
     @torch.no_grad()
     def load(self, weights: Callable[[str], torch.Tensor]) -> None:
@@ -87,6 +84,8 @@ class HeldState:
                 raise ConfigError(
                     f"weights({name!r}) has no values of a plain tensor: it is sparse, or on the meta device"
                 )
+            if values.is_complex() and not tensor.is_complex():
+                raise ConfigError(f"weights({name!r}) has complex values; the model's tensor is real")
             storage = moved.get(id(tensor))
             if storage is None or self._carried is None:
                 tensor.copy_(values)
@@ -98,7 +97,7 @@ class HeldState:
 
     def resume(self) -> bool:
         """Go on from the checkpoint; False where there is none. Raises ``ConfigError``."""
-        last = None if self._checkpoint is None else self._checkpoint.last()
+        last = None if self._checkpoint is None else self._checkpoint.last(self._described)
         if last is None:
             return False
         self._put(last)
@@ -182,7 +181,7 @@ class HeldState:
 
     def _restore(self) -> None:
         """Model and optimiser are what the checkpoint has."""
-        last = None if self._checkpoint is None else self._checkpoint.last()
+        last = None if self._checkpoint is None else self._checkpoint.last(self._described)
         if last is None:
             raise ExecutionError("the checkpoint of this training is gone, and a step was cut short: begin anew")
         self._put(last)
@@ -204,12 +203,15 @@ class HeldState:
         if self._copies is not None:
             self._copies.channel.sync()
         groups = [
-            {"names": names, **{k: v for k, given in group.items() if k != "params" and _is_plain(v := _plain(given))}}
+            Group(names, {k: v for k, given in group.items() if k != "params" and _is_plain(v := _plain(given))})
             for names, group in zip(self._names(), self._optimizer.param_groups, strict=True)
         ]
         fresh = [name for name, live in self._updates.items() if live.first]
+        tensors = {name: tensor.detach() for name, tensor in self._others()}
+        state, random = self._other_state(), torch.get_rng_state()
+        finished = Finished(self._described, steps, half, tensors, state, groups, fresh, random)
         try:
-            self._checkpoint.finish(Finished(steps, half, dict(self._others()), groups, fresh, torch.get_rng_state()))
+            self._checkpoint.finish(finished)
         except OSError as error:
             raise ExecutionError(f"the checkpoint {self._checkpoint.path} cannot be written: {error}") from error
 
@@ -219,35 +221,41 @@ class HeldState:
         return [[named.get(id(p), "") for p in group["params"]] for group in self._optimizer.param_groups]
 
     def _others(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is not moved: of model and loss, and of the optimiser, by name."""
+        """What is not moved of model and loss, by name."""
         moved = {id(parameter) for _, parameter in self._moved_parameters()}
         for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             if id(tensor) not in moved:
-                yield name, tensor.detach()
-        for name, live in self._updates.items():
-            for key, tensor in self._optimizer.state.get(live.parameter, {}).items():
-                if key not in self._states[name] and isinstance(tensor, torch.Tensor):
-                    yield f"{name}/{key}", tensor
+                yield name, tensor
+
+    def _other_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What is not moved of the optimiser, by parameter and key."""
+        return {
+            name: {
+                key: tensor
+                for key, tensor in self._optimizer.state.get(live.parameter, {}).items()
+                if key not in self._states[name] and isinstance(tensor, torch.Tensor)
+            }
+            for name, live in self._updates.items()
+        }
 
     @torch.no_grad()
     def _put(self, last: Finished) -> None:
         """Model and optimiser are what the checkpoint has."""
-        if [group["names"] for group in last.groups] != self._names():
+        if [group.names for group in last.groups] != self._names():
             raise ConfigError("the checkpoint's optimizer has other groups of parameters; make it as it was")
+        others = dict(self._others())
         self.steps = last.steps
-        own: dict[str, Any] = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
         for name, tensor in last.tensors.items():
-            target, _, key = name.partition("/")
-            if not key:
-                own[name].copy_(tensor)
-                continue
-            state = self._optimizer.state[self._updates[target].parameter]
-            if isinstance(state.get(key), torch.Tensor):
-                state[key].copy_(tensor)
-            else:
-                state[key] = tensor
+            others[name].copy_(tensor)
+        for name, keys in last.state.items():
+            state = self._optimizer.state[self._updates[name].parameter] if keys else {}
+            for key, tensor in keys.items():
+                if isinstance(state.get(key), torch.Tensor):
+                    state[key].copy_(tensor)
+                else:
+                    state[key] = tensor.clone()  # the checkpoint's own lies in its file
         for group, saved in zip(self._optimizer.param_groups, last.groups, strict=True):
-            group.update({key: value for key, value in saved.items() if key != "names"})
+            group.update(saved.settings)
         torch.set_rng_state(last.random)
         self._adopt(last.half)
         for name in last.fresh:

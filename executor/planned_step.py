@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from monet.capture.guards.attribute_writes import assign, release
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.plain_tensors import is_plain, why_not_plain
 from monet.errors import PlanMismatch
+from monet.executor.copying.checkpoint import Checkpoint
 from monet.executor.input_check import InputCheck
 from monet.executor.runner import Runner
 from monet.ops.catalogue import Catalogue, catalogue
@@ -62,7 +62,7 @@ class PlannedStep:
         captured: Captured,
         guard: ModelGuard,
         state: Callable[[Source], Locate] | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: Checkpoint | None = None,
         again: Callable[[], Graph] | None = None,
     ) -> None:
         """``captured``: of ``model``, in the modes it was planned in, as ``guard`` knows it. ``state``: where an

@@ -8,7 +8,6 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -22,6 +21,7 @@ from monet.errors import ExecutionError, PlanMismatch
 from monet.executor.arena_requests import arena_requests
 from monet.executor.backward_parts import BackwardParts
 from monet.executor.codegen import Generated, generate
+from monet.executor.copying.checkpoint import Checkpoint
 from monet.executor.copying.copies import copies_of
 from monet.executor.places import Places
 from monet.executor.varying import Varying
@@ -61,7 +61,7 @@ class Runner:
         catalogue: Catalogue,
         ranges: Ranges | None = None,
         islands: Mapping[str, Island] | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         """``ranges``: which sizes vary, where the plan is for more than one shape. ``islands``: by key, parts of the
         model that run as they are. ``checkpoint``: as of ``copies_of``."""

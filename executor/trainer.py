@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from monet.base.graph import Graph, Source
 from monet.capture import Captured
 from monet.capture.guards.model_guard import ModelGuard
 from monet.errors import ExecutionError, PlanMismatch
+from monet.executor.copying.checkpoint import Checkpoint
 from monet.executor.held_state import HeldState
 from monet.executor.planned_step import PlannedStep, owner_of
 from monet.ops.weight_update import LiveUpdate
@@ -36,12 +36,12 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         plain: Callable[[Any], Any],
         weights: Callable[[str], torch.Tensor] | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: Checkpoint | None = None,
         again: Callable[[], Graph] | None = None,
     ) -> None:
         """``weights``: the values of the model's parameters and buffers, by their name in its ``state_dict``.
-        ``checkpoint``: a file from which training goes on; ``weights`` are not asked for where there is one.
-        ``again``: as of ``PlannedStep``."""
+        ``checkpoint``: from which training goes on; ``weights`` are not asked for where it has a step. ``again``: as of
+        ``PlannedStep``."""
         self.optimizer = optimizer
         self._updates = updates
         self._plain = plain

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from monet.base.graph import Value
-from monet.errors import ConfigError, PlanMismatch
-from monet.executor.copying.checkpoint import head_of
+from monet.errors import PlanMismatch
+from monet.executor.copying.checkpoint import Checkpoint
 from monet.executor.copying.disk_copies import DiskCopies
 from monet.executor.copying.host_copies import HostCopies
 from monet.native.channel import Channel
@@ -47,10 +47,10 @@ class Copies(Protocol):
 
 
 def copies_of(
-    plan: Plan, inside: Callable[[int], bool], device: torch.device, checkpoint: Path | None = None
+    plan: Plan, inside: Callable[[int], bool], device: torch.device, checkpoint: Checkpoint | None = None
 ) -> Copies | None:
     """What a plan's copies go through; None where it has none. ``inside``: as for ``DiskCopies``. ``checkpoint``: a
-    file that stays, in which what is carried from step to step is there twice.
+    file that stays, in which what is carried from step to step, if anything, is there twice.
 
     Raises ``PlanMismatch`` where the plan was made for another disk or GPU, or for rates alone; ``ConfigError`` and
     ``ExecutionError`` where the second memory cannot be had.
@@ -69,9 +69,9 @@ def copies_of(
 
 
 def _on_disk(
-    plan: Plan, described: Mapping[str, Any], inside: Callable[[int], bool], checkpoint: Path | None
+    plan: Plan, described: Mapping[str, Any], inside: Callable[[int], bool], checkpoint: Checkpoint | None
 ) -> DiskCopies:
-    named = described.get("folder") if checkpoint is None else checkpoint.parent
+    named = described.get("folder") if checkpoint is None else checkpoint.path.parent
     folder = find_folder(None if named is None else Path(named))
     device = device_of(folder)
     if described.get("device") not in (None, device):
@@ -80,18 +80,14 @@ def _on_disk(
             "again, or name a folder on that disk"
         )
     carried = carried_storages(plan)
-    if checkpoint is None:
+    if checkpoint is None or not carried:
         check_room(folder, plan.second_bytes)
         return DiskCopies(Channel(folder, plan.second_bytes), inside, carried=carried)
     size = 2 * plan.second_bytes
-    if head_of(checkpoint).exists() and (not checkpoint.exists() or checkpoint.stat().st_size != whole_blocks(size)):
-        raise ConfigError(
-            f"{checkpoint} has not the {size:,} bytes of this plan: it was cut short, is gone, or is another plan's. "
-            "Begin a new checkpoint under another name"
-        )
-    check_room(folder, size - (checkpoint.stat().st_size if checkpoint.exists() else 0))
+    checkpoint.check_bytes(whole_blocks(size))
+    check_room(folder, size - checkpoint.path.stat().st_size)
     written = frozenset(s.place for s in plan.steps if s.kind == WRITE and s.place is not None) & carried.keys()
-    channel = Channel(folder, size, name=checkpoint.name)
+    channel = Channel(folder, size, lock=checkpoint.lock)
     return DiskCopies(channel, inside, carried=carried, rewritten=written, half_bytes=plan.second_bytes)
 
 

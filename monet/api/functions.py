@@ -26,7 +26,7 @@ from monet.capture.captured import device_type
 from monet.capture.input_geometry import call_of, example_inputs, ranges_of_plan
 from monet.capture.varying_inputs import given_axes, largest, ranges_of
 from monet.errors import ConfigError, InfeasibleBudget, PlanMismatch
-from monet.executor.copying.checkpoint import checkpoint_at, head_of, plan_of, plan_path
+from monet.executor.copying.checkpoint import checkpoint_at, opened, plan_of
 from monet.executor.trainer import Trainer
 from monet.native.channel import reason_against
 from monet.ops.measuring.in_place import as_in_step
@@ -208,7 +208,7 @@ def optimize(
     exact: bool = False,
     fused: bool = False,
     offload: str | None = None,
-    weights: Callable[[str], torch.Tensor] | None = None,
+    weights: Callable[[str], torch.Tensor] | Mapping[str, torch.Tensor] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     reserve_bytes: int = 0,
     time_limit_s: float = _SOLVING.time_limit_s,
@@ -232,7 +232,8 @@ def optimize(
     ``clip_grad_norm``: the largest total 2-norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it.
     ``offload``: a second memory for activations, parameters and the optimiser's state, as ``"disk:/scratch"``.
     ``weights``: a function that gives the values of a parameter or buffer by its name in the model's ``state_dict``,
-    for a model that was made empty (``to_empty``) and is larger than memory: it is then never in memory whole.
+    for a model that was made empty (``to_empty``) and is larger than memory: it is then never in memory whole. A
+    mapping does, too.
     ``checkpoint``: a file that has model and optimiser after every step, whatever ends the process; where there is one,
     training goes on from it, by its plan, and ``trainer.steps`` says how many steps were made.
     ``return_outputs``: False frees the model's outputs inside the step. ``exact``: updates equal eager's bit by
@@ -247,6 +248,9 @@ def optimize(
     if (budget is None) == (plan is None):
         raise TypeError("optimize takes a budget or a plan, and exactly one of them")
     require_module(model)
+    values = weights.__getitem__ if isinstance(weights, Mapping) else weights
+    if values is not None and not callable(values):
+        raise ConfigError(f"weights is a {type(weights).__name__}; a function of a name, or a mapping, is needed")
     kept = None if checkpoint is None else checkpoint_at(checkpoint)
     if kept is not None and offload is not None and (reason := reason_against(kept.parent)) is not None:
         raise ConfigError(f"checkpoint {kept}: {reason}")
@@ -254,7 +258,7 @@ def optimize(
         plan = plan_of(kept)
     if plan is not None:
         plan = Plan.of(plan)
-    if weights is None and (name := next((n for n, p in model.named_parameters() if p.is_meta), None)) is not None:
+    if (name := next((n for n, p in model.named_parameters() if p.is_meta), None)) is not None:
         raise ConfigError(
             f"{name} is on the meta device, without values: before the optimizer is made, model.to_empty(device='cpu') "
             "gives it memory, which is not touched, and weights=, a function of a name, its values"
@@ -274,18 +278,22 @@ def optimize(
         plan = how.plan(how.prepared(partial(prepare_whole, step)), parse_budget(budget))
         if plan.solver["status"] == "interrupted":
             raise KeyboardInterrupt
-    if kept is not None and not (plan_path(kept).exists() and head_of(kept).exists()):
-        plan.save(plan_path(kept))
     planned, now = plan.model.get("autocast"), autocast.state(device_type(model, sample_inputs))
     if planned != now:
         raise PlanMismatch(
             f"autocast is {autocast.describe(now)}, and the plan was made with autocast {autocast.describe(planned)}; "
             "call optimize under the same torch.autocast"
         )
-    return Trainer(
-        step.module, plan, step.captured, step.updates, optimizer, plain_inputs, weights, kept,
+    trainer = partial(
+        Trainer, step.module, plan, step.captured, step.updates, optimizer, plain_inputs, values,
         again=lambda: whole().captured.graph,
     )  # fmt: skip
+    if kept is None:
+        return trainer()
+    with opened(kept) as files:
+        made = trainer(checkpoint=files)
+        files.keep_plan(plan)
+    return made
 
 
 def apply(

@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <pthread.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -34,7 +33,6 @@ constexpr int64_t kChunk = int64_t{4} << 20;
 constexpr int kInMemory = -1000;  // the folder is no disk
 constexpr int kClosed = -1001;
 constexpr int kShort = -1002;     // a read ended before its length
-constexpr int kTaken = -1003;     // another process has the file
 
 struct Copy {
   bool write;
@@ -162,16 +160,8 @@ int open_unlinked(const char* folder, int flags) {
   return file;
 }
 
-// A file that stays, with what it holds; nobody else has it meanwhile.
-int open_named(const char* path, int flags) {
-  int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | flags, 0600);
-  if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) != 0) {
-    close(file);
-    errno = EWOULDBLOCK;
-    return -1;
-  }
-  return file;
-}
+// A file that stays, with what it holds; the caller has it locked.
+int open_named(const char* path, int flags) { return open(path, O_RDWR | O_CLOEXEC | flags); }
 
 bool is_in_memory(const char* folder) {
   struct statfs found;
@@ -215,7 +205,7 @@ Channel* monet_channel_open(const char* folder, const char* name, int64_t bytes,
     channel->direct = false;
     channel->file = open_file(0);
   }
-  if (channel->file < 0) *error = name != nullptr && errno == EWOULDBLOCK ? kTaken : errno;
+  if (channel->file < 0) *error = errno;
   if (*error == 0 && channel->bytes > 0) *error = posix_fallocate(channel->file, 0, channel->bytes);
   if (*error != 0) {
     if (channel->file >= 0) close(channel->file);

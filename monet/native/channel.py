@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from monet.base.files.lock import FileLock
 from monet.errors import ExecutionError
 from monet.native.library import build, declare
 from monet.plans.format import COPY_ALIGNMENT
 
 ALIGNMENT = COPY_ALIGNMENT
 """Bytes: of memory and places that are copied, and of the lengths that are really copied; ``kAlign`` in C++."""
-_IN_MEMORY, _CLOSED, _SHORT, _TAKEN = -1000, -1001, -1002, -1003
-TAKEN = "a trainer, or a model that it trained, has this file, here or in another process"
+_IN_MEMORY, _CLOSED, _SHORT = -1000, -1001, -1002
 _SAID = {
     _IN_MEMORY: "it lies in main memory (tmpfs), where nothing would be gained; name a folder on a disk",
     _CLOSED: "it belongs to the process that this one was forked from",
     _SHORT: "the file ended before what was to be read",
-    _TAKEN: TAKEN,
 }
 _TURN_MS = 100
 """How long a wait may keep Ctrl-C waiting."""
@@ -87,23 +86,29 @@ class Copied:
     read_s: float
 
 
+class _Mapping(mmap.mmap):
+    """``lock``: nobody else has the file while somebody looks at it here."""
+
+    lock: FileLock | None = None
+
+
 class Channel:
     """``bytes`` bytes in a file, all of them set aside, and a thread that copies.
 
     Copies are over in the order in which they are issued. Memory and places are multiples of ``ALIGNMENT``; a copy
     touches its length rounded up to that. ``direct``: copied past the page cache; else it is written out and dropped
-    from there, chunk by chunk. ``name``: of a file that stays, with what it holds; without one, it is gone when the
-    process ends, however it ends.
+    from there, chunk by chunk. ``lock``: of a file in the folder that stays, with what it holds, and that whoever maps
+    it keeps; without one, it is gone when the process ends, however it ends.
 
-    Raises ``ExecutionError`` where the folder lies in main memory, cannot be written to, or has too little room, or
-    where another process has the file.
+    Raises ``ExecutionError`` where the folder lies in main memory, cannot be written to, or has too little room.
     """
 
     _open = False
 
-    def __init__(self, folder: Path, size: int, *, name: str | None = None, buffered: bool = False) -> None:
+    def __init__(self, folder: Path, size: int, *, lock: FileLock | None = None, buffered: bool = False) -> None:
         self._lib = _library()
-        self.folder, self.bytes = folder, size
+        self.folder, self.bytes, self._lock = folder, size, lock
+        name = None if lock is None else lock.path.name
         opened = _opened(self._lib, folder, size, name=name, buffered=buffered)
         if isinstance(opened, str):
             raise ExecutionError(f"{folder} cannot hold a second memory of {size:,} bytes: {opened}")
@@ -145,7 +150,9 @@ class Channel:
     def mapped(self) -> mmap.mmap:
         """The whole file as memory: whoever looks at it makes the system read it, and what is written there is read by
         later copies. Not to be used while something is copied. The mapping outlives the channel."""
-        return mmap.mmap(self._lib.monet_channel_file(self._channel), self.bytes)
+        mapping = _Mapping(self._lib.monet_channel_file(self._channel), self.bytes)
+        mapping.lock = self._lock
+        return mapping
 
     def forget_pages(self, mapping: mmap.mmap) -> None:
         """Hold nothing of the mapping in memory, but for what was changed there and is not flushed; a copy finds it."""

@@ -26,6 +26,7 @@ from torch import nn
 from trainer_cases import Batch, EagerStep, Optimizer, assert_same, assert_same_training, both_step, case_loss
 
 import monet
+from monet.base.files.lock import FileLock
 from monet.errors import ExecutionError, InvalidPlan, PlanMismatch
 from monet.native.channel import Channel
 from monet.ops.weight_update import LiveUpdate
@@ -160,8 +161,8 @@ def test_through_the_page_cache(disk: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Where the file system has no direct access."""
     real = Channel.__init__
 
-    def buffered(self: Channel, folder: Path, size: int, *, name: str | None = None) -> None:
-        real(self, folder, size, name=name, buffered=True)
+    def buffered(self: Channel, folder: Path, size: int, *, lock: FileLock | None = None) -> None:
+        real(self, folder, size, lock=lock, buffered=True)
 
     monkeypatch.setattr(Channel, "__init__", buffered)
     model = make_model()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import waiting_child
 from module_cases import costs_by_bytes
 from moved_steps import RATES, copies_of
 from repository import ROOT
@@ -25,6 +26,7 @@ from torch import nn
 from trainer_cases import Batch, assert_same, case_loss
 
 import monet
+from monet.base.files.lock import FileLock
 from monet.errors import ConfigError, ExecutionError
 from monet.executor.copying.carried_state import CarriedState
 from monet.native.channel import Channel
@@ -271,6 +273,78 @@ def test_an_interrupt_after_a_step_was_made_leaves_it_made(
     assert_same(contents(trainer), right, "step 3")
 
 
+def test_files_that_are_gone(disk: Path) -> None:
+    """And are another training's by now: neither has anything of the other."""
+    path, plan = disk / "run-gone", plan_in(disk)
+    old = trainer_at(path, plan)
+    steps_on(old, 1)
+    for found in disk.glob("run-gone*"):
+        found.unlink()
+    left = steps_on(trainer_at(path, plan), 2)
+    gc.collect()
+    for _ in range(2):
+        with pytest.raises(ExecutionError, match="the checkpoint of this training is gone"):
+            old(*batch(1))
+    assert old.steps == 1
+    again = trainer_at(path, plan)
+    assert again.steps == 2
+    assert_same(contents(again), left, "step 2")
+
+
+def test_a_forked_child_keeps_nobody_from_the_file(disk: Path) -> None:
+    """Though it has model and optimiser, which lie there."""
+    path, plan = disk / "run-forked", plan_in(disk)
+    trainer = trainer_at(path, plan)
+    steps_on(trainer, 1)
+    with waiting_child():
+        with pytest.raises(ExecutionError, match="a trainer, or a model that it trained, has this file"):
+            trainer_at(path, plan)
+        del trainer
+        gc.collect()
+        assert trainer_at(path, plan).steps == 1
+
+
+def test_a_model_keeps_the_file(disk: Path) -> None:
+    path, plan = disk / "run-model", plan_in(disk)
+    trainer = trainer_at(path, plan)
+    steps_on(trainer, 1)
+    model = trainer._step.model.model
+    del trainer
+    gc.collect()
+    with pytest.raises(ExecutionError, match="a trainer, or a model that it trained, has this file"):
+        trainer_at(path, plan)
+    del model
+    gc.collect()
+    assert trainer_at(path, plan).steps == 1
+
+
+def test_moves_of_activations_alone(disk: Path) -> None:
+    """Nothing of them is needed after a step: the file stays empty."""
+
+    def trainer(path: Path | None, plan: Plan | None) -> monet.Trainer:
+        torch.manual_seed(2)
+        model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())))
+        x = torch.randn(8192, 64)
+        how = {"offload": f"disk:{disk},{RATES}", "budget": "65%"} if plan is None else {"plan": plan}
+        return monet.optimize(
+            model, x, x, loss_fn=nn.functional.mse_loss, optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            exact=True, time_limit_s=5, checkpoint=path, **how,
+        )  # fmt: skip
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
+        plan = trainer(None, None).plan
+    assert plan.second_bytes > 0
+    path, x = disk / "run-activations", torch.ones(8192, 64)
+    for count in (1, 2):
+        found = trainer(path, plan)
+        assert found.steps == count - 1
+        found(x, x)
+        del found
+        gc.collect()
+    assert path.stat().st_size == 0
+
+
 def step_alone(path: Path, plan: Plan) -> None:
     """A trainer's first step; no other one may have its checkpoint until it is gone."""
     trainer = trainer_at(path, plan)
@@ -434,8 +508,8 @@ def test_twenty_kills(disk: Path) -> None:
 def test_buffered_files(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Channel.__init__
 
-    def buffered(self: Channel, folder: Path, size: int, *, name: str | None = None) -> None:
-        real(self, folder, size, name=name, buffered=True)
+    def buffered(self: Channel, folder: Path, size: int, *, lock: FileLock | None = None) -> None:
+        real(self, folder, size, lock=lock, buffered=True)
 
     monkeypatch.setattr(Channel, "__init__", buffered)
     path, plan = disk / "run-buffered", plan_in(disk)
