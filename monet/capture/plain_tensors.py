@@ -8,7 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from monet.errors import CaptureError
+from monet.errors import CaptureError, StatefulForward
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Types of which every tensor is plain; of others some are."""
@@ -25,6 +25,15 @@ def why_not_plain(name: str, tensor: Any) -> str:
         f"{name} is a {type(tensor).__name__}, and plans are for plain tensors: a sharded model (fully_shard, tensor "
         "parallelism) can be planned block by block, inside of what makes its tensors whole; see docs/distributed.md"
     )
+
+
+def require_not_lazy(model: torch.nn.Module) -> None:
+    """Raises ``StatefulForward`` where the first call makes a parameter or a buffer of ``model``."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise StatefulForward(
+                f"{name} is a {type(tensor).__name__}: a lazy model can be planned after it has run once"
+            )
 
 
 def require_plain(model: torch.nn.Module, inputs: Any) -> None:

@@ -41,7 +41,7 @@ from monet.capture.islands.sparse_gradients import with_elements_for_sparse
 from monet.capture.joint_graph import JointReader, output_of
 from monet.capture.kernel_geometry import kernels_own_geometry
 from monet.capture.lifted_graph import LiftedGraph
-from monet.capture.plain_tensors import require_plain
+from monet.capture.plain_tensors import require_not_lazy, require_plain
 from monet.capture.rewriting.canonical_form import canonical
 from monet.capture.rewriting.gradient_layout import with_own_layout
 from monet.capture.rewriting.gradient_sums import sum_gradients_in_place
@@ -113,6 +113,7 @@ def _traced(model: torch.nn.Module, inputs: Inputs, *, gradients_leave: bool, de
 def _check(model: torch.nn.Module, inputs: Inputs) -> None:
     """Raises ``CaptureError`` where a tensor has no memory that can be planned, or none requires a gradient."""
     require_plain(model, inputs)
+    require_not_lazy(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         check_tensor(name, tensor)
         if tensor.device.type == "meta":

@@ -19,7 +19,7 @@ from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import another_each_time, device_type
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.input_geometry import describe_inputs, described_ranges
-from monet.capture.plain_tensors import PLAIN, is_plain
+from monet.capture.plain_tensors import PLAIN, is_plain, require_not_lazy
 from monet.capture.varying_inputs import argument_names, for_call, given_axes, largest, ranges_of
 from monet.errors import CaptureError, ConfigError, ExecutionError, PlanMismatch
 from monet.executor import parallel
@@ -345,13 +345,11 @@ def _counted_beside(model: torch.nn.Module, options: Mapping[str, Any]) -> dict[
 
 def _require_made(model: torch.nn.Module) -> None:
     """Raises ``CaptureError`` for parameters of a class that is neither torch's nor made of other tensors: the capture
-    refuses the latter."""
+    refuses the latter. Lazy ones are made by the first call: ``StatefulForward``."""
+    require_not_lazy(model)
     for name, parameter in model.named_parameters():
         if type(parameter) not in PLAIN and is_plain(parameter):
-            raise CaptureError(
-                f"{name} is a {type(parameter).__name__}, and plans are for plain parameters: a lazy model can be "
-                "planned after it has run once"
-            )
+            raise CaptureError(f"{name} is a {type(parameter).__name__}, and plans are for plain parameters")
 
 
 def _detached(leaf: Any) -> Any:
