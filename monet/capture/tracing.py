@@ -34,6 +34,7 @@ from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
 from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
 from monet.capture.guards.caches_of_keys import without_caches_of_keys
+from monet.capture.guards.held_state import all_put_back
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.islands.finding import ONE_KERNEL, one_kernel_layers, sparse_parameters
 from monet.capture.islands.leaving_out import any_part, with_islands
@@ -84,8 +85,10 @@ def capture(
     given: Inputs = (tuple(args), dict(kwargs or {}))
     _check(model, given)
     inputs = _with_own_memory(model, given)
+    # What torch.compile hands over is a graph, which holds nothing else.
+    around = nullcontext() if isinstance(model, LiftedGraph) else all_put_back(model)
     # No code is written for graphs that are only read.
-    with _use_lazy_graph_module(True), as_planned(model), without_caches_of_keys(model):
+    with around, _use_lazy_graph_module(True), as_planned(model), without_caches_of_keys(model):
         traced = _traced if ranges is None else partial(_over_ranges, ranges=ranges)
         trace = partial(traced, model, inputs, gradients_leave=gradients_leave, detached=detached)
         # An operator of the step takes a dense gradient.

@@ -21,13 +21,16 @@ from monet.capture.guards.code_names import is_counting
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import PLAIN
 from monet.capture.guards.filled_containers import apply, outcome, stand_in
-from monet.capture.guards.model_reads import OF_EVERY_MODULE, model_reads
+from monet.capture.guards.held_state import HeldState, held_as_before, refusing_iterators
+from monet.capture.guards.model_reads import OF_EVERY_MODULE, label_of, model_reads
 from monet.capture.guards.module_changes import NOTHING, RUN_ONCE, Change, put_back, unchanged_around
-from monet.capture.guards.python_random import random_state, same_random_state, set_random_state
+from monet.capture.guards.python_random import DRAWS, random_state, same_random_state, set_random_state
 from monet.capture.guards.tensor_hooks import TensorHooks
 from monet.capture.guards.value_conditions import Conditions
+from monet.capture.guards.written_tensors import WrittenTensors
 from monet.errors import CaptureError, StatefulForward
 
+KEEP = "Else keep the state in a buffer (register_buffer), or pass it in and return it"
 OUTPUT, INPUT, MEMBER, VALUE, ADDED = "output", "input", "member", "value", "added"
 
 
@@ -63,16 +66,26 @@ class Found:
     """What a call has shown. An object of its own: tracing puts back what a module's attributes hold.
 
     ``writes``: what was assigned; ``out_spec``: the structure of the model's outputs. ``is_checked``: whether it is
-    known that nothing that is assigned is read before; else another call tells.
+    known that nothing that is assigned is read before; else another call tells. ``before``: the model before the first.
     """
 
     def __init__(self) -> None:
         self.writes: tuple[Write, ...] = ()
         self.out_spec: pytree.TreeSpec | None = None
         self.is_checked = True
+        self.before: _Before | None = None
         self.watched: list[Change] = []
         self.counted: set[tuple[int, str]] = set()
         self.done: dict[int, tuple[str, Any]] = {}  # by container, as ``outcome`` has it
+
+
+class _Before:
+    """What the forward pass of a model may read and change. ``is_traced``: whether a call has ended."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.reads = model_reads(model)
+        self.held, self.tensors = HeldState(model, self.reads), WrittenTensors(model, self.reads)
+        self.is_traced = False
 
 
 class Observed(torch.nn.Module):
@@ -101,12 +114,14 @@ class Observed(torch.nn.Module):
         model: torch.nn.Module = self.__dict__["_model"]
         set_random_state(self._random)
         changes: list[Change] = []
-        if self._reads is None:
-            self._reads = model_reads(model)
+        before = self.found.before = self.found.before or _Before(model)
+        self._reads = before.reads
         self.found.done.clear()
         self._conditions.clear()
         with (
-            unchanged_around(model, self._reads),
+            refusing_iterators(model, before.reads),
+            held_as_before(before.held),
+            unchanged_around(model, before.reads),
             put_back(model, changes, self.found.done),
             self._refusing_reads(),
             Conditions(self._on_condition),
@@ -114,6 +129,7 @@ class Observed(torch.nn.Module):
         ):
             outputs = model(*args, **kwargs)
         self._require_no_draws()
+        self._require_written_anew(before)
         self.found.out_spec = pytree.tree_structure(outputs)
         self.found.writes = ()
         if not changes and not self._conditions:
@@ -133,10 +149,21 @@ class Observed(torch.nn.Module):
             configs = [vars(module).get("config") for module in self.__dict__["_model"].modules()]
             augments = any(getattr(config, "mask_time_prob", 0) for config in configs)
             raise CaptureError(
-                "the forward pass draws random numbers of Python or NumPy, which a plan would repeat at each step; "
-                "draw them with torch, or outside of the model and pass them in"
+                DRAWS.format(whose="")
                 + ("; SpecAugment does: set model.config.apply_spec_augment = False" if augments else "")
             )
+
+    def _require_written_anew(self, before: _Before) -> None:
+        """Raises ``StatefulForward`` where a plain tensor has other values after each trace: what is written there
+        depends on what was there."""
+        changed = before.tensors.changed()
+        if changed and before.is_traced:
+            raise StatefulForward(
+                f"the forward pass changes {changed[0]}, a tensor, by what it held: what it computes depends on the "
+                f"call before; {RUN_ONCE}. {KEEP}"
+            )
+        before.is_traced = True
+        self.found.is_checked = self.found.is_checked and not changed
 
     def _with_writes(self, changes: Sequence[Change], outputs: Any, inputs: Sequence[Any]) -> Any:
         model: torch.nn.Module = self.__dict__["_model"]
@@ -188,7 +215,7 @@ class Observed(torch.nn.Module):
 
     def _place(self, change: Change) -> str:
         name = self.__dict__["_names"][change.module]
-        place = f"{name}.{change.key}" if name else f"the model's {change.key}"
+        place = label_of(name, change.key)
         return f"{place}.{change.of_object}" if change.of_object else place
 
     def _counted(self, change: Change) -> tuple[str, Any] | None:
@@ -243,6 +270,7 @@ class Observed(torch.nn.Module):
         filled = [change for change in self.found.watched if change.in_place]
         if not self.found.watched:
             yield
+            self.found.is_checked = True
             return
         with self._refusing_attributes(watched), self._refusing_contents(filled):
             yield
@@ -338,7 +366,7 @@ class Observed(torch.nn.Module):
     def _stateful(self, change: Change) -> StatefulForward:
         return StatefulForward(
             f"the forward pass reads {self._place(change)} and then assigns it: what it computes depends on the call "
-            f"before; {RUN_ONCE}. Else keep the state in a buffer (register_buffer), or pass it in and return it"
+            f"before; {RUN_ONCE}. {KEEP}"
         )
 
 

@@ -93,6 +93,32 @@ def _attributes(module: torch.nn.Module, reads: CodeReads) -> Iterator[Any]:
                 yield value
 
 
+def attributes(model: torch.nn.Module, reads: CodeReads) -> Iterator[tuple[str, torch.nn.Module, str, Any]]:
+    """Of all modules what code may read: the module's dotted name, the module, the attribute's name, its value."""
+    for name, module in model.named_modules():
+        for key, value in list(vars(module).items()):
+            if key not in OF_EVERY_MODULE and reads.is_met(key, value):
+                yield name, module, key, value
+
+
+def label_of(module: str, key: str) -> str:
+    """What an attribute of the module of that dotted name is called in a sentence."""
+    return f"{module}.{key}" if module else f"the model's {key}"
+
+
+def named_reachable(model: torch.nn.Module, reads: CodeReads, *, of_globals: bool = True) -> Iterator[tuple[str, Any]]:
+    """What the forward pass may read of attributes, and of globals and variables around, and what is held in these;
+    each once, with the name of the attribute or variable."""
+    roots = [(label_of(name, key), value) for name, _, key, value in attributes(model, reads)]
+    if of_globals:
+        roots += [(name, where.get(name)) for where, name in reads.lookups.values()]
+        roots += reads.held
+    seen: set[int] = set()
+    for label, root in roots:
+        for value in _reachable([root], reads, seen):
+            yield label, value
+
+
 def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Tensors that the forward pass may read and that are no parameter, buffer or attribute of a module of the model:
     in containers, objects, globals, and modules that one of these holds."""
@@ -107,10 +133,10 @@ def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
             yield from (*value.parameters(), *value.buffers())
 
 
-def _reachable(roots: Iterable[Any], reads: CodeReads) -> Iterator[Any]:
+def _reachable(roots: Iterable[Any], reads: CodeReads, seen: set[int] | None = None) -> Iterator[Any]:
     """These values and what may be read of them, each once and as far as it is compared; no plain ones. Modules and
-    functions are not looked into."""
-    queue, seen = deque(map(Found, roots)), set[int]()
+    functions are not looked into. ``seen``: addresses of values to leave out, to which these are added."""
+    queue, seen = deque(map(Found, roots)), set[int]() if seen is None else seen
     while queue:
         found = queue.popleft()
         value = found.value

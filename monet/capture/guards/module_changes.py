@@ -15,7 +15,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import content, is_equal, members_of, restore, same_content
 from monet.capture.guards.filled_containers import difference
-from monet.capture.guards.model_reads import OF_EVERY_MODULE, is_kept_by_torch
+from monet.capture.guards.model_reads import OF_EVERY_MODULE, is_kept_by_torch, label_of
 from monet.errors import StatefulForward
 
 logger = logging.getLogger(__name__)
@@ -105,12 +105,12 @@ def same_buffers(module: torch.nn.Module) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, before in values:
                     # Not all can be written to: a table in a file, a number that is shown as many.
-                    if not _is_same(buffer, before):
+                    if not same_values(buffer, before):
                         buffer.copy_(before)
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Not a number is the same as itself."""
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Of two tensors; not a number is the same as itself."""
     if torch.equal(one, other):
         return True
     return one.is_floating_point() and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
@@ -154,7 +154,7 @@ class _Inside:
     def require_unchanged(self, names: Mapping[torch.nn.Module, str]) -> None:
         """Raises ``StatefulForward`` where something has changed."""
         for module, key in self._changed:
-            place = f"{names[module]}.{key}" if names[module] else f"the model's {key}"
+            place = label_of(names[module], key)
             raise StatefulForward(
                 f"the forward pass changes what is held inside of {place}, which a plan would not; {RUN_ONCE}, else "
                 "assign it to an attribute of its own"
@@ -162,7 +162,8 @@ class _Inside:
 
 
 @cache
-def _say_not_added(model: str, variable: str) -> None:
+def say_not_added(model: str, variable: str) -> None:
+    """Of a log, a variable that the code of the model only adds to; ``model``: the name of its class."""
     logger.warning(
         "the forward pass of %s adds to %s, which is no attribute of the model: a planned step adds nothing there",
         model,
@@ -190,7 +191,7 @@ def unchanged_around(model: torch.nn.Module, reads: CodeReads) -> Iterator[None]
                 restore(value, before)
                 changed.append(name)
     for name in filter(reads.only_adds_to, changed):
-        _say_not_added(type(model).__name__, name)
+        say_not_added(type(model).__name__, name)
     changed = [name for name in changed if not reads.only_adds_to(name)]
     if changed:
         raise StatefulForward(

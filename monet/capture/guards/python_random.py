@@ -6,6 +6,12 @@ import random
 import sys
 from typing import Any
 
+DRAWS = (
+    "the forward pass draws random numbers of Python or NumPy{whose}, which a plan would repeat at each step; draw "
+    "them with torch, or outside of the model and pass them in"
+)
+"""``whose``: of which generator, where that is not a global one."""
+
 
 def random_state() -> tuple[Any, Any]:
     """Of Python and NumPy, by which a model may decide what it does: the same each time that it is traced."""

@@ -18,6 +18,7 @@ from monet.capture import autocast
 from monet.capture.captured import Captured
 from monet.capture.guards.attribute_writes import another_path
 from monet.capture.guards.caches_of_keys import without_caches_of_keys
+from monet.capture.guards.held_state import all_put_back
 from monet.capture.guards.model_reads import model_reads
 from monet.capture.guards.module_changes import unchanged_around
 from monet.capture.guards.module_hooks import as_planned
@@ -153,7 +154,14 @@ def _own(
             if cast is not None:  # eager's casts of weights are for eager's own use
                 stack.enter_context(autocast.entered({**cast, "cache": False}, "cpu"))
             around = unchanged_around(model, model_reads(model))
-            for context in (as_before(model), as_planned(model), around, torch.enable_grad(), keeping_nothing()):
+            for context in (
+                all_put_back(model),
+                as_before(model),
+                as_planned(model),
+                around,
+                torch.enable_grad(),
+                keeping_nothing(),
+            ):
                 stack.enter_context(context)
             tensors, literals, spec = parted(model(*given[0], **given[1]))
             return _Results(_as_now(model, tensors), (spec, literals), _clones(model, buffers))
