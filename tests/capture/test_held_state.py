@@ -186,3 +186,59 @@ def test_a_deque_outside_of_the_model_is_a_log(caplog: pytest.LogCaptureFixture)
 
     capture(Notes(6, 4), (torch.randn(3, 6),))
     assert not LOG and "adds to LOG, which is no attribute of the model" in caplog.text
+
+
+class Lengths(nn.Module):
+    """A part that decides by values, and becomes an island."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Batch(nn.Module):
+    """``of``: what it does with what it is given."""
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layer, self.part, self.of = nn.Linear(6, 6), Lengths(), of
+
+    def forward(self, batch: dict[str, Tensor], found: list[Any]) -> Any:
+        y: Tensor = self.layer(batch["x"])
+        if self.of == "island":
+            y = self.part(y)
+        match self.of:
+            case "pop" | "island":
+                y = y - batch.pop("y")
+            case "entry":
+                batch["h"] = y
+            case "append":
+                found.append(y)
+            case "returned":
+                batch["h"] = y
+                return batch
+            case "copy":
+                batch = dict(batch)
+                batch["h"] = y
+        return y
+
+
+def _batch() -> dict[str, Tensor]:
+    return {"x": torch.ones(2, 6), "y": torch.zeros(2, 6)}
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [("pop", r"dict .* \(batch\)"), ("entry", r"\(batch\)"), ("append", r"list .* \(found\)"), ("island", "values")],
+)
+def test_what_is_done_to_what_the_caller_hands_over_is_refused(of: str, said: str) -> None:
+    batch, found = _batch(), list[Any]()
+    with pytest.raises(CaptureError, match=said):
+        capture(Batch(of), (batch,), {"found": found})
+    assert list(batch) == ["x", "y"] and not found
+
+
+@pytest.mark.parametrize("of", ["returned", "copy"])
+def test_what_the_caller_gets_back_is_planned(of: str) -> None:
+    captured = capture(Batch(of), (_batch(), []))
+    assert captured.out_spec.num_leaves == (3 if of == "returned" else 1)

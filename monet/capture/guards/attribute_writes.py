@@ -21,6 +21,7 @@ from monet.capture.guards.code_names import is_counting
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import PLAIN
 from monet.capture.guards.filled_containers import apply, outcome, stand_in
+from monet.capture.guards.given_containers import GivenContainers
 from monet.capture.guards.held_state import HeldState, held_as_before, refusing_iterators
 from monet.capture.guards.model_reads import OF_EVERY_MODULE, label_of, model_reads
 from monet.capture.guards.module_changes import NOTHING, RUN_ONCE, Change, put_back, unchanged_around
@@ -118,6 +119,7 @@ class Observed(torch.nn.Module):
         self._reads = before.reads
         self.found.done.clear()
         self._conditions.clear()
+        given = GivenContainers(model, args, kwargs)
         with (
             refusing_iterators(model, before.reads),
             held_as_before(before.held),
@@ -129,6 +131,7 @@ class Observed(torch.nn.Module):
         ):
             outputs = model(*args, **kwargs)
         self._require_no_draws()
+        given.require_unchanged(outputs)
         self._require_written_anew(before)
         self.found.out_spec = pytree.tree_structure(outputs)
         self.found.writes = ()

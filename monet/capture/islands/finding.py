@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monet.capture.guards.given_containers import given_anew
 from monet.capture.guards.module_hooks import HOOK_ADVICE
 from monet.capture.islands.standing import traced_modules
 from monet.capture.islands.state import as_before
@@ -159,7 +160,8 @@ def _looking_at_values(
     watch = _Watch(parts)
     try:
         with as_before(model), torch.no_grad(), watch:
-            model(*inputs[0], **dict(inputs[1]))
+            given = given_anew(*inputs)
+            model(*given[0], **given[1])
     except Exception as error:  # whatever the model raises
         logger.info("it is not known where the model looks at values: %s", error)
         return []

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from monet.base.graph import Graph, Value
 from monet.base.sizes import Ranges
+from monet.capture.guards.given_containers import given_anew
 from monet.capture.guards.module_changes import Change, put_back, same_buffers
 from monet.capture.islands.finding import sparse_parameters
 from monet.capture.islands.island import Beside, Island, foreign_leaf, share_memory
@@ -66,7 +67,8 @@ class Islands:
         self._twins: dict[str, str] = {}  # key of one that is called otherwise in a trace → that of the one tried
         self._order: list[str] = []  # keys of the calls
         with as_before(model), self._replaced(self._try), torch.enable_grad(), keeping_nothing():
-            model(*args, **dict(kwargs))
+            given = given_anew(args, kwargs)
+            model(*given[0], **given[1])
         self._look_for_changes()
         if ranges is not None:
             self._try_smaller(model, args, kwargs, ranges)
@@ -164,7 +166,8 @@ class Islands:
 
         try:
             with as_before(model), self._replaced(call), torch.no_grad():
-                model(*inputs[0], **inputs[1])
+                given = given_anew(*inputs)
+                model(*given[0], **given[1])
         except CaptureError:
             raise
         except Exception as error:  # whatever the model raises
