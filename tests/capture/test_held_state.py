@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from queue import Queue
 from typing import Any
@@ -173,6 +173,14 @@ def test_the_first_call_of_such_a_model_is_eagers() -> None:
     with pytest.raises(StatefulForward, match="the model's held holds, a deque"):
         model(torch.randn(2, 6))
     assert len(model.held) == 1
+
+
+def test_a_counter_holds_what_it_held() -> None:
+    """Its ``update`` counts."""
+    model = Holds(Counter(calls=2), lambda held, y: held.__setitem__("calls", held["calls"] + 1))
+    with pytest.raises(StatefulForward, match="reads what the model's held holds"):
+        capture(model, (torch.randn(2, 6),))
+    assert model.held == {"calls": 2}
 
 
 LOG: deque[Any] = deque()

@@ -87,5 +87,8 @@ def restore(value: Any, before: list[Any] | None) -> None:
     members.clear()
     if isinstance(members, list):
         members.extend(before)
+    elif isinstance(members, dict):
+        for key, value in zip(before[::2], before[1::2], strict=True):
+            members[key] = value  # the update of a Counter would count
     else:
-        members.update(zip(before[::2], before[1::2], strict=True) if isinstance(members, dict) else before)
+        members.update(before)

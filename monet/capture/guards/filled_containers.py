@@ -124,5 +124,8 @@ def apply(how: str, container: Any, contents: Any) -> None:
         container.clear()
     if isinstance(container, list):
         container.extend(contents)
+    elif isinstance(container, dict):
+        for key, value in contents.items():
+            container[key] = value  # the update of a Counter would count
     else:
         container.update(contents)
