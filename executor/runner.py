@@ -271,8 +271,8 @@ class Runner:
             parts.close()
 
     def _refuse(self, error: BaseException, code: Generated) -> None:
-        """Clean up after an exception inside a step. That of an operator of monet's knows shapes only: it is raised anew
-        with the step, and with the line of the model that the step belongs to. PyTorch's own are raised as in eager."""
+        """Clean up after an exception inside a step. One of an operator of monet's knows shapes only: it is raised anew
+        with the step, and with the line of the model that the step belongs to. PyTorch's are raised as in eager."""
         reached = code.step_of(error)
         step = reached if isinstance(error, ExecutionError) else None
         self._note_lost(reached)
