@@ -14,7 +14,7 @@ import torch
 from monet.base.graph import Graph, written_sources
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
-from monet.capture.guards.attribute_writes import another_path
+from monet.capture.effects.attribute_writes import another_path
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.guards.module_hooks import part_hooks, said_of
 from monet.capture.input_geometry import example_inputs, ranges_of_plan

@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 from monet.base.graph import CONSTANT, INPUT, PARAMETER, STATE, TOTAL, Graph, Source
 from monet.capture import Captured, autocast
 from monet.capture.captured import another_each_time
-from monet.capture.guards.attribute_writes import assign, release
+from monet.capture.effects.attribute_writes import assign, release
 from monet.capture.guards.model_guard import ModelGuard
 from monet.capture.plain_tensors import is_plain, why_not_plain
 from monet.errors import PlanMismatch

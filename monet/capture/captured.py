@@ -12,8 +12,8 @@ import torch.utils._pytree as pytree
 
 from monet.base.graph import Graph, Operator
 from monet.base.sizes import Ranges
-from monet.capture.guards.attribute_writes import Write
-from monet.capture.guards.module_changes import RUN_ONCE
+from monet.capture.effects.attribute_writes import Write
+from monet.capture.effects.module_changes import RUN_ONCE
 
 if TYPE_CHECKING:
     from monet.capture.islands.island import Island

@@ -17,7 +17,7 @@ import torch
 
 from monet.base.graph import Graph, Operator, Ref, Source, Value
 from monet.capture.captured import Captured
-from monet.capture.guards.attribute_writes import Write
+from monet.capture.effects.attribute_writes import Write
 from monet.capture.structure_text import UnwrittenStructure, structure_data, structure_of
 
 _OWN = "monet."

@@ -36,9 +36,9 @@ from monet.base.live_objects import live_objects
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import refusing_custom_functions
 from monet.capture.decompositions import without_decompositions
+from monet.capture.effects.attribute_writes import Observed, has_memory_of_its_own, inner
+from monet.capture.effects.python_random import random_state, set_random_state
 from monet.capture.export_errors import reason, without_reports
-from monet.capture.guards.attribute_writes import Observed, has_memory_of_its_own, inner
-from monet.capture.guards.python_random import random_state, set_random_state
 from monet.capture.islands.finding import HAS_RECURRENT_LAYERS
 from monet.capture.islands.standing import traced_modules
 from monet.errors import MonetError

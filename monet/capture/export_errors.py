@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from monet.capture.guards.module_changes import put_back
+from monet.capture.effects.module_changes import put_back
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _NOT_THE_USERS = ("site-packages/torch/", f"{_OURS}/")

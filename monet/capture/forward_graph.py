@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from monet.capture.captured import device_type
 from monet.capture.custom_functions import CustomFunctionFound, refusing_custom_functions, require_no_custom_functions
 from monet.capture.decompositions import without_decompositions
+from monet.capture.effects.attribute_writes import Observed, Write
+from monet.capture.effects.module_changes import put_back
 from monet.capture.export_errors import as_fake, fails_by_itself, reason, where, with_code, without_reports
 from monet.capture.gradient_regions import keeping_no_grad
-from monet.capture.guards.attribute_writes import Observed, Write
-from monet.capture.guards.module_changes import put_back
 from monet.capture.lifted_graph import LiftedGraph
 from monet.capture.rewriting.shared_casts import share_casts
 from monet.capture.varying_inputs import is_symbol

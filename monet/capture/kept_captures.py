@@ -14,9 +14,9 @@ from monet.base.files.cache import cache_fails, read_value, write_value
 from monet.base.sizes import Ranges
 from monet.capture.captured import Captured
 from monet.capture.captured_text import NotStorable, captured_of, captured_text
+from monet.capture.effects.same_outputs import require_same_outputs
 from monet.capture.guards.model_reads import held_tensors
 from monet.capture.guards.module_hooks import as_planned
-from monet.capture.guards.same_outputs import require_same_outputs
 from monet.capture.model_key import MOST_CONSTANT_BYTES, model_key
 from monet.errors import CacheRefused
 

@@ -30,11 +30,11 @@ from monet.base.torch_versions import say_if_untested
 from monet.capture.captured import Captured
 from monet.capture.decompositions import without_decompositions
 from monet.capture.direct_trace import direct_trace
+from monet.capture.effects.attribute_writes import Observed, Write, has_memory_of_its_own
+from monet.capture.effects.held_state import all_put_back
 from monet.capture.export_errors import reason
 from monet.capture.forward_graph import ForwardGraph, Inputs, check_tensor, forward_graph
-from monet.capture.guards.attribute_writes import Observed, Write, has_memory_of_its_own
 from monet.capture.guards.caches_of_keys import without_caches_of_keys
-from monet.capture.guards.held_state import all_put_back
 from monet.capture.guards.module_hooks import as_planned
 from monet.capture.islands.finding import ONE_KERNEL, one_kernel_layers, sparse_parameters
 from monet.capture.islands.leaving_out import any_part, with_islands

@@ -16,7 +16,7 @@ from monet.base.measurement import Measurement
 from monet.base.sizes import Ranges, at_largest, graph_at
 from monet.capture import Captured, autocast, capture_once
 from monet.capture.captured import device_type
-from monet.capture.guards.same_outputs import require_same_outputs
+from monet.capture.effects.same_outputs import require_same_outputs
 from monet.capture.input_geometry import describe_inputs, describe_nests, described_sizes
 from monet.errors import CaptureError, ConfigError
 from monet.native import devices, gpu_libraries

@@ -19,8 +19,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 import monet
 from monet.capture import capture, kept_captures
-from monet.capture.guards import same_outputs
-from monet.capture.guards.same_outputs import require_same_outputs
+from monet.capture.effects import same_outputs
+from monet.capture.effects.same_outputs import require_same_outputs
 from monet.errors import CaptureError
 from monet.models.torchvision_schemas import with_torchvision_schemas
 from monet.ops.estimating.quick import quick_rates

@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from monet.capture.guards.given_containers import given_anew
+from monet.capture.effects.given_containers import given_anew
 from monet.capture.guards.module_hooks import HOOK_ADVICE
 from monet.capture.islands.standing import traced_modules
 from monet.capture.islands.state import as_before

@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch.autograd.graph import saved_tensors_hooks
 
 from monet.base.sizes import Ranges
-from monet.capture.guards.module_changes import put_back, same_buffers
+from monet.capture.effects.module_changes import put_back, same_buffers
 
 Described = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 """Dtypes and shapes of tensors."""

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from monet.base.graph import Graph, Value
 from monet.base.sizes import Ranges
-from monet.capture.guards.given_containers import given_anew
-from monet.capture.guards.module_changes import Change, put_back, same_buffers
+from monet.capture.effects.given_containers import given_anew
+from monet.capture.effects.module_changes import Change, put_back, same_buffers
 from monet.capture.islands.finding import sparse_parameters
 from monet.capture.islands.island import Beside, Island, foreign_leaf, share_memory
 from monet.capture.islands.operators import ANCHOR, ISLAND, ISLAND_BACKWARD, described_by, geometry_of

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from monet.capture.guards.value_conditions import line_of
+from monet.capture.effects.value_conditions import line_of
 from monet.errors import CaptureError
 
 _ASKS = {

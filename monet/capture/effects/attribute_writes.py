@@ -17,18 +17,18 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from monet.capture.effects.filled_containers import apply, outcome, stand_in
+from monet.capture.effects.given_containers import GivenContainers
+from monet.capture.effects.held_state import HeldState, held_as_before, refusing_iterators
+from monet.capture.effects.module_changes import NOTHING, RUN_ONCE, Change, put_back, unchanged_around
+from monet.capture.effects.python_random import DRAWS, random_state, same_random_state, set_random_state
+from monet.capture.effects.tensor_hooks import TensorHooks
+from monet.capture.effects.value_conditions import Conditions
+from monet.capture.effects.written_tensors import WrittenTensors
 from monet.capture.guards.code_names import is_counting
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import PLAIN
-from monet.capture.guards.filled_containers import apply, outcome, stand_in
-from monet.capture.guards.given_containers import GivenContainers
-from monet.capture.guards.held_state import HeldState, held_as_before, refusing_iterators
 from monet.capture.guards.model_reads import OF_EVERY_MODULE, label_of, model_reads
-from monet.capture.guards.module_changes import NOTHING, RUN_ONCE, Change, put_back, unchanged_around
-from monet.capture.guards.python_random import DRAWS, random_state, same_random_state, set_random_state
-from monet.capture.guards.tensor_hooks import TensorHooks
-from monet.capture.guards.value_conditions import Conditions
-from monet.capture.guards.written_tensors import WrittenTensors
 from monet.errors import CaptureError, StatefulForward
 
 KEEP = "Else keep the state in a buffer (register_buffer), or pass it in and return it"

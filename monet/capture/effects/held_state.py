@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from monet.capture.effects.module_changes import NOTHING, RUN_ONCE, say_not_added
+from monet.capture.effects.python_random import DRAWS
+from monet.capture.effects.written_tensors import WrittenTensors
 from monet.capture.guards.code_reads import CodeReads, is_installed
 from monet.capture.guards.contents import copy_of, is_equal, is_equal_copy, members_of
 from monet.capture.guards.model_reads import attributes, label_of, model_reads, named_reachable
-from monet.capture.guards.module_changes import NOTHING, RUN_ONCE, say_not_added
-from monet.capture.guards.python_random import DRAWS
-from monet.capture.guards.written_tensors import WrittenTensors
 from monet.errors import CaptureError, StatefulForward
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from monet.capture.effects.filled_containers import difference
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.contents import content, is_equal, members_of, restore, same_content
-from monet.capture.guards.filled_containers import difference
 from monet.capture.guards.model_reads import OF_EVERY_MODULE, is_kept_by_torch, label_of
 from monet.errors import StatefulForward
 

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import _disable_current_modes
 
+from monet.capture.effects.module_changes import same_values
 from monet.capture.guards.code_reads import CodeReads
 from monet.capture.guards.model_reads import named_reachable
-from monet.capture.guards.module_changes import same_values
 
 MOST_KEPT_BYTES = 1 << 24
 """Of a tensor: a larger one is not looked at. It takes a copy to know its values."""

@@ -16,13 +16,13 @@ from monet.base.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Graph, Operator
 from monet.base.sizes import at_largest, graph_at
 from monet.capture import autocast
 from monet.capture.captured import Captured
-from monet.capture.guards.attribute_writes import another_path
+from monet.capture.effects.attribute_writes import another_path
+from monet.capture.effects.held_state import all_put_back
+from monet.capture.effects.module_changes import unchanged_around
+from monet.capture.effects.python_random import random_state, set_random_state
 from monet.capture.guards.caches_of_keys import without_caches_of_keys
-from monet.capture.guards.held_state import all_put_back
 from monet.capture.guards.model_reads import model_reads
-from monet.capture.guards.module_changes import unchanged_around
 from monet.capture.guards.module_hooks import as_planned
-from monet.capture.guards.python_random import random_state, set_random_state
 from monet.capture.guards.tensor_ties import memory
 from monet.capture.islands.state import as_before, keeping_nothing, parted
 from monet.errors import CaptureError
