@@ -16,8 +16,8 @@ Eager draws nothing for a dropout of everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -103,57 +103,52 @@ def _of_one_step(state: Any) -> Any:
 
 
 @contextmanager
-def _recurrent_as_eager() -> Iterator[None]:
-    own = {"gru_cell": _gru_step, "gru_cell_data": _gru_packed, "_rnn_helper": _stacked}
-    theirs = {name: getattr(torch_decompositions, name) for name in own}
-    cell = aten.gru_cell.default
+def _with_kernels(overload: torch._ops.OpOverload, kernels: Mapping[DispatchKey, Any]) -> Iterator[None]:
+    """A context in which ``overload`` has these Python kernels; None: there it has none."""
+    before = {key: overload.py_kernels.get(key) for key in kernels}
+
+    def put(those: Mapping[DispatchKey, Any]) -> None:
+        for key, kernel in those.items():
+            if kernel is None:
+                overload.py_kernels.pop(key, None)
+            else:
+                overload.py_kernels[key] = kernel
+        overload._dispatch_cache.clear()
+
     try:
-        for name, step in own.items():
-            setattr(torch_decompositions, name, step)
-        for key in _KEYS:
-            cell.py_kernels[key] = _gru_cell
-        cell._dispatch_cache.clear()
+        put(kernels)
         yield
     finally:
-        for name, step in theirs.items():
-            setattr(torch_decompositions, name, step)
-        for key in _KEYS:
-            cell.py_kernels.pop(key, None)
-        cell._dispatch_cache.clear()
+        put(before)
 
 
 @contextmanager
-def _dropout_as_eager() -> Iterator[None]:
-    dropout = aten.dropout.default
-    theirs = {key: dropout.py_kernels[key] for key in _KEYS if key in dropout.py_kernels}
-
-    def own(x: Tensor, p: float, train: bool, *, then: Callable[..., Tensor]) -> Tensor:
-        return x * x.new_zeros(()) if train and p == 1 else then(x, p, train)
-
+def _recurrent_as_eager() -> Iterator[None]:
+    own = {"gru_cell": _gru_step, "gru_cell_data": _gru_packed, "_rnn_helper": _stacked}
+    theirs = {name: getattr(torch_decompositions, name) for name in own}
     try:
-        for key, kernel in theirs.items():
-            dropout.py_kernels[key] = partial(own, then=kernel)
-        dropout._dispatch_cache.clear()
-        yield
+        for name, step in own.items():
+            setattr(torch_decompositions, name, step)
+        with _with_kernels(aten.gru_cell.default, dict.fromkeys(_KEYS, _gru_cell)):
+            yield
     finally:
-        dropout.py_kernels.update(theirs)
-        dropout._dispatch_cache.clear()
+        for name, step in theirs.items():
+            setattr(torch_decompositions, name, step)
+
+
+def _dropout(x: Tensor, p: float, train: bool, *, torchs: Callable[..., Tensor]) -> Tensor:
+    return x * x.new_zeros(()) if train and p == 1 else torchs(x, p, train)
 
 
 @contextmanager
 def without_decompositions() -> Iterator[None]:
     """A context in which traced interpolation is the operator that eager dispatches to, the gates of a GRU lie next to
     each other, and a dropout of everything draws nothing. Only for one thread at a time: it changes torch's tables."""
-    removed = []
-    try:
+    dropout = aten.dropout.default
+    dropouts = {key: partial(_dropout, torchs=kernel) for key in _KEYS if (kernel := dropout.py_kernels.get(key))}
+    with ExitStack() as stack:
         for overload in _overloads():
-            for key in _KEYS:
-                if key in overload.py_kernels:
-                    removed.append((overload, key, overload.py_kernels.pop(key)))
-            overload._dispatch_cache.clear()
-        with _recurrent_as_eager(), _dropout_as_eager():
-            yield
-    finally:
-        for overload, key, kernel in removed:
-            overload.py_kernels[key] = kernel
-            overload._dispatch_cache.clear()
+            stack.enter_context(_with_kernels(overload, dict.fromkeys(_KEYS)))
+        stack.enter_context(_recurrent_as_eager())
+        stack.enter_context(_with_kernels(dropout, dropouts))
+        yield
