@@ -27,6 +27,7 @@ from monet.plans.plan import Plan
 
 _NO_STEP = b"monet: a training of which no step is made yet\n"
 _MARK = b"monet step, form 2, crc "  # then 8 hexadecimal digits: the end of a small file with a step
+_END_BYTES = len(_MARK) + 8
 _CHUNK = 1 << 20  # bytes that are read at a time
 _NAME_MAX = 255  # bytes of a file's name, where the file system does not tell
 
@@ -79,7 +80,7 @@ def has_step(path: Path) -> bool:
     was cut short."""
     if not os.path.lexists(head_of(path)):
         return False
-    end = _end_of(path, max(len(_MARK) + 8, len(_NO_STEP) + 1))
+    end = _end_of(path, max(_END_BYTES, len(_NO_STEP) + 1))
     if end != _NO_STEP and not end[:-8].endswith(_MARK):
         raise _unreadable(path, "it does not end as one of this version does")
     return end != _NO_STEP
@@ -227,12 +228,12 @@ class Checkpoint:
             found = self._summed()
         except OSError as error:
             raise _unreadable(self.path, str(error.strerror)) from error
-        if _end_of(self.path, len(_MARK) + 8) != _MARK + b"%08x" % found:
+        if _end_of(self.path, _END_BYTES) != _MARK + b"%08x" % found:
             raise _unreadable(self.path, "its checksum does not match")
 
     def _summed(self) -> int:
         """The checksum of the small file, but for its end."""
-        checksum, left = 0, self._head.stat().st_size - len(_MARK) - 8
+        checksum, left = 0, self._head.stat().st_size - _END_BYTES
         with self._head.open("rb") as file:
             while left > 0 and (read := file.read(min(left, _CHUNK))):
                 checksum, left = zlib.crc32(read, checksum), left - len(read)
