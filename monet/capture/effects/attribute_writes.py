@@ -107,7 +107,6 @@ class Observed(torch.nn.Module):
         self.__dict__["_names"] = {module: name for name, module in model.named_modules()}
         self._detached = detached
         self._random = random_state()
-        self._reads: CodeReads | None = None
         self._conditions: list[tuple[torch.Tensor, bool, str]] = []
         self.found = Found()
 
@@ -116,7 +115,6 @@ class Observed(torch.nn.Module):
         set_random_state(self._random)
         changes: list[Change] = []
         before = self.found.before = self.found.before or _Before(model)
-        self._reads = before.reads
         self.found.done.clear()
         self._conditions.clear()
         given = GivenContainers(model, args, kwargs)
@@ -138,6 +136,11 @@ class Observed(torch.nn.Module):
         if not changes and not self._conditions:
             return outputs
         return self._with_writes(changes, outputs, pytree.tree_leaves((args, kwargs)))
+
+    @property
+    def _reads(self) -> CodeReads:
+        assert self.found.before is not None  # made as a call begins
+        return self.found.before.reads
 
     def _on_condition(self, tensor: torch.Tensor, expected: bool, line: str) -> None:
         if self._detached:
@@ -223,7 +226,6 @@ class Observed(torch.nn.Module):
 
     def _counted(self, change: Change) -> tuple[str, Any] | None:
         """Of a number that is counted up."""
-        assert self._reads is not None
         before, after = change.before, change.after
         if not all(type(value) in (int, float) for value in (before, after)) or change.name not in self._reads.counted:
             return None
@@ -238,7 +240,6 @@ class Observed(torch.nn.Module):
     def _require_settled(self, change: Change) -> None:
         """Raises ``StatefulForward`` where the next call would begin with another model than this one did, as far as
         the change itself tells."""
-        assert self._reads is not None
         place = self._place(change)
         if change.key in OF_EVERY_MODULE or _holds_modules(change.after) or _holds_modules(change.before):
             raise StatefulForward(
@@ -255,7 +256,6 @@ class Observed(torch.nn.Module):
 
     def _require_unread(self, change: Change) -> None:
         """Of an attribute of an object: it is not known whether it is read before it is assigned."""
-        assert self._reads is not None
         if self._reads.is_met(change.of_object, change.after) or self._reads.is_met(change.of_object, change.before):
             raise StatefulForward(f"the forward pass changes {self._place(change)} and reads it; {RUN_ONCE}")
 
