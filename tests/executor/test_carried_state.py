@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -213,6 +213,27 @@ def test_changes_of_the_state_between_steps_count(disk: Path) -> None:
         for state in optimizer.state.values():
             state["momentum_buffer"] = torch.ones_like(state["momentum_buffer"])
     assert_right(trainer, eager, range(4, 6))
+
+
+KINDS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "of another type": (torch.Tensor.double, r"momentum_buffer is torch.float64 .* made for torch.float32"),
+    "of another shape": (lambda t: t[1:].clone(), r"momentum_buffer has shape \(519, 520\), .* made for \(520, 520\)"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_of_another_kind_is_refused_and_left_alone(kind: str, disk: Path) -> None:
+    model = make_model()
+    trainer, eager = trainer_for("momentum", disk, model), EagerStep(model, OPTIMIZERS["momentum"])
+    assert_right(trainer, eager, range(1))
+    state = trainer.optimizer.state[next(model.parameters())]
+    own, (change, message) = state["momentum_buffer"], KINDS[kind]
+    state["momentum_buffer"] = strange = change(own)
+    with pytest.raises(PlanMismatch, match=message):
+        trainer(*batch(1))
+    assert state["momentum_buffer"] is strange
+    state["momentum_buffer"] = own
+    assert_right(trainer, eager, range(1, 3))
 
 
 def test_eager_steps_between(disk: Path) -> None:
