@@ -12,6 +12,6 @@ step's inputs into a plan, and makes them again. ``plain_tensors.py`` refuses te
 """
 
 from monet.capture.captured import Captured
-from monet.capture.kept_captures import capture, capture_once
+from monet.capture.kept_captures import capture, capture_once, kept_capture
 
-__all__ = ["Captured", "capture", "capture_once"]
+__all__ = ["Captured", "capture", "capture_once", "kept_capture"]

@@ -6,6 +6,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +37,34 @@ def capture(
     return tracing.capture(model, args, kwargs, **how)
 
 
+@dataclass(frozen=True)
+class KeptCapture:
+    """``key``: what ``captured`` is kept under, None where it is not. ``compared``: its outputs are known to be the
+    model's own."""
+
+    captured: Captured
+    key: str | None = None
+    on_disk: bool = True
+    compared: bool = False
+
+    def require_same_outputs(
+        self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, progress: bool = False
+    ) -> None:
+        """``same_outputs.require_same_outputs``, once for what is kept."""
+        if self.compared or not require_same_outputs(self.captured, model, args, kwargs, progress=progress):
+            return
+        if self.key is not None:
+            _keep(self.key, self.captured, model, compared=True, on_disk=self.on_disk)
+
+
 def capture_once(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **how: Any
+) -> Captured:
+    """What ``kept_capture`` finds, whether or not it was compared with the model."""
+    return kept_capture(model, args, kwargs, **how).captured
+
+
+def kept_capture(
     model: torch.nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
@@ -44,29 +72,25 @@ def capture_once(
     gradients_leave: bool = True,
     on_disk: bool = True,
     ranges: Ranges | None = None,
-    compared: bool = False,
-) -> Captured:
+) -> KeptCapture:
     """``capture``, or what it found before for this model's code, settings and geometry on such inputs.
 
     ``on_disk``: read and write captures of other processes. ``ranges``: as for ``capture``; such captures are not kept.
-    ``compared``: its outputs were, or are now, compared with the model's own, as ``require_same_outputs`` does. Raises
-    as ``capture``, and as that.
+    Raises as ``capture``.
     """
     if ranges is not None:
-        captured = capture(model, args, kwargs, gradients_leave=gradients_leave, ranges=ranges)
-        if compared:
-            require_same_outputs(captured, model, args, kwargs or {})
-        return captured
+        return KeptCapture(capture(model, args, kwargs, gradients_leave=gradients_leave, ranges=ranges))
     with as_planned(model):
         key = model_key(model, args, kwargs or {}, gradients_leave=gradients_leave)
         text = None if key is None else _in_memory.get(key) or (_read(key) if on_disk else None)
-        kept, was_compared = (None, False) if text is None else _restored(text, model)
+        kept, compared = (None, False) if text is None else _restored(text, model)
         captured = kept or capture(model, args, kwargs, gradients_leave=gradients_leave)
-    is_known = was_compared or (compared and require_same_outputs(captured, model, args, kwargs or {}))
     # None: for tensors that no plan can hold, which tracing refuses. Islands are of the modules themselves.
-    if key is not None and (kept is None or is_known > was_compared) and not captured.islands:
-        _keep(key, captured, model, compared=is_known, on_disk=on_disk)
-    return captured
+    if captured.islands:
+        key = None
+    if key is not None and kept is None:
+        _keep(key, captured, model, compared=False, on_disk=on_disk)
+    return KeptCapture(captured, key, on_disk, compared)
 
 
 def _keep(key: str, captured: Captured, model: torch.nn.Module, *, compared: bool, on_disk: bool) -> None:

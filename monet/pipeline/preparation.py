@@ -14,7 +14,7 @@ import torch
 from monet.base.graph import Graph
 from monet.base.measurement import Measurement
 from monet.base.sizes import Ranges, at_largest, graph_at
-from monet.capture import Captured, autocast, capture_once
+from monet.capture import Captured, autocast, kept_capture
 from monet.capture.captured import device_type
 from monet.capture.effects.same_outputs import require_same_outputs
 from monet.capture.input_geometry import describe_inputs, describe_nests, described_sizes
@@ -158,17 +158,17 @@ def prepare(
         build_ahead(build_gaps)
     compiles = offering.fused and on_cpu and can_compile("cpu")
     with compiler_made_ready() if compiles else nullcontext():
-        captured = capture_once(
-            model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache, ranges=ranges,
-            compared=preparing.costs is None,
-        )  # fmt: skip
+        kept = kept_capture(
+            model, args, kwargs, gradients_leave=not preparing.accumulate, on_disk=preparing.cache, ranges=ranges
+        )
+        captured, compare = kept.captured, partial(kept.require_same_outputs, model, args, kwargs, progress=progress)
         if not any(captured.graph.tangents):
             raise CaptureError(
                 "nothing to train: no output of the model has a gradient (it is detached, made under torch.no_grad(), "
                 "or a choice such as argmax)"
             )
         graph = with_accumulation(captured).captured.graph if preparing.accumulate else captured.graph
-        step = _Step(model, model._get_name(), captured, graph, graph, (args, kwargs))
+        step = _Step(model, model._get_name(), captured, graph, graph, (args, kwargs), compare)
         return _prepared(step, preparing, offering, progress, look)
 
 
@@ -183,16 +183,16 @@ def prepare_whole(
 
     Raises as ``prepare``.
     """
-    if preparing is None or preparing.costs is None:
-        require_same_outputs(whole.captured, whole.module, whole.args, {})
+    compare = partial(require_same_outputs, whole.captured, whole.module, whole.args, {}, progress=progress)
     graph, name = whole.captured.graph, whole.module.model._get_name()
-    step = _Step(whole.module, name, whole.captured, graph, updates_last(graph), (whole.args, {}))
+    step = _Step(whole.module, name, whole.captured, graph, updates_last(graph), (whole.args, {}), compare)
     return _prepared(step, preparing or Preparing(), offering or Offering(), progress)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What is measured: ``graph``, which PyTorch itself would run as ``as_eager``."""
+    """What is measured: ``graph``, which PyTorch itself would run as ``as_eager``. ``compare``: raises where it is not
+    the model."""
 
     module: torch.nn.Module
     name: str
@@ -200,6 +200,7 @@ class _Step:
     graph: Graph
     as_eager: Graph
     inputs: tuple[Sequence[Any], Mapping[str, Any]]
+    compare: Callable[[], Any]
 
 
 def _look_at(step: _Step, offers: Catalogue, preparing: Preparing, offering: Offering, look: Look) -> None:
@@ -228,8 +229,10 @@ def _prepared(
         raise CaptureError(autocast.why_not_inside(step.captured.cast_apart))
     devices.require_plannable(step.graph.device)
     offers = _offers(step, offering)
-    if look is not None and preparing.costs is None:
-        _look_at(step, offers, preparing, offering, look)
+    if preparing.costs is None:
+        if look is not None:
+            _look_at(step, offers, preparing, offering, look)
+        step.compare()  # runs the model, which can take long
     if step.captured.ranges is not None:
         as_eager = offers.graph if step.as_eager is step.graph else graph_at(step.as_eager, at_largest)
         step = replace(step, graph=offers.graph, as_eager=as_eager)

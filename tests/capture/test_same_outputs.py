@@ -146,7 +146,7 @@ def test_a_capture_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Ordinary(), torch.randn(3, 4)
     compared: list[nn.Module] = []
 
-    def _compares(_: Any, model: nn.Module, *call: Any) -> bool:
+    def _compares(_: Any, model: nn.Module, *call: Any, **how: Any) -> bool:
         compared.append(model)
         return True
 
@@ -154,7 +154,7 @@ def test_a_capture_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_captures.capture_once(model, (x,))
     assert not compared
     for _ in range(2):  # the second time from disk
-        kept_captures.capture_once(model, (x,), compared=True)
+        kept_captures.kept_capture(model, (x,)).require_same_outputs(model, (x,), {})
         assert compared == [model]
         monkeypatch.setattr(kept_captures, "_in_memory", {})
 

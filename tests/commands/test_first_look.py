@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
+from monet.capture import kept_captures
+from monet.capture.effects import same_outputs
 from monet.cli.main import program
+from monet.models.examples import tiny_resnet
 from monet.pipeline import preparation
 
 CONFIG = """
@@ -52,3 +57,18 @@ def test_a_refusal_by_estimates_is_no_refusal(cold: Path) -> None:
 def test_nobody_who_wants_quiet_is_told(cold: Path) -> None:
     quiet = plan(cold, "1MB", "--quiet")
     assert (quiet.exit_code, quiet.stderr) == (0, "")
+
+
+def test_the_model_is_run_after_it(cold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing the trace with the model takes two forward passes: at a large batch, longer than all that is before."""
+    order: list[str] = []
+    compares = same_outputs.require_same_outputs
+
+    def noted(*call: Any, **how: Any) -> bool:
+        order.append("run")
+        return compares(*call, **how)
+
+    monkeypatch.setattr(kept_captures, "require_same_outputs", noted)
+    for _ in range(2):
+        preparation.prepare(tiny_resnet(), (torch.randn(2, 3, 16, 16),), {}, look=lambda *_: order.append("look"))
+    assert order == ["look", "run"]  # both once: it is kept what was measured and compared

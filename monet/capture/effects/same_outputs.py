@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
+from tqdm import tqdm
 
 from monet.base.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Graph, Operator, Ref, operator_inputs, written_sources
+from monet.base.progress_line import is_shown
 from monet.base.sizes import at_largest, graph_at
 from monet.capture import autocast
 from monet.capture.captured import Captured
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SHOWN_AFTER_S = 1.0
 _CACHES = (
     "no plan can hold the model's cache of keys and values, and without it the model's outputs are others. Check its "
     "configuration (a layer that runs twice needs two places in the cache), or set model.config.use_cache = False, "
@@ -59,7 +62,12 @@ class _Results:
 
 
 def require_same_outputs(
-    captured: Captured, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    captured: Captured,
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    progress: bool = False,
 ) -> bool:
     """Raises ``CaptureError`` where the forward pass of ``captured`` returns something else than the model's own, or
     leaves something else in its buffers. Whether that is known now.
@@ -67,15 +75,20 @@ def require_same_outputs(
     Both are run once, from the same random state, and keep nothing for a backward pass. That is left out where it would
     say nothing, or do harm: on fake tensors, on a GPU (inputs that the model does not take end the use of it), where
     processes would wait for each other, and where the forward pass changes parameters. It also says nothing where eager
-    fails on the inputs, or takes another path on them, or is not the same twice.
+    fails on the inputs, or takes another path on them, or is not the same twice. ``progress``: show it on stderr where
+    it takes long.
     """
     graph = captured.graph if captured.ranges is None else graph_at(captured.graph, at_largest)
     refusal, unknown = "", _unknown(graph, model, args, kwargs)
     if not unknown:
-        try:
-            refusal, unknown = _compared(captured, graph, model, args, kwargs)
-        except Exception as error:  # whatever the model raises
-            unknown = f"{type(error).__name__}: {error}"
+        with tqdm(
+            total=2 * len(graph.forward), desc="comparing with eager", delay=SHOWN_AFTER_S, leave=False,
+            disable=not is_shown(progress), bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        ) as bar:  # fmt: skip
+            try:
+                refusal, unknown = _compared(captured, graph, model, args, kwargs, bar)
+            except Exception as error:  # whatever the model raises
+                unknown = f"{type(error).__name__}: {error}"
     if refusal:
         raise CaptureError(refusal)
     if unknown:
@@ -84,13 +97,19 @@ def require_same_outputs(
 
 
 def _compared(
-    captured: Captured, graph: Graph, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    captured: Captured,
+    graph: Graph,
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    bar: tqdm[Any],
 ) -> tuple[str, str]:
     """Why the model is refused, and why that is not known; "" for what is not so."""
     written = written_sources(graph)
     buffers = [source.target for source in graph.sources if source.value in written and source.kind == BUFFER]
     own = _own(model, args, kwargs, buffers)
-    outputs, left = _of_graph(captured, graph, model, pytree.tree_leaves((tuple(args), dict(kwargs))), buffers)
+    bar.update(len(graph.forward))
+    outputs, left = _of_graph(captured, graph, model, pytree.tree_leaves((tuple(args), dict(kwargs))), buffers, bar)
     if another_path(captured.writes, outputs) is not None:
         return "", "eager takes another path on these inputs"
     returned = outputs[: captured.out_spec.num_leaves]
@@ -192,7 +211,12 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_graph(
-    captured: Captured, graph: Graph, model: torch.nn.Module, leaves: Sequence[Any], buffers: Sequence[str]
+    captured: Captured,
+    graph: Graph,
+    model: torch.nn.Module,
+    leaves: Sequence[Any],
+    buffers: Sequence[str],
+    bar: tqdm[Any],
 ) -> tuple[list[Any], dict[str, torch.Tensor]]:
     """The flattened outputs of the graph's forward pass, the further ones included, and the buffers that it writes."""
     places: dict[str, Any] = {
@@ -215,6 +239,7 @@ def _of_graph(
             for name in {*operator_inputs(op), *op.outputs} - kept:
                 if name is not None and last.get(name, position) <= position:
                     values.pop(name, None)
+            bar.update()
         made = iter(_as_now(model, (values[name] for name in graph.outputs if name is not None)))
         return [None if name is None else next(made) for name in graph.outputs], _clones(model, buffers)
 
