@@ -305,8 +305,10 @@ class _Look:
     def sources(self) -> None:
         """The code of everything that was met, and all loaded code that is not of an installed package."""
         packages = {module.partition(".")[0] for of in self._code if (module := getattr(of, "__module__", None))}
-        for package in sorted(packages):
-            self._add(package, _version(package))
+        # Python's own version is in the key, and so is the content of a user's own files.
+        for package in sorted(packages - sys.stdlib_module_names):
+            path = getattr(sys.modules.get(package), "__file__", None)
+            self._add(package, _version(package) if path is None or _not_installed(path) is None else None)
         files: dict[str, Path | None] = dict(_own_files())
         for of in self._code:
             name, path = _file_of(of)

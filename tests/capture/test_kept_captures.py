@@ -159,6 +159,22 @@ def test_tied_weights_are_no_untied_ones() -> None:
     )
 
 
+def test_versions_of_what_is_installed_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only of that: the distribution of any other package is found by reading the files of all of them."""
+    asked: set[str] = set()
+
+    def key(version: str) -> str | None:
+        def noted(package: str) -> str:
+            asked.add(package)
+            return version
+
+        monkeypatch.setattr("monet.capture.model_key._version", noted)
+        return model_key(Scaled(), (torch.randn(2, 6),), {}, gradients_leave=True)
+
+    assert key("1") == key("1") != key("2")
+    assert "torch" in asked and not asked & {"builtins", "typing", __name__.partition(".")[0]}
+
+
 class Opaque:
     """What it holds cannot be seen."""
 
