@@ -19,7 +19,10 @@ from monet.base.files.cache import cache_fails, folder_of_process, library_folde
 logger = logging.getLogger(__name__)
 NO_SPACE = "No space left on device"
 """What a compiler says, too."""
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
+_OPTIMISED = ("-O2", "-ftree-vectorize", "-fvect-cost-model")
+"""Kernels are as fast as by ``-O3``, and compiled in half of the time. Without the last, g++ at -O2 vectorises no loop
+whose length it does not know; clang, which does, ignores it."""
+FLAGS = ("-std=c++20", *_OPTIMISED, "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
 
 
 def compiler() -> str | None:
