@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import click
 
 from monet.cli.commands.compare import compare
@@ -39,16 +42,30 @@ program.add_command(run)
 program.add_command(operators)
 
 
+def _open_streams() -> None:
+    """Whoever began the process may have closed them: all write to them, and files that are opened would take their
+    numbers, and get what libraries print."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free, for as long as the process lives.
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
+
+
 def main() -> None:
     """Entry point of ``monet``."""
+    _open_streams()
     program(prog_name="monet")
 
 
 def plan_main() -> None:
     """Entry point of ``monet-plan``."""
+    _open_streams()
     plan(prog_name="monet-plan")
 
 
 def sweep_main() -> None:
     """Entry point of ``monet-sweep``."""
+    _open_streams()
     sweep(prog_name="monet-sweep")

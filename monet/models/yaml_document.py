@@ -11,6 +11,18 @@ import yaml
 from monet.errors import ConfigError
 
 
+class _Loader(yaml.SafeLoader):
+    """Says where a date or a number is out of range, or a tag is on text that is none (``!!bool maybe``): PyYAML's own
+    errors of these have no place."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            problem = f"{node.value!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
     """The content of one YAML text, and its tree of nodes for the places of errors in it."""
@@ -27,7 +39,7 @@ class YamlDocument:
         given twice in one mapping, which YAML readers otherwise settle silently.
         """
         try:
-            loader = yaml.SafeLoader(text)
+            loader = _Loader(text)
             root = loader.get_single_node()
             if root is None:
                 raise ConfigError(f"{name}: the file is empty")
@@ -37,7 +49,7 @@ class YamlDocument:
             mark = error.problem_mark or error.context_mark
             place = name if mark is None else f"{name}:{mark.line + 1}"
             raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from error
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number out of range
+        except yaml.YAMLError as error:
             raise ConfigError(f"{name}: not valid YAML: {error}") from error
         except RecursionError as error:
             raise ConfigError(f"{name}: nested too deeply") from error

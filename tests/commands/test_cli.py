@@ -385,11 +385,24 @@ def test_what_is_read_is_not_written(api: FakeApi, tmp_path: Path) -> None:
     assert config.read_text() == text
 
 
-def test_a_process_without_stderr_plans(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    with pytest.raises(SystemExit) as ended:
-        program(["plan", "tiny.yaml", "--budget", "6GB"])
-    assert ended.value.code == 0
+WITHOUT_STREAMS = """
+import os, sys
+from monet.cli.main import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+assert os.open(sys.argv[2], os.O_RDONLY) > 2, "a file has the place of a stream"
+sys.stderr.write("to nobody")
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_without_streams_does_its_work(closed: str, tmp_path: Path) -> None:
+    buffers = tmp_path / "buffers.csv"
+    buffers.write_text("id,lower,upper,size\n7,0,4,100\n3,2,6,50\n")
+    command = [sys.executable, "-c", WITHOUT_STREAMS, "layout", str(buffers)]
+    assert subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], check=False).returncode == 0
 
 
 def test_logging_is_left_as_it_was(api: FakeApi) -> None:

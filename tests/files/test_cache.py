@@ -212,21 +212,23 @@ def test_a_folder_for_all_is_not_to_be_changed(cache: Path) -> None:
         open_database()
 
 
+@pytest.mark.parametrize("folder", ["{file}/below a file", "{file}", "/dev/null"])
 def test_a_folder_that_cannot_be_made_is_no_refusal(
-    cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: str, cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Libraries are built for the process, and nothing is kept, which is said once."""
     folder_of_process.cache_clear()
-    monkeypatch.setenv("MONET_CACHE", str(source / "below a file"))
+    folder = folder.format(file=source)
+    monkeypatch.setenv("MONET_CACHE", folder)
     target = shared_library(source)
     assert target is not None and mode(target.parent) == 0o700 and shared_library(source) == target
-    with pytest.raises(OSError, match="below a file"):
+    with pytest.raises(OSError, match=folder):
         open_database()
     store = ProfileCache()
     store.put([("key", Measurement(1.0, (), 1))])
     assert store.get("key") is None
     (said,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert "the cache fails, and the next start finds less of this one" in said and "below a file" in said
+    assert "the cache fails, and the next start finds less of this one" in said and folder in said
     folder_of_process.cache_clear()
 
 

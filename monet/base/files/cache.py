@@ -9,6 +9,7 @@ cache are not looked at.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pwd
@@ -75,8 +76,11 @@ def cache_fails(error: Exception) -> None:
 def private_folder(path: Path) -> Path:
     """``path``, which is made if need be, as are the folders above it, for the user alone whatever the umask.
 
-    Raises ``CacheRefused`` where it is there and others can write in it, or it is somebody else's.
+    Raises ``CacheRefused`` where it is there and others can write in it, or it is somebody else's; ``OSError`` where
+    it cannot be made.
     """
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     for folder in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
         try:
             folder.mkdir(mode=0o700)

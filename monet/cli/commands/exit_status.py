@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import re
 import sys
 import traceback
@@ -37,8 +36,6 @@ def reports_errors(command: Callable[_Params, None], *, is_all_ours: bool = True
     def reporting(*args: _Params.args, **kwargs: _Params.kwargs) -> None:
         verbose = kwargs.pop("verbose")
         quiet = bool(kwargs["quiet"]) and not verbose
-        if sys.stderr is None:  # whoever began the process has closed it, and all write to it
-            sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
         level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
         try:
             with _log_on_stderr(level), silence(quiet and is_all_ours):
