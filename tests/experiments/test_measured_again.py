@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from monet.executor.codegen import implementation_of
 from monet.executor.planned_step import planned_catalogue
 from monet.lab.experiments.configured import prepare_config
 from monet.lab.experiments.measured_again import planned_again
-from monet.lab.experiments.measured_steps import MEASURED_FIELDS, measured_step
+from monet.lab.experiments.measured_steps import MEASURED_FIELDS, _measured, measured_step
 from monet.models.config import Config, InputSpec
 from monet.ops.measuring.signature import signature
 from monet.ops.offers.offering import Offering
@@ -64,6 +66,20 @@ def test_the_step_is_measured_as_a_whole_and_in_parts(config: Config, planned: P
     assert result.summary.objective_s <= taken_s
     assert result.plan.solver["objective_s"] == result.summary.objective_s
     assert result.plan.peak_bytes <= planned.plan.budget_bytes
+
+
+def test_the_parts_add_up_to_the_step(
+    config: Config, planned: PlanResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By a clock that goes on by one each time it is looked at, a step takes longer than its operators."""
+    path, clock = tmp_path / "step.plan.json", itertools.count()
+    planned.plan.save(path)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    found = _measured(config, path, int(planned.plan.environment["threads"]), in_place=True)
+    assert found.values["step_s"] == 1.0
+    in_place_s = [taken_s for of in found.seconds.values() for taken_s in of]
+    # Once at the beginning of each of the plan's steps, at the end of each pass, and before and after them all.
+    assert sum(in_place_s) == pytest.approx(len(planned.plan.steps) + 3) and len(set(in_place_s)) == 1
 
 
 def alone(config: Config, planned: PlanResult, slow: float) -> dict[str, list[float]]:

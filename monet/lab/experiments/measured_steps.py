@@ -82,7 +82,7 @@ def expect_measuring(config: Config) -> None:
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
     """``values``: of ``MEASURED_FIELDS``, None where the process was killed. ``seconds``: of a planned step, by
-    signature: of each of its steps that runs it, in place."""
+    signature: of each of its steps that runs it, in place. Their sum is the step's."""
 
     values: dict[str, float | int | None]
     seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -172,20 +172,23 @@ def _measured(config: Config, plan_path: Path | None, threads: int, in_place: bo
     return MeasuredStep(values, timed)
 
 
-def _in_place(module: MonetModule, step: Callable[[], object]) -> Mapping[str, Sequence[float]]:
-    """By signature, seconds of each of the plan's steps that runs it; copies are left out."""
+def _in_place(module: MonetModule, step: Callable[[], tuple[float, object]]) -> Mapping[str, Sequence[float]]:
+    """By signature, seconds of each of the plan's steps that runs it; copies are left out. What the step takes beside
+    them (autograd, the model's checks, gradients that are freed) is shared out in proportion: without it the median of
+    30 plans was predicted 1.3 % too short (``benchmarks/bench_seconds.py``)."""
     from monet.executor.step_times import StepTimes, seconds_by_signature
 
     seconds: dict[int, list[float]] = {}
-    began = time.perf_counter()
-    for run in range(MOST_STEPS):
-        if run >= LEAST_STEPS and time.perf_counter() - began > STEPS_S:
-            break
+    whole: list[float] = []
+    while len(whole) < LEAST_STEPS or (sum(whole) < STEPS_S and len(whole) < MOST_STEPS):
         with StepTimes(module._step.runner) as times:
-            step()
-        for number, taken_s in times.steps():
-            seconds.setdefault(number, []).append(taken_s)
-    return seconds_by_signature(module._step, seconds)
+            taken_s, _ = step()
+        whole.append(taken_s)
+        for number, each_s in times.steps():
+            seconds.setdefault(number, []).append(each_s)
+    found = seconds_by_signature(module._step, seconds)
+    share = median(whole) / sum(each_s for of in found.values() for each_s in of)
+    return {key: [each_s * share for each_s in of] for key, of in found.items()}
 
 
 def _resident_peak_bytes() -> int | None:
