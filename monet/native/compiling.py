@@ -21,7 +21,7 @@ NO_SPACE = "No space left on device"
 """What a compiler says, too."""
 _OPTIMISED = ("-O2", "-ftree-vectorize", "-fvect-cost-model")
 """Kernels are as fast as by ``-O3``, and compiled in half of the time. Without the last, g++ at -O2 vectorises no loop
-whose length it does not know; clang, which does, ignores it."""
+whose length it does not know; clang, which does, ignores it (but not ``=dynamic``)."""
 FLAGS = ("-std=c++20", *_OPTIMISED, "-march=native", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
 
 

@@ -174,8 +174,8 @@ def _measured(config: Config, plan_path: Path | None, threads: int, in_place: bo
 
 def _in_place(module: MonetModule, step: Callable[[], tuple[float, object]]) -> Mapping[str, Sequence[float]]:
     """By signature, seconds of each of the plan's steps that runs it; copies are left out. What the step takes beside
-    them (autograd, the model's checks, gradients that are freed) is shared out in proportion: without it the median of
-    30 plans was predicted 1.3 % too short (``benchmarks/bench_seconds.py``)."""
+    them (autograd, the model's checks, gradients that are freed) is shared out in proportion. It was 1.3 %, the median
+    of the 13 plans of ``benchmarks/bench_seconds.py`` that were not replaced."""
     from monet.executor.step_times import StepTimes, seconds_by_signature
 
     seconds: dict[int, list[float]] = {}
