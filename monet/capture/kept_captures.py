@@ -24,6 +24,8 @@ from monet.errors import CacheRefused
 logger = logging.getLogger(__name__)
 
 _MOST_IN_MEMORY = 16
+_COMPARED = "compared\n"
+"""What the text of a capture begins with whose outputs are known to be the model's own."""
 _in_memory: dict[str, str] = {}
 
 
@@ -39,22 +41,22 @@ def capture(
 
 @dataclass(frozen=True)
 class KeptCapture:
-    """``key``: what ``captured`` is kept under, None where it is not. ``compared``: its outputs are known to be the
-    model's own."""
+    """``key`` and ``text``: what ``captured`` is kept under, and as; None where it is not."""
 
     captured: Captured
     key: str | None = None
+    text: str | None = None
     on_disk: bool = True
-    compared: bool = False
 
     def require_same_outputs(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, progress: bool = False
     ) -> None:
         """``same_outputs.require_same_outputs``, once for what is kept."""
-        if self.compared or not require_same_outputs(self.captured, model, args, kwargs, progress=progress):
+        if self.text is not None and self.text.startswith(_COMPARED):
             return
-        if self.key is not None:
-            _keep(self.key, self.captured, model, compared=True, on_disk=self.on_disk)
+        is_known = require_same_outputs(self.captured, model, args, kwargs, progress=progress)
+        if is_known and self.key is not None and self.text is not None:
+            _keep(self.key, _COMPARED + self.text, on_disk=self.on_disk)
 
 
 def capture_once(
@@ -83,22 +85,23 @@ def kept_capture(
     with as_planned(model):
         key = model_key(model, args, kwargs or {}, gradients_leave=gradients_leave)
         text = None if key is None else _in_memory.get(key) or (_read(key) if on_disk else None)
-        kept, compared = (None, False) if text is None else _restored(text, model)
-        captured = kept or capture(model, args, kwargs, gradients_leave=gradients_leave)
+        captured = None if text is None else _restored(text, model)
+        if captured is not None:
+            return KeptCapture(captured, key, text, on_disk)
+        captured = capture(model, args, kwargs, gradients_leave=gradients_leave)
     # None: for tensors that no plan can hold, which tracing refuses. Islands are of the modules themselves.
-    if captured.islands:
-        key = None
-    if key is not None and kept is None:
-        _keep(key, captured, model, compared=False, on_disk=on_disk)
-    return KeptCapture(captured, key, on_disk, compared)
-
-
-def _keep(key: str, captured: Captured, model: torch.nn.Module, *, compared: bool, on_disk: bool) -> None:
+    if key is None or captured.islands:
+        return KeptCapture(captured)
     try:
-        text = _text(captured, model, compared=compared)
+        text = _text(captured, model)
     except NotStorable as error:
         logger.info("the capture cannot be kept: %s", error)
-        return
+        return KeptCapture(captured)
+    _keep(key, text, on_disk=on_disk)
+    return KeptCapture(captured, key, text, on_disk)
+
+
+def _keep(key: str, text: str, *, on_disk: bool) -> None:
     if on_disk:
         _write(key, text)
     _in_memory[key] = text
@@ -106,7 +109,7 @@ def _keep(key: str, captured: Captured, model: torch.nn.Module, *, compared: boo
         del _in_memory[next(iter(_in_memory))]
 
 
-def _text(captured: Captured, model: torch.nn.Module, *, compared: bool) -> str:
+def _text(captured: Captured, model: torch.nn.Module) -> str:
     attributes = {tensor.data_ptr(): place for place, tensor in _attributes(model)}
     constants: dict[str, Any] = {}
     # What tracing has made itself is known by its values; what is somebody's may have others at the next step.
@@ -127,16 +130,15 @@ def _text(captured: Captured, model: torch.nn.Module, *, compared: bool) -> str:
         else:
             raise NotStorable(f"{target} is a constant of {tensor.nbytes} bytes that no module holds")
     try:
-        document = {"constants": constants, "captured": captured_text(captured), "compared": compared}
-        return json.dumps(document, allow_nan=True)
+        return json.dumps({"constants": constants, "captured": captured_text(captured)}, allow_nan=True)
     except ValueError as error:
         raise NotStorable(str(error)) from error
 
 
-def _restored(text: str, model: torch.nn.Module) -> tuple[Captured | None, bool]:
-    """The capture, None where that cannot be, and whether its outputs were compared."""
+def _restored(text: str, model: torch.nn.Module) -> Captured | None:
+    """The capture, None where that cannot be."""
     try:
-        document = json.loads(text)
+        document = json.loads(text.removeprefix(_COMPARED))
         constants: dict[str, torch.Tensor] = {}
         attributes = dict(_attributes(model)) if document["constants"] else {}
         for target, kept in document["constants"].items():
@@ -146,10 +148,10 @@ def _restored(text: str, model: torch.nn.Module) -> tuple[Captured | None, bool]
                 dtype = getattr(torch, kept["dtype"])
                 values = torch.tensor(kept["values"], dtype=dtype, device=kept["device"])
                 constants[target] = values.reshape(kept["shape"])
-        return captured_of(document["captured"], constants), document["compared"] is True
+        return captured_of(document["captured"], constants)
     except (KeyError, TypeError, ValueError, AttributeError, NotStorable) as error:
         logger.info("a capture that was kept cannot be read, and is made again: %s: %s", type(error).__name__, error)
-        return None, False
+        return None
 
 
 def _attributes(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
