@@ -9,6 +9,8 @@ from tqdm import tqdm
 from monet.base.amounts import format_bytes
 
 REFRESH_S = 0.25
+SHARE_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+"""Of a bar of work whose parts take unequally long, so that their number would say nothing."""
 
 
 def is_shown(progress: bool) -> bool:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from monet.base.graph import Value
 from monet.base.measurement import Measurement
-from monet.base.progress_line import is_shown
+from monet.base.progress_line import SHARE_FORMAT, is_shown
 from monet.errors import ProfileError
 from monet.ops.catalogue import Catalogue
 from monet.ops.fusion.compiling_ahead import compile_all
@@ -151,7 +151,7 @@ def profile(
 
     with tqdm(
         total=sum(weights.values()), desc="measuring operators", disable=not missing or not is_shown(progress),
-        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        bar_format=SHARE_FORMAT,
     ) as bar:  # fmt: skip
         try:
             for key in order:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tqdm import tqdm
 
 from monet.base.graph import BUFFER, CONSTANT, INPUT, PARAMETER, Graph, Operator, Ref, operator_inputs, written_sources
-from monet.base.progress_line import is_shown
+from monet.base.progress_line import SHARE_FORMAT, is_shown
 from monet.base.sizes import at_largest, graph_at
 from monet.capture import autocast
 from monet.capture.captured import Captured
@@ -83,7 +83,7 @@ def require_same_outputs(
     if not unknown:
         with tqdm(
             total=2 * len(graph.forward), desc="comparing with eager", delay=SHOWN_AFTER_S, leave=False,
-            disable=not is_shown(progress), bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+            disable=not is_shown(progress), bar_format=SHARE_FORMAT,
         ) as bar:  # fmt: skip
             try:
                 refusal, unknown = _compared(captured, graph, model, args, kwargs, bar)

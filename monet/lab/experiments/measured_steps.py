@@ -162,7 +162,7 @@ def _measured(config: Config, plan_path: Path | None, threads: int, in_place: bo
         step()
     times: list[float] = []
     peaks: list[int | None] = []
-    while not times or (sum(times) < STEPS_S and len(times) < MOST_STEPS):
+    while _goes_on(times, 1):
         seconds, peak = step()
         times.append(seconds)
         peaks.append(peak)
@@ -170,6 +170,10 @@ def _measured(config: Config, plan_path: Path | None, threads: int, in_place: bo
     values = dict(zip(MEASURED_FIELDS, (median(times), most, _resident_peak_bytes()), strict=True))
     timed = _in_place(module, step) if in_place and isinstance(module, MonetModule) else {}
     return MeasuredStep(values, timed)
+
+
+def _goes_on(times: Sequence[float], least: int) -> bool:
+    return len(times) < least or (sum(times) < STEPS_S and len(times) < MOST_STEPS)
 
 
 def _in_place(module: MonetModule, step: Callable[[], tuple[float, object]]) -> Mapping[str, Sequence[float]]:
@@ -180,7 +184,7 @@ def _in_place(module: MonetModule, step: Callable[[], tuple[float, object]]) -> 
 
     seconds: dict[int, list[float]] = {}
     whole: list[float] = []
-    while len(whole) < LEAST_STEPS or (sum(whole) < STEPS_S and len(whole) < MOST_STEPS):
+    while _goes_on(whole, LEAST_STEPS):
         with StepTimes(module._step.runner) as times:
             taken_s, _ = step()
         whole.append(taken_s)
