@@ -20,6 +20,7 @@ from monet.lab.experiments.copy_times import seconds_with_copies
 from monet.models.config import Config
 from monet.models.model_loading import build_model, precision
 from monet.models.sample_inputs import make_inputs
+from monet.native import devices
 from monet.ops.catalogue import Catalogue
 from monet.ops.measuring.bench import Bench
 from monet.ops.measuring.cache import ProfileCache
@@ -96,16 +97,19 @@ def trace_config(config: Config, plan: Plan, *, runs: int, progress: bool) -> St
     return StepTrace(tuple(steps), float(plan.solver["objective_s"]), median(whole), runs)
 
 
-def _step(config: Config, model: torch.nn.Module, module: torch.nn.Module, seed: int) -> float:
+def _step(config: Config, model: torch.nn.Module, module: MonetModule, seed: int) -> float:
     """Seconds of forward and backward, with ones as the gradient of every output."""
     args, kwargs = make_inputs(config, seed)
     if not config.accumulate:
         model.zero_grad(set_to_none=True)
+    device = module._step.graph.device
+    devices.synchronize(device)
     begun = time.perf_counter()
     result = module(*args, **kwargs)
     outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
     del result
     torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+    devices.synchronize(device)
     return time.perf_counter() - begun
 
 
