@@ -81,6 +81,20 @@ def offloaded(prepared: Prepared, offload: Offload | None, *, cache: bool = True
     return replace(prepared, lowered=lowered, environment={**prepared.environment, "second_memory": described})
 
 
+def at_rates(prepared: Prepared, offload: Offload, write_rate: float | None, read_rate: float | None) -> Prepared:
+    """``prepared``, which has its second memory, with the rates that a step found (None: the known one) where
+    ``offload`` gives none."""
+    second = prepared.problem.second
+    assert second is not None
+    write_rate = offload.write_rate or write_rate or second.write_rate
+    read_rate = offload.read_rate or read_rate or second.read_rate
+    second = replace(second, write_rate=write_rate, read_rate=read_rate)
+    rates = {"write_rate": write_rate, "read_rate": read_rate}
+    described = {**prepared.environment["second_memory"], **rates}
+    lowered = replace(prepared.lowered, problem=replace(prepared.problem, second=second))
+    return replace(prepared, lowered=lowered, environment={**prepared.environment, "second_memory": described})
+
+
 def _described(offload: Offload, device: torch.device, *, cache: bool) -> tuple[SecondMemory, dict[str, Any]]:
     """What the planner is told, and what the plan says of the memory besides."""
     if not offload.is_here:

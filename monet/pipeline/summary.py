@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from monet.planner.channel import Traffic
 from monet.planner.construction.kept import next_peak_bytes
 from monet.planner.replay import replay
 
 if TYPE_CHECKING:
     from monet.pipeline.lowering import Lowered
-    from monet.planner.channel import Traffic
-    from monet.planner.problem import Problem
+    from monet.planner.problem import Problem, SecondMemory
     from monet.planner.solution import Runs, Solution
     from monet.plans.plan import Plan
 
@@ -40,6 +40,14 @@ class SecondMemorySummary:
     write_rate: float
     read_rate: float
     mode: str
+
+    def as_measured(self, second: SecondMemory, waited_s: float) -> SecondMemorySummary:
+        """With the rates of ``second``, and what a step is measured to wait."""
+        copy_s = second.write_s(self.written_bytes) + second.read_s(self.read_bytes)
+        hidden_bytes = Traffic(self.written_bytes, self.read_bytes, copy_s, waited_s, 0.0).hidden_bytes
+        return replace(
+            self, write_rate=second.write_rate, read_rate=second.read_rate, waited_s=waited_s, hidden_bytes=hidden_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)

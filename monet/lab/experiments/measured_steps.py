@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
@@ -80,12 +80,23 @@ def expect_measuring(config: Config) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredCopies:
+    """Of a planned step: bytes a second in each direction while something is copied, None where nothing is, or only a
+    GPU knows; and how long it waits for copies."""
+
+    write_rate: float | None = None
+    read_rate: float | None = None
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredStep:
     """``values``: of ``MEASURED_FIELDS``, None where the process was killed. ``seconds``: of a planned step, by
-    signature: of each of its steps that runs it, in place. Their sum is the step's."""
+    signature: of each of its steps that runs it, in place. With what it waits for ``copies`` they are the step's."""
 
     values: dict[str, float | int | None]
     seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    copies: MeasuredCopies = MeasuredCopies()
 
 
 def measured_step(
@@ -168,20 +179,28 @@ def _measured(config: Config, plan_path: Path | None, threads: int, in_place: bo
         peaks.append(peak)
     most = None if None in peaks else max(peak for peak in peaks if peak is not None)
     values = dict(zip(MEASURED_FIELDS, (median(times), most, _resident_peak_bytes()), strict=True))
-    timed = _in_place(module, step) if in_place and isinstance(module, MonetModule) else {}
-    return MeasuredStep(values, timed)
+    if in_place and isinstance(module, MonetModule):
+        return MeasuredStep(values, *_in_place(module, step))
+    return MeasuredStep(values)
 
 
 def _goes_on(times: Sequence[float], least: int) -> bool:
     return len(times) < least or (sum(times) < STEPS_S and len(times) < MOST_STEPS)
 
 
-def _in_place(module: MonetModule, step: Callable[[], tuple[float, object]]) -> Mapping[str, Sequence[float]]:
-    """By signature, seconds of each of the plan's steps that runs it; copies are left out. What the step takes beside
-    them (autograd, the model's checks, gradients that are freed) is shared out in proportion. It was 1.3 %, the median
-    of the 13 plans of ``benchmarks/bench_seconds.py`` that were not replaced."""
+def _in_place(
+    module: MonetModule, step: Callable[[], tuple[float, object]]
+) -> tuple[Mapping[str, Sequence[float]], MeasuredCopies]:
+    """By signature, seconds of each of the plan's steps that runs it; and what is measured of its copies. What the step
+    takes beside both (autograd, the model's checks, gradients that are freed) is shared out in proportion. It was
+    1.3 %, the median of the 13 plans of ``benchmarks/bench_seconds.py`` that were not replaced."""
+    from monet.executor.copying.disk_copies import DiskCopies
     from monet.executor.step_times import StepTimes, seconds_by_signature
+    from monet.plans.format import WAIT
 
+    copies = module._step.runner.copies
+    channel = copies.channel if isinstance(copies, DiskCopies) else None
+    before = None if channel is None else channel.copied()
     seconds: dict[int, list[float]] = {}
     whole: list[float] = []
     while _goes_on(whole, LEAST_STEPS):
@@ -191,8 +210,21 @@ def _in_place(module: MonetModule, step: Callable[[], tuple[float, object]]) -> 
         for number, each_s in times.steps():
             seconds.setdefault(number, []).append(each_s)
     found = seconds_by_signature(module._step, seconds)
-    share = median(whole) / sum(each_s for of in found.values() for each_s in of)
-    return {key: [each_s * share for each_s in of] for key, of in found.items()}
+    waits = [number for number, planned in enumerate(module.plan.steps) if planned.kind == WAIT]
+    copied = MeasuredCopies(waited_s=sum(median(seconds[number]) for number in waits))
+    if channel is not None and before is not None:
+        done = channel.copied()
+        copied = replace(
+            copied,
+            write_rate=_rate(done.written_bytes - before.written_bytes, done.write_s - before.write_s),
+            read_rate=_rate(done.read_bytes - before.read_bytes, done.read_s - before.read_s),
+        )
+    share = (median(whole) - copied.waited_s) / sum(each_s for of in found.values() for each_s in of)
+    return {key: [each_s * share for each_s in of] for key, of in found.items()}, copied
+
+
+def _rate(size: int, seconds: float) -> float | None:
+    return size / seconds if size > 0 and seconds > 0 else None
 
 
 def _resident_peak_bytes() -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from monet.models.config import Config, load_config
 from monet.plans.text import format_seconds
 
 if TYPE_CHECKING:
+    from monet.lab.experiments.measured_steps import MeasuredStep
     from monet.ops.offers.offering import Offering
     from monet.pipeline.meter import Meter
     from monet.pipeline.planning import PlanResult
@@ -71,7 +71,7 @@ def _measured(
     eager = measured_step(config, None, threads, quiet=request.quiet)
     planned = measured_step(config, output, threads, in_place=again, quiet=request.quiet)
     if planned.seconds:
-        found = _as_in_step(config, result, planned.seconds, request)
+        found = _as_in_step(config, result, planned, request)
         found.plan.save(output)
         if found.plan.steps != result.plan.steps:
             click.echo(f"\n{render_summary(found.summary, request.unit)}\nsaved {output}")
@@ -122,21 +122,22 @@ def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
 
 
 def _can_be_planned_again(request: PlanRequest) -> bool:
-    """Copies have times of their own, the least memory does not depend on any, and a batch was chosen by them."""
-    return request.minimise is None and request.planning.offload is None and not request.max_batch
+    """The least memory does not depend on times, and a batch was chosen by them."""
+    return request.minimise is None and not request.max_batch
 
 
-def _as_in_step(
-    config: Config, result: PlanResult, seconds: Mapping[str, Sequence[float]], request: PlanRequest
-) -> PlanResult:
+def _as_in_step(config: Config, result: PlanResult, measured: MeasuredStep, request: PlanRequest) -> PlanResult:
     """Planned again with the times of the plan's own step; what that changes is printed. Ctrl-C ends the command."""
     from monet.lab.experiments.measured_again import planned_again
+    from monet.step.second_memory.offload import variant_with
 
     assert request.budget is not None
+    offload = request.planning.offload
     with refusals_in(request.unit):
         again = planned_again(
-            config, result, seconds, request.budget, request.planning.solving(prove=request.prove), _preparing(request),
-            _offering(request), variant=request.variant, meter=_meter(request),
+            config, result, measured, request.budget, request.planning.solving(prove=request.prove),
+            _preparing(request), _offering(request), offload=offload, variant=variant_with(offload, request.variant),
+            meter=_meter(request),
         )  # fmt: skip
     if again.summary.status == "interrupted":
         click.echo("monet: interrupted; the first plan stays", err=True)
