@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # On a busy machine anything may be slow.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow what ``sampled`` leaves out, before what is slow is deselected."""
+    variants: Counter[str] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            name = item.nodeid.partition("[")[0]
+            if variants[name] % sampled.args[0] != 0:
+                item.add_marker(pytest.mark.slow)
+            variants[name] += 1
 
 
 @pytest.fixture(scope="module")

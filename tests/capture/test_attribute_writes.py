@@ -105,6 +105,7 @@ KINDS = ("loss", "detached", "output", "view", "nested", "appended", "input", "c
 
 @pytest.mark.parametrize("way", ["applied", "module", "autocast"])
 @pytest.mark.parametrize("of", KINDS)
+@pytest.mark.sampled(2)
 def test_what_forward_assigns_is_eagers(of: str, way: str) -> None:
     eager: Any = Assigns(of)
     model: Any = copy.deepcopy(eager)

@@ -106,6 +106,7 @@ COPIES: dict[Callable[[torch.Tensor], torch.Tensor], int] = {
 
 
 @pytest.mark.parametrize("program", COPIES, ids=lambda program: program.__name__.strip("_"))
+@pytest.mark.sampled(2)
 def test_what_reads_a_copy_reads_the_original(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
     torch.manual_seed(0)
     model, x = _Computes(program), torch.randn(16, 8)

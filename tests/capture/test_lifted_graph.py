@@ -106,6 +106,7 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(2)
 def test_the_step_is_that_of_an_export(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, kwargs = MODELS[name]
     model, inputs = lifted(make(), **kwargs)

@@ -39,6 +39,7 @@ def test_what_does_not_fit_is_a_status() -> None:
     assert done.exit_code == 1 and "does not fit into 1.000 MB: the smallest budget" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_configuration_in_half_precision(tmp_path: Path) -> None:
     """Fake parameters in another dtype, with weights that are tied."""
     pytest.importorskip("transformers")
@@ -89,6 +90,7 @@ def test_wrong_usage(options: tuple[str, ...], said: str) -> None:
     assert done.exit_code == 2 and said in done.output
 
 
+@pytest.mark.slow
 def test_interrupted_with_what_is_known(tmp_path: Path) -> None:
     """At the first line about a budget, after eager's peak and the smallest budget."""
     path = tmp_path / "fit.json"

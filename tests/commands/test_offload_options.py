@@ -49,6 +49,7 @@ def test_every_variant_plans(profile: Path, variant: str) -> None:
     assert json.loads(Path("out.json").read_text())["recomputed"] == 0
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_is_smaller_with_moves(profile: Path) -> None:
     peaks = []
     for name, offload in (("one.json", ()), ("two.json", ("--offload", "bandwidth=20GB/s"))):
@@ -65,6 +66,7 @@ def test_the_smallest_budget_is_smaller_with_moves(profile: Path) -> None:
     assert peaks[1] < peaks[0]
 
 
+@pytest.mark.slow
 def test_a_sweep_draws_both_memories(profile: Path) -> None:
     result = run(
         "sweep", "--profile", str(profile), "--budgets", "60%,80%", "--variants", "monet,moving", "--offload",

@@ -77,6 +77,7 @@ def test_a_budget(profile: Path) -> None:
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["chain.json", "out.json"]
 
 
+@pytest.mark.slow
 def test_a_proof_of_a_windowed_plan(profile: Path) -> None:
     windowed = planned(profile, "--budget", "70%", "--window", "2")
     proven = planned(profile, "--budget", "70%", "--window", "2", "--prove")
@@ -87,6 +88,7 @@ def test_a_proof_of_a_windowed_plan(profile: Path) -> None:
     assert 0 < proven["bound_s"] <= best["objective_s"] * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_the_least_memory(profile: Path) -> None:
     least = planned(profile, "--minimise", "memory", "--gap", "0")
     assert set(least) == KEYS | {"bound_bytes"}
@@ -126,6 +128,7 @@ def test_an_infeasible_budget(profile: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["none", "conv", "in-place", "monet", "checkmate-d", "checkmate-o"])
+@pytest.mark.sampled(2)
 def test_variants(profile: Path, variant: str) -> None:
     summary = planned(profile, "--budget", "90%", "--variant", variant)
     check(profile, summary)

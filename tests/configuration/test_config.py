@@ -206,6 +206,7 @@ def test_shipped_configs_are_at_monets_sizes() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_configs())
+@pytest.mark.sampled(4)
 def test_shipped_models_run(name: str) -> None:
     """On fake tensors: the largest takes neither memory nor time."""
     shipped = load_config(name)

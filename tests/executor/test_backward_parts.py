@@ -43,6 +43,7 @@ def gradients(module: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(2)
 def test_steps_equal_eager(case: str) -> None:
     full = case_plan(case, "10GB", exact=True).plan
     try:

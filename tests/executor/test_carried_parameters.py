@@ -119,6 +119,7 @@ def test_a_slow_disk_and_poison_change_nothing(disk: Path, monkeypatch: pytest.M
     assert_right(trainer, eager, range(3))
 
 
+@pytest.mark.slow
 def test_the_poison_would_be_seen(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned(monkeypatch)
     trainer = trainer_of(disk, make_model())

@@ -97,6 +97,7 @@ def assert_right(trainer: monet.Trainer, eager: EagerStep, seeds: range, clip: f
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.sampled(2)
 def test_five_steps_equal_eager_bit_by_bit(optimizer: str, disk: Path) -> None:
     model = make_model()
     trainer, eager = trainer_for(optimizer, disk, model), EagerStep(model, OPTIMIZERS[optimizer])
@@ -134,6 +135,7 @@ def test_a_slow_disk_and_poison_change_nothing(disk: Path, monkeypatch: pytest.M
     assert counts == [5 * count(trainer.plan, WRITE), 5 * count(trainer.plan, READ)]
 
 
+@pytest.mark.slow
 def test_the_poison_would_be_seen(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits that do not wait."""
     poisoned(monkeypatch)

@@ -36,6 +36,7 @@ def ran_again(prepared: Prepared, result: PlanResult) -> list[int]:
 
 
 @pytest.mark.parametrize("variant", ["block", "sqrt-n-blocks", "selective"])
+@pytest.mark.sampled(3)
 def test_blocks_run_again_are_eagers(variant: str, model: Transformer, prepared: Prepared) -> None:
     (found,) = repeated_blocks(prepared.problem)
     assert found.count == LAYERS

@@ -106,6 +106,7 @@ def test_a_backward_pass_in_parts_equals_eager(
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(2)
 def test_five_steps_equal_eager_bit_by_bit(case: str, mode: str, disk: Path) -> None:
     plan = moved_plan(case, disk, mode)
     module = monet.MonetModule(case_model(case), plan)
@@ -139,6 +140,7 @@ def test_nothing_reads_what_is_away(case: str, mode: str, disk: Path, monkeypatc
     assert counts == [2 * count(plan, WRITE), 2 * count(plan, READ)]
 
 
+@pytest.mark.slow
 def test_the_poison_would_be_seen(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for what is read back that do not wait: results differ."""
     poisoned(monkeypatch)

@@ -73,6 +73,7 @@ def _inputs(dtype: torch.dtype) -> Callable[[int], Inputs]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(2)
 def test_steps_of_least_memory_are_bitwise(case: str) -> None:
     make, dtype = CASES[case]
     torch.manual_seed(0)

@@ -84,6 +84,7 @@ def copies_of(module: monet.MonetModule) -> HostCopies:
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.sampled(2)
 def test_five_steps_equal_eager_bit_by_bit(case: str, cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(case, monkeypatch)
     assert count(plan, READ) > 1

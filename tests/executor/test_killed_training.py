@@ -492,6 +492,7 @@ def killed_until(disk: Path, name: str, kills: int, count: int) -> tuple[list[in
     return begun, torch.load(f"{disk / name}.pt")
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed(disk: Path) -> None:
     begun, left = killed_until(disk, "run-killed", 2, 6)
     assert begun == sorted(begun)

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("hasty_orders")
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] if case == "transformer" else []) for case in CASES]
 )
+@pytest.mark.sampled(2)
 def test_steps_equal_eager_from_full_budget_to_smallest(case: str) -> None:
     model, make = case_model(case), CASES[case][1]
     full = case_plan(case, "10GB")

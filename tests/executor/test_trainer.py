@@ -43,6 +43,7 @@ pytestmark = pytest.mark.usefixtures("hasty_orders")
         + [("inverted", "sgd, momentum, decay"), ("transformer", "adamw")],
     ),
 )
+@pytest.mark.sampled(2)
 def test_twenty_steps_equal_eager_bit_by_bit(name: str, optimizer: str) -> None:
     """Learning rates change on the way; loss, outputs, weights, buffers and the optimiser's state stay eager's."""
     model, make = case_model(name), OPTIMIZERS[optimizer]

@@ -73,6 +73,7 @@ def test_the_largest_batch_that_fits() -> None:
     assert not fits(found.batch + max(2, found.batch // 4), BUDGET)
 
 
+@pytest.mark.slow
 def test_overhead_makes_the_batch_smaller() -> None:
     limited = largest_batch(TINY, parse_budget(BUDGET), 0.1, solving=Solving(time_limit_s=15.0, gap=0.02))
     assert limited.result.summary.overhead <= 0.1

@@ -82,6 +82,7 @@ TOKENS = torch.arange(10).view(2, 5)
 
 @pytest.mark.parametrize("rule", ["eager", "error", "replan"])
 @pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.sampled(2)
 def test_in_a_training_loop(edit: str, rule: Any, caplog: pytest.LogCaptureFixture) -> None:
     change, said = EDITS[edit]
     model, eager = Tied(), Tied()

@@ -82,6 +82,7 @@ def test_a_graph_for_several_shapes(
     assert not told(caplog)
 
 
+@pytest.mark.slow
 def test_a_graph_of_tokens_of_any_length(calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture) -> None:
     model, eager = Transformer(), Transformer()
     eager.load_state_dict(model.state_dict())

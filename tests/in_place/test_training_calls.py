@@ -109,6 +109,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("rule", ["eager", "replan", "error"])
+@pytest.mark.sampled(2)
 def test_what_is_not_as_planned(other: str, rule: Any, caplog: pytest.LogCaptureFixture) -> None:
     call, sentence = OTHERS[other]
     planned, eager = pair()

@@ -180,6 +180,7 @@ def changed(model: Wide) -> None:
         [STEPS + WARM - 1, STEPS + WARM, STEPS + WARM + 2, 2 * (STEPS + WARM) - 1, 2 * (STEPS + WARM)],
     ),
 )
+@pytest.mark.sampled(2)
 def test_a_model_that_changes_meanwhile_goes_by_the_rule(
     rule: Any, at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -310,6 +310,7 @@ def test_weights_that_are_made_elsewhere_are_no_islands() -> None:
     assert isinstance(refused.value, CaptureError)
 
 
+@pytest.mark.slow
 def test_an_island_is_tried_again_for_parameters_that_are_frozen() -> None:
     table = nn.Embedding(50, 16)
 
@@ -375,6 +376,7 @@ def test_an_island_makes_no_cache_of_keys() -> None:
     assert next(part.config.use_cache for part in model.modules() if isinstance(part, Caching)) is True
 
 
+@pytest.mark.slow
 def test_an_island_runs_once_in_the_plan_of_least_memory() -> None:
     """Its buffers see each batch once."""
     torch.manual_seed(0)
@@ -392,6 +394,7 @@ def test_an_island_runs_once_in_the_plan_of_least_memory() -> None:
     assert same(results(model, planned, (x,), 1), results(eager, eager, (x,), 1))
 
 
+@pytest.mark.slow
 def test_two_plans_of_one_model_wait_for_their_backward_passes() -> None:
     model, inputs = made("experts")
     eager = copy.deepcopy(model)
@@ -509,6 +512,7 @@ class ChangedLater(nn.Module):
     "part",
     slow_but([Averages, Spectral, TiedOutside], [Averages, Spectral, DropsLater, Twice, TiedOutside, ChangedLater]),
 )
+@pytest.mark.sampled(3)
 def test_what_a_part_leaves_behind_is_there_once(part: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = Around(part())
@@ -678,6 +682,7 @@ def test_what_is_wrong_with_the_model_itself_is_said() -> None:
         monet.plan(Around(Experts(width=12)), tokens(0), budget="100%", **HASTE)
 
 
+@pytest.mark.slow
 def test_another_shape_and_another_precision_are_tried_anew() -> None:
     """What is known of a part is of the situation in which it was tried."""
     model, _ = made("experts")

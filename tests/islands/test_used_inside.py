@@ -222,6 +222,7 @@ def test_what_is_left_out_does_not_spoil_what_it_is_added_to(clip: float | None)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.sampled(2)
 def test_a_result_that_the_loss_leaves_out_has_no_gradient_inside_of_an_island(accumulate: bool) -> None:
     class Watching(Heads):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -336,6 +337,7 @@ def test_a_sum_of_gradients_has_none_of_experts_without_tokens() -> None:
         assert same([p.grad for p in model.parameters()], [p.grad for p in eager.parameters()]), count
 
 
+@pytest.mark.slow
 def test_a_part_that_is_a_ctc_loss() -> None:
     torch.manual_seed(0)
     model = Speech()

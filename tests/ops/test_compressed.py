@@ -45,6 +45,7 @@ TABLE = {**CASES, "clamped": (Clamped(), (torch.randn(4, 3, 16, 16),), {})}
 
 
 @pytest.mark.parametrize("case", TABLE)
+@pytest.mark.sampled(3)
 def test_default_catalogue_has_neither(case: str) -> None:
     """With storages, what was there stays there, in the same order; nothing else is added but theirs."""
     model, args, kwargs = TABLE[case]

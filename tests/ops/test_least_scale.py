@@ -92,6 +92,7 @@ def _smallest(model: nn.Module) -> Plan:
 
 
 @pytest.mark.parametrize("norm", ALL)
+@pytest.mark.sampled(2)
 def test_a_scale_of_zero_is_planned_around(norm: str) -> None:
     model = _model(norm)
     captured = capture(model, *_images(0))

@@ -55,6 +55,7 @@ def resident_bench() -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize(("record", "sample", "dtype"), SAMPLES)
+@pytest.mark.sampled(2)
 def test_sample(
     record: Record, sample: Sample, dtype: torch.dtype, resident_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ _NOT_IN_LAYOUTS = {"views", "conv2d-1x1-strided"}
         if layout is _channels_last or any(isinstance(a, tuple) and len(a) in (2, 4, 5) for a in sample.activations)
     ],
 )
+@pytest.mark.sampled(4)
 def test_graph_tells_the_geometry_in_other_layouts(
     sample: Sample, layout: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
@@ -146,6 +148,7 @@ def _compare_with_graph(captured: Captured, env: Mapping[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+@pytest.mark.sampled(2)
 def test_samples_have_every_operator_of_their_record(record: Record) -> None:
     assert record.samples
     missing = {*record.forward_targets, *record.backward_targets}

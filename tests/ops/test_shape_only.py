@@ -37,6 +37,7 @@ def _poisoned(op: Operator, env: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [result] if op.single else list(result)
 
 
+@pytest.mark.slow
 def test_values_of_such_arguments_do_not_matter() -> None:
     """Of every operator in the table, on the samples of the records."""
     seen = set()

@@ -95,6 +95,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
         *((name, "bfloat16") for name in MODELS if name not in ("residual", "convolutions")),
     ],
 )
+@pytest.mark.sampled(2)
 def test_it_is_what_pytorch_hands_out(name: str, precision: str) -> None:
     allocator.installed()
     gc.collect()

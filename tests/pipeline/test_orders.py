@@ -264,6 +264,7 @@ def test_no_order_makes_a_plan_worse(monkeypatch: pytest.MonkeyPatch) -> None:
             assert found <= alone * (1 + fit.solving.gap)
 
 
+@pytest.mark.slow
 def test_without_a_cache_no_plan_is_read_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONET_CACHE", str(tmp_path / "new"))
 

@@ -36,6 +36,7 @@ def chain() -> Prepared:
         return prepare(model, (torch.randn(512, 64, requires_grad=True),), {})
 
 
+@pytest.mark.slow
 def test_a_deep_network_of_small_tensors_is_planned_at_a_fifth(chain: Prepared) -> None:
     """It was refused, as proven, since all its tensors were small."""
     found = plan_prepared(chain, chain.eager_peak_bytes // 5, Solving(time_limit_s=3))

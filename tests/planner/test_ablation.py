@@ -137,6 +137,7 @@ def test_more_freedom_never_costs_time(data: st.DataObject) -> None:
         ("in-place", "inplace_only", "input", 8.0),
     ],
 )
+@pytest.mark.sampled(3)
 def test_variants_cost_what_was_published(variant: str, theirs: str, relu_reads: str, gib: float) -> None:
     reference = json.loads((P100 / "reference.json").read_text())["runs"]["vgg16"]
     objective_ms = next(r["objective_ms"] for r in reference if r["variant"] == theirs and r["budget_gib"] == gib)

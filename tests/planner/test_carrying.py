@@ -173,6 +173,7 @@ def test_nothing_is_chosen_where_no_plan_can_fit() -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 500, 50))
+@pytest.mark.sampled(3)
 def test_where_copies_decide_the_choice_is_the_best_of_all(first: int) -> None:
     """State so much larger than all else that it alone decides: with checkpoints everywhere, and columns of 0 or 1, the
     program has the seconds of the best of all ways to carry it."""

@@ -103,6 +103,7 @@ def _expected(plan: Plan) -> Seen:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(2)
 def test_operators_find_the_same_however_copies_are_timed(case: str) -> None:
     plan = _planned(case)
     expected = _expected(plan)

@@ -112,6 +112,7 @@ def assert_complete(folder: Path) -> None:
     assert {row["status"] for row in rows} <= {"optimal", "heuristic", "infeasible"}
 
 
+@pytest.mark.slow
 def test_the_table_is_that_of_one_machine(cluster: Cluster, tmp_path: Path) -> None:
     done = run(tmp_path, cluster.address)
     assert done.exit_code == 0, done.output
@@ -147,6 +148,7 @@ def test_a_worker_killed_in_mid_cell(cluster: Cluster, tmp_path: Path) -> None:
     assert len(files) == len(CELLS) + 1
 
 
+@pytest.mark.slow
 def test_interrupted_and_finished_here(cluster: Cluster, tmp_path: Path) -> None:
     """Ctrl-C cancels what is not planned; the same command without the cluster goes on."""
     command = [sys.executable, "-m", "monet", *arguments(tmp_path, cluster.address)]

@@ -74,6 +74,7 @@ def test_plans_are_saved_and_measured_once(config: str, monkeypatch: pytest.Monk
     assert calls[2:] in ([], [("pytorch", False)])  # the same plan again need not be measured again
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_run_says_so_everywhere(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(loaded: object, plan: Path, *, eager: bool, progress: bool) -> dict[str, dict[str, Any]]:
         if plan.name.startswith("pytorch"):

@@ -25,6 +25,7 @@ def _cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "name"), _cases())
+@pytest.mark.sampled(2)
 def test_measured_peak_is_the_promised_one_in_bytes(kind: str, name: str) -> None:
     """In a fresh process, so that nothing else is counted; each of three steps, the first one included."""
     script = ROOT / "tests" / "support" / "peak_of_usage.py"

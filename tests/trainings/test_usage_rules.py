@@ -336,6 +336,7 @@ def test_inputs_may_share_memory_when_planning_or_later() -> None:
     assert torch.equal(trainer({"text": whole, "labels": other})[0], expected)
 
 
+@pytest.mark.slow
 def test_no_cache_of_keys_is_made_while_a_plan_runs() -> None:
     model, tokens = tiny_gpt2(), torch.zeros(1, 4, dtype=torch.int64)
     model.config.use_cache = True  # type: ignore[union-attr]
@@ -381,6 +382,7 @@ def test_a_model_that_fails_by_itself_is_as_it_was() -> None:
         pytest.param({"accumulate": True}, torch.float32, torch.float32, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_configuration_has_a_precision_and_may_accumulate(
     tmp_path: Path, options: dict[str, Any], parameter: torch.dtype, output: torch.dtype
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_second_shape_makes_a_plan_for_the_range_and_a_larger_one_another() ->
     assert applied.peak_bytes <= 4_000_000
 
 
+@pytest.mark.slow
 def test_ranges_too_large_for_the_budget_are_left_for_those_of_the_call() -> None:
     torch.manual_seed(0)
     model = Decoder()
@@ -162,6 +163,7 @@ def test_a_discriminator_is_planned_with_and_without_gradients_of_its_input() ->
     assert (applied.planned_calls, applied.eager_calls, len(applied.plans)) == (4, 0, 2)
 
 
+@pytest.mark.slow
 def test_ranges_are_found_out_under_autocast() -> None:
     torch.manual_seed(0)
     model = Decoder()

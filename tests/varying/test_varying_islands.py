@@ -105,6 +105,7 @@ def assert_steps_are_eagers(planned: nn.Module, model: nn.Module, eager: nn.Modu
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(3)
 def test_every_shape_is_eagers_bit_by_bit_and_from_a_file(case: str, tmp_path: Path) -> None:
     model = made(case)
     other, eager = copy.deepcopy(model), copy.deepcopy(model)

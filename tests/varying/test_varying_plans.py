@@ -119,6 +119,7 @@ def test_every_shape_equals_eager(case: str, budget: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["decoder", "images", "assignments"])
+@pytest.mark.sampled(3)
 def test_exact_plans_are_bitwise_at_every_shape(case: str) -> None:
     model, inputs, plan = planned(case, "95%", exact=True)
     assert is_exact(compare_steps(model, plan, inputs, steps=4))

@@ -56,6 +56,7 @@ def solved(program: CheckpointProgram, *, integer: bool) -> Answer:
 
 @quick
 @given(problem=problems(pinned=True), extra=st.integers(8, 45), stages=positions, forward=positions)
+@pytest.mark.slow
 def test_no_plan_takes_less_than_the_bound(problem: Problem, extra: int, stages: set[int], forward: set[int]) -> None:
     budget = problem.fixed_bytes + extra
     best = best_by_exhaustion(problem, budget, [True] * len(problem.backward))

@@ -154,6 +154,7 @@ def test_the_hardest_instances_fit_their_capacity(name: str) -> None:
     assert found.arena_bytes <= 1 << 20
 
 
+@pytest.mark.slow
 def test_a_trace_is_laid_out_at_its_bound() -> None:
     lifetimes = read_instance("somas_resnet50.csv")
     found = layout(lifetimes)
@@ -165,6 +166,7 @@ def test_a_trace_is_laid_out_at_its_bound() -> None:
     ("name", "ceiling"),
     [("D.1048576.csv", 1.21), ("F.1048576.csv", 1.13), ("G.1048576.csv", 1.18), ("somas_pangu_2.6B.csv", 1.008)],
 )
+@pytest.mark.sampled(2)
 def test_instances_by_heuristics_only(name: str, ceiling: float) -> None:
     """A capacity that everything fits turns the improvement off."""
     lifetimes = read_instance(name)

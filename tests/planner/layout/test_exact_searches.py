@@ -47,6 +47,7 @@ def test_restarts_are_short_mostly() -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 4, 5, 7])
+@pytest.mark.sampled(2)
 def test_the_valley_search_finds_what_the_canonical_search_does_not(seed: int) -> None:
     """Perfect packings of 300 buffers; the canonical search takes longer here than the valley search."""
     lifetimes = cut_rectangle(random.Random(seed), 300)

@@ -141,6 +141,7 @@ class TestPoints:
 
     @settings(options, max_examples=150)
     @given(moving_chains())
+    @pytest.mark.slow
     def test_late_copies_get_rows(self, made: tuple[Problem, Runs]) -> None:
         """A point that does not wait breaks rows that are added for it, and a point that does breaks none of them."""
         problem, runs = made

@@ -65,6 +65,7 @@ def test_pinned_tensors_never_make_a_plan_better_than_exhaustion(problem: Proble
 
 @quick
 @given(problem=problems(operators=5, pinned=True), extra=st.integers(10, 60))
+@pytest.mark.slow
 def test_a_larger_window_is_never_worse(problem: Problem, extra: int) -> None:
     budget = problem.fixed_bytes + extra
     costs = [cheapest(problem, budget, window) for window in (1, 2, 4, None)]
@@ -150,6 +151,7 @@ def test_infeasible_budget_names_the_smallest_known() -> None:
     assert f"{problem.fixed_bytes + 1:,}" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_less_memory_costs_more_time_and_large_budgets_recompute_nothing() -> None:
     problem = chain(10)
     total = problem.fixed_bytes + sum(tensor.bytes for tensor in problem.tensors) * 3

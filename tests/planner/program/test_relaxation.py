@@ -52,6 +52,7 @@ def everywhere(problem: Problem) -> list[bool]:
 
 @settings(options, max_examples=examples(150))
 @given(problem=st.one_of(problems(), problems(pinned=True), tight_problems(), tight_problems(pinned=True)))
+@pytest.mark.slow
 def test_no_plan_is_cheaper_than_the_relaxation(problem: Problem) -> None:
     for point in front(problem, everywhere(problem)) or []:
         for window in (1, 2, 3):

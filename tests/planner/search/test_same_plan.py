@@ -31,6 +31,7 @@ def _slow(name: str) -> Solve:
     [(layers(4), 1.6), (chain(9), 1.3), pytest.param(repeated(3), 1.6, marks=pytest.mark.slow)],
     ids=["layers", "chain", "repeated"],
 )
+@pytest.mark.sampled(2)
 def test_a_slow_machine_finds_the_same_plan(problem: Problem, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     known = smallest_budget(problem)
     assert known is not None

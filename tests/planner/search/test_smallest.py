@@ -67,6 +67,7 @@ def test_a_bound_is_never_above_the_peak(problem: Problem) -> None:
         assert found.solution.peak_bytes <= known[0] <= keep_everything_bytes(problem)
 
 
+@pytest.mark.slow
 def test_less_overhead_costs_more_memory() -> None:
     problem = chain(8)
     fastest = plan_problem(problem, keep_everything_bytes(problem), Solving(gap=0.0)).objective_s
@@ -123,6 +124,7 @@ def test_a_proof_bounds_the_full_program() -> None:
     ("small", "first_window", "asked"),
     [(10_000, 2, [(2, True), (10, False)]), (0, 2, [(2, True), (4, True), (8, True), (10, False)]), (0, 3, None)],
 )
+@pytest.mark.sampled(3)
 def test_proofs_get_tighter(
     monkeypatch: pytest.MonkeyPatch, small: int, first_window: int, asked: list[tuple[int, bool]] | None
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_start_that_is_close_is_no_interruption() -> None:
     assert found.status == "optimal" and found.objective_s <= start.objective_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_interrupting_the_proof_keeps_the_plan() -> None:
     problem, budget = tight(60, 40)
     plan_s = 4.0

@@ -88,6 +88,7 @@ class TestAgainstEveryPlan:
         suppress_health_check=list(HealthCheck),
     )
     @given(problems(operators=2, pinned=True), st.integers(60, 2000), st.integers(2, 30), checkpoints, checkpoints)
+    @pytest.mark.slow
     def test_no_plan_beats_the_bound(
         self, problem: Problem, rate: int, extra: int, stages: set[int], forward: set[int]
     ) -> None:

@@ -75,6 +75,7 @@ def test_every_better_point_is_reported() -> None:
 
 @pytest.mark.usefixtures("default_interrupts")
 @pytest.mark.parametrize("way", ["limit", "tick", "error", "ctrl-c"])
+@pytest.mark.sampled(2)
 def test_a_process_that_does_not_react_is_ended(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As HiGHS does in presolve: neither a limit nor a request to stop is heeded."""
     solve(knapsack(5, 0), Limits(20.0, 0.0))

@@ -186,6 +186,7 @@ def test_other_errors_of_progress_stop_the_solve() -> None:
         plan_problem(problem, known[0] + 40, Solving(window=None, gap=0.0), progress=progress)
 
 
+@pytest.mark.slow
 def test_time_limit_is_kept() -> None:
     problem = chain(60)
     known = smallest_budget(problem)
