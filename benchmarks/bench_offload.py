@@ -5,7 +5,9 @@ python benchmarks/bench_offload.py [--part published] [--part disk] [--part smal
 * ``published``: the P100 profile of ResNet-50 under budgets and bandwidths each way, by recomputation alone, by moves
   alone and by both; the two are given to the third as plans to begin with, as a sweep does. Seconds are predictions.
 * ``disk``: shipped models under shares of eager's peak, planned by recomputation alone and with moves to a folder on a
-  disk; plans with moves are run. ``pairs``: eager's and planned steps alternate in one process, the figure is the
+  disk, and again with the times of its own step and the rates of its copies, as ``monet plan --measure`` does it:
+  ``alone`` and ``in_step`` have the predicted and the measured seconds of the first and of the last plan. Plans with
+  moves are run. ``pairs``: eager's and planned steps alternate in one process, the figure is the
   median of the ratios. ``memory``: another process, whose anonymous and file-backed resident memory is sampled from
   outside while it runs planned steps; copies go past the page cache, and what of their file is in it is counted, too.
 * ``smallest``: the smallest budgets of the same models, at any overhead, by recomputation alone and with moves; the
@@ -50,7 +52,7 @@ PAIRS, PAIRS_OF, WARM_UP = 4, {"resnet50": 2}, 1
 """Pairs of steps; an eager one of ResNet-50 takes a minute."""
 SMALLEST = ("bert", "vit", "unet")
 """Models whose smallest budgets are looked for."""
-PROCESS_LIMIT_S = 600.0
+PROCESS_LIMIT_S = 1200.0
 _apart = partial(run_apart, __file__, limit_s=PROCESS_LIMIT_S)
 
 
@@ -132,7 +134,14 @@ def _model(name: str) -> tuple[Any, Any]:
 
 
 def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from monet.base.amounts import parse_budget
+    from monet.lab.experiments.measured_again import planned_again
+    from monet.lab.experiments.measured_steps import measured_step
     from monet.models.sample_inputs import make_inputs
+    from monet.ops.offers.offering import Offering
+    from monet.pipeline.meter import silent
     from monet.pipeline.offloading import offloaded
     from monet.pipeline.planning import plan_prepared, plan_smallest
     from monet.pipeline.preparation import Preparing, prepare
@@ -143,7 +152,8 @@ def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
     model.train()
     prepared = prepare(model, args, kwargs, Preparing())
     solving = Solving(time_limit_s=job["time_limit_s"])
-    both = offloaded(prepared, parse_offload("disk"))
+    offload = parse_offload("disk")
+    both = offloaded(prepared, offload)
     if job["share"] is None:
         alone, moving = plan_smallest(prepared, None, solving), plan_smallest(both, None, solving, variant="monet+move")
         moving.plan.save(job["plan"])
@@ -162,7 +172,16 @@ def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
         result = plan_prepared(both, budget, solving, variant="monet+move")
     except InfeasibleBudget as error:
         return {**cell, "both": {"refused": str(error), "smallest_bytes": error.smallest_bytes}}
+    steps = partial(measured_step, config, Path(job["plan"]), torch.get_num_threads(), quiet=True)
     result.plan.save(job["plan"])
+    alone = steps(in_place=True)
+    cell["alone"] = _predicted(result.summary, alone)
+    result = planned_again(
+        config, result, alone, parse_budget(budget), solving, Preparing(), Offering(), offload=offload,
+        variant="monet+move", meter=silent,
+    )  # fmt: skip
+    result.plan.save(job["plan"])
+    cell["in_step"] = _predicted(result.summary, steps())
     summary = result.summary
     assert summary.second_memory is not None
     cell["both"] = {
@@ -176,6 +195,11 @@ def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
         "second_memory": asdict(summary.second_memory),
     }
     return cell
+
+
+def _predicted(summary: Any, measured: Any) -> dict[str, float]:
+    predicted_s, measured_s = float(summary.objective_s), float(measured.values["step_s"])
+    return {"predicted_s": predicted_s, "measured_s": measured_s, "ratio": predicted_s / measured_s}
 
 
 def _smallest_row(summary: Any) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def offload(result: Any) -> Iterable[Row]:
                 "–" if both["gap"] is None else f"{both['gap']:.1%}", _megabytes(second["moved_bytes"]),
                 _share(second["hidden_bytes"] / copied) if copied else "–",
                 f"{pairs['time_ratio']:.2f}" if "time_ratio" in pairs else "–",
-                f"{pairs['step_s'] / both['objective_s']:.2f}" if "step_s" in pairs else "–",
+                f"{1 / cell['in_step']['ratio']:.2f}" if "in_step" in cell else "–",
                 "–" if peak is None else f"{peak / both['peak_bytes']:.4f}",
             )  # fmt: skip
 
