@@ -125,32 +125,28 @@ def _memory(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {**found, "resident_anonymous_bytes": anonymous, "resident_file_bytes": mapped}
 
 
-def _model(name: str) -> tuple[Any, Any]:
+def _config(name: str) -> Any:
     from monet.models.config import load_config
-    from monet.models.model_loading import build_model
 
-    config = load_config(f"{name}.yaml").with_batch(MODELS[name])
-    return config, build_model(config)
+    return load_config(f"{name}.yaml").with_batch(MODELS[name])
 
 
 def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from monet.base.amounts import parse_budget
+    from monet.lab.experiments.configured import prepare_config
     from monet.lab.experiments.measured_again import planned_again
     from monet.lab.experiments.measured_steps import measured_step
-    from monet.models.sample_inputs import make_inputs
     from monet.ops.offers.offering import Offering
     from monet.pipeline.meter import silent
     from monet.pipeline.offloading import offloaded
     from monet.pipeline.planning import plan_prepared, plan_smallest
-    from monet.pipeline.preparation import Preparing, prepare
+    from monet.pipeline.preparation import Preparing
     from monet.step.second_memory.offload import parse_offload
 
-    config, model = _model(job["model"])
-    args, kwargs = make_inputs(config, 0)
-    model.train()
-    prepared = prepare(model, args, kwargs, Preparing())
+    config = _config(job["model"])
+    prepared = prepare_config(config, Preparing())
     solving = Solving(time_limit_s=job["time_limit_s"])
     offload = parse_offload("disk")
     both = offloaded(prepared, offload)
@@ -215,31 +211,9 @@ def _smallest_row(summary: Any) -> dict[str, Any]:
 
 
 def _steps(job: Mapping[str, Any], path: str) -> tuple[Any, Any, Any]:
-    """Eager's and the planned step as functions of a seed, and the planned module."""
-    import copy
+    from paired_steps import steps_of
 
-    import torch
-    import torch.utils._pytree as pytree
-
-    import monet
-    from monet.models.sample_inputs import make_inputs
-
-    config, model = _model(job["model"])
-    model.train()
-    plan = monet.Plan.load(path)
-    eager = copy.deepcopy(model) if "pairs" in job else None
-    planned = monet.MonetModule(model, plan)
-
-    def step(module: Any, seed: int) -> list[Any]:
-        torch.manual_seed(seed)
-        args, kwargs = make_inputs(config, seed)
-        module.zero_grad(set_to_none=True)
-        results = pytree.tree_leaves(module(*args, **kwargs))
-        outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
-        torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
-        return [p.grad for p in module.parameters() if p.grad is not None]
-
-    return step, eager, planned
+    return steps_of(_config(job["model"]), Path(path), beside_eager="pairs" in job)
 
 
 def _waited_s(planned: Any) -> float:

@@ -7,6 +7,8 @@ step, the plan that is made with these, and its step and eager's, each in a proc
 measured seconds, of the first plan's step (``alone``), of the last plan's (``in_step``), and of eager's step without
 and with what it waits for new memory.
 
+``paired``: the step by eager's as predicted, and as measured by steps that alternate in one process.
+
 Rates of a shared machine change within minutes. So the same kernels are timed before and after each measurement
 (``reference_s``: a matrix product, and a pass over memory); a cell in which either differs by more than ``STEADY`` is
 run again, at most ``TRIES`` times, and the steadiest is kept.
@@ -14,6 +16,7 @@ run again, at most ``TRIES`` times, and the steadiest is kept.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +28,8 @@ import click
 import record
 import torch
 from bench_models import BATCHES
+from job_process import run_apart
+from paired_steps import paired_ratio
 
 from monet.base.amounts import ByteBudget, parse_budget
 from monet.errors import InfeasibleBudget
@@ -40,6 +45,7 @@ from monet.planner.ablation import MONET
 from monet.planner.search import Solving
 
 STEADY, TRIES = 0.05, 3
+PROCESS_LIMIT_S = 400.0
 REFERENCE_RUNS = 25
 
 
@@ -81,17 +87,18 @@ def _rows(name: str, shares: tuple[int, ...], time_limit_s: float, path: Path) -
             continue
         tries: list[dict[str, Any]] = []
         while len(tries) < TRIES and all(row["drift"] > STEADY for row in tries):
-            tries.append(_cell(config, first, budget, solving, threads, path))
+            tries.append(_cell(name, config, first, budget, solving, threads, path))
         rows[f"{share}%"] = row = min(tries, key=lambda each: each["drift"])
         click.echo(
             f"{name:14} {share:3}%  alone {row['alone']['ratio']:.3f}  in step {row['in_step']['ratio']:.3f}  "
+            f"by eager's {row['paired']['ratio']:.3f}  "
             f"drift {row['drift']:.3f} of {len(tries)}"
         )
     return rows
 
 
 def _cell(
-    config: Config, first: PlanResult, budget: ByteBudget, solving: Solving, threads: int, path: Path
+    name: str, config: Config, first: PlanResult, budget: ByteBudget, solving: Solving, threads: int, path: Path
 ) -> dict[str, Any]:
     references = [_reference_s()]
     first.plan.save(path)
@@ -102,12 +109,16 @@ def _cell(
     references.append(_reference_s())
     again = measured_step(config, path, threads, quiet=True)
     references.append(_reference_s())
+    paired = run_apart(__file__, {"model": name, "plan": str(path)}, path.parent, PROCESS_LIMIT_S)
+    predicted = 1.0 + last.summary.overhead
     alone_s, again_s = float(alone.values["step_s"] or 0), float(again.values["step_s"] or 0)
     return {
         "alone": {"predicted_s": first.summary.objective_s, "measured_s": alone_s,
                   "ratio": first.summary.objective_s / alone_s},
         "in_step": {"predicted_s": last.summary.objective_s, "measured_s": again_s,
                     "ratio": last.summary.objective_s / again_s},
+        "paired": {"predicted": predicted, "measured": paired["ratio"], "pairs": paired["pairs"],
+                   "ratio": predicted / paired["ratio"]},
         "another_plan": last.plan.steps != first.plan.steps,
         "faster": again_s / alone_s,
         "promised_bytes": last.plan.peak_bytes, "measured_bytes": again.values["allocator_peak_bytes"],
@@ -119,7 +130,14 @@ def _cell(
 @click.option("--model", "models", multiple=True, type=click.Choice(list(BATCHES)), help="Only these; others are kept.")
 @click.option("--shares", default="85,60", show_default=True, help="Budgets, in per cent of eager's peak.")
 @click.option("--time-limit", default=20.0, show_default=True, help="Seconds to plan a budget.")
-def main(models: tuple[str, ...], shares: str, time_limit: float) -> None:
+@click.option("--job", hidden=True)
+@click.option("--answer", hidden=True, type=click.Path(path_type=Path))
+def main(models: tuple[str, ...], shares: str, time_limit: float, job: str | None, answer: Path | None) -> None:
+    if job is not None and answer is not None:
+        asked = json.loads(job)
+        config = load_config(f"{asked['model']}.yaml").with_batch(BATCHES[asked["model"]])
+        answer.write_text(json.dumps(paired_ratio(config, Path(asked["plan"]))))
+        return
     found: dict[str, Any] = record.known("seconds") if models else {}
     with TemporaryDirectory() as folder:
         for name in models or BATCHES:
@@ -128,7 +146,7 @@ def main(models: tuple[str, ...], shares: str, time_limit: float) -> None:
             record.write("seconds", found)
     plans = [row for rows in found.values() for row in rows.values() if "in_step" in row]
     for said, chosen in (("all", plans), ("steady", [row for row in plans if row.get("drift", 1.0) <= STEADY])):
-        for kind in ("alone", "in_step"):
+        for kind in ("alone", "in_step", "paired"):
             off = [abs(row[kind]["ratio"] - 1) for row in chosen]
             within = [sum(x <= limit for x in off) for limit in (0.05, 0.1)]
             click.echo(f"{said}, {kind}: {within[0]} of {len(off)} within 5 %, {within[1]} within 10 %")

@@ -119,7 +119,7 @@ def offload(result: Any) -> Iterable[Row]:
     """Models over a disk: what recomputation alone needs beside plans with moves, predicted and measured."""
     yield (
         "model", "budget", "recomputed only", "with moves", "gap", "moved", "hidden", "time, of eager's",
-        "time, of predicted", "peak, of promised",
+        "that, of predicted", "peak, of promised",
     )  # fmt: skip
     for model, cells in result.get("disk", {}).items():
         for budget, cell in cells.items():
@@ -138,7 +138,7 @@ def offload(result: Any) -> Iterable[Row]:
                 "–" if both["gap"] is None else f"{both['gap']:.1%}", _megabytes(second["moved_bytes"]),
                 _share(second["hidden_bytes"] / copied) if copied else "–",
                 f"{pairs['time_ratio']:.2f}" if "time_ratio" in pairs else "–",
-                f"{1 / cell['in_step']['ratio']:.2f}" if "in_step" in cell else "–",
+                f"{pairs['time_ratio'] / (1 + both['overhead']):.2f}" if "time_ratio" in pairs else "–",
                 "–" if peak is None else f"{peak / both['peak_bytes']:.4f}",
             )  # fmt: skip
 
