@@ -44,7 +44,7 @@ from monet.pipeline.preparation import Preparing
 from monet.planner.ablation import MONET
 from monet.planner.search import Solving
 
-STEADY, TRIES = 0.05, 3
+STEADY, TRIES = 0.05, 2
 PROCESS_LIMIT_S = 400.0
 REFERENCE_RUNS = 25
 
