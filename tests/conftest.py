@@ -31,11 +31,11 @@ settings.load_profile("any machine")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow what ``sampled`` leaves out, before what is slow is deselected."""
+    """Marks as slow what ``sampled`` leaves out of the variants that are not, before what is slow is deselected."""
     variants: Counter[str] = Counter()
     for item in items:
         sampled = item.get_closest_marker("sampled")
-        if sampled is not None:
+        if sampled is not None and item.get_closest_marker("slow") is None:
             name = item.nodeid.partition("[")[0]
             if variants[name] % sampled.args[0] != 0:
                 item.add_marker(pytest.mark.slow)

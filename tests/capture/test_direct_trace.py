@@ -122,7 +122,6 @@ def _in_order(captured: Captured) -> dict[str, Any]:
 
 @pytest.mark.parametrize("cast", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("of", SAME)
-@pytest.mark.sampled(2)
 def test_the_graph_is_that_of_the_detour(of: str, cast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators, their lines, values, sources, gradients; without ``torch.export``."""
     make, make_input = SAME[of]

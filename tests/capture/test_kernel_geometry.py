@@ -102,7 +102,7 @@ def _ordered(order: tuple[int, ...], *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("of_gradient", ORDERS)
 @pytest.mark.parametrize("of_input", ORDERS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_other_results_look_as_the_kernels_make_them(of_input: tuple[int, ...], of_gradient: tuple[int, ...]) -> None:
     x, shape = _ordered(of_input, 4, 6, 5, 3), (4, 6, 5, 3)
     g, contiguous = _ordered(of_gradient, *shape), torch.rand(shape)

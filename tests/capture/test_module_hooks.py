@@ -158,7 +158,7 @@ def _same_steps(model: Any, eager: Any) -> None:
 
 @pytest.mark.parametrize("of_module", [False, True])
 @pytest.mark.parametrize("hook", CHANGING)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_what_a_hook_changes_is_planned(hook: Any, of_module: bool) -> None:
     model, eager = _model(), _model()
     for one in (model, eager):

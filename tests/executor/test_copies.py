@@ -106,7 +106,7 @@ def test_a_backward_pass_in_parts_equals_eager(
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_five_steps_equal_eager_bit_by_bit(case: str, mode: str, disk: Path) -> None:
     plan = moved_plan(case, disk, mode)
     module = monet.MonetModule(case_model(case), plan)

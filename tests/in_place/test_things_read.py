@@ -59,7 +59,6 @@ def _assert_eagers(model: Any, eager: Any, batch: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", slow_but(list(CASES)[::5], CASES))
-@pytest.mark.sampled(2)
 def test_a_module_refuses_and_another_plan_is_of_the_model_as_it_is(name: str) -> None:
     """Also from a capture that was kept."""
     make, edit = CASES[name]
@@ -78,7 +77,6 @@ def test_a_module_refuses_and_another_plan_is_of_the_model_as_it_is(name: str) -
 
 
 @pytest.mark.parametrize("name", slow_but(list(CASES)[1::4], CASES))
-@pytest.mark.sampled(2)
 def test_a_training_loop_goes_on_with_the_model_as_it_is(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     make, edit = CASES[name]

@@ -512,7 +512,6 @@ class ChangedLater(nn.Module):
     "part",
     slow_but([Averages, Spectral, TiedOutside], [Averages, Spectral, DropsLater, Twice, TiedOutside, ChangedLater]),
 )
-@pytest.mark.sampled(3)
 def test_what_a_part_leaves_behind_is_there_once(part: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = Around(part())

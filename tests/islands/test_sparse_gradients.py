@@ -84,7 +84,6 @@ def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("case", slow_but(["once", "nested", "two"], CASES))
-@pytest.mark.sampled(3)
 def test_steps_are_eagers(case: str) -> None:
     model = made(case)
     eager = copy.deepcopy(model)

@@ -55,7 +55,7 @@ def resident_bench() -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize(("record", "sample", "dtype"), SAMPLES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_sample(
     record: Record, sample: Sample, dtype: torch.dtype, resident_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
