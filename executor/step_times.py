@@ -23,7 +23,6 @@ class StepTimes:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._device = runner.graph.device  # once: it looks at all values
         self._enter, self._leave = runner._enter, runner._leave
         self._began: list[tuple[int, Any]] = []
         self._timed: list[tuple[int, Any, Any]] = []  # step, begin, end
@@ -56,10 +55,11 @@ class StepTimes:
         self._timed += [(step, at, end) for (step, at), end in zip(began, ends, strict=True)]
 
     def _now(self) -> Any:
-        if self._device.type != "cuda":
+        device = self._runner._device
+        if device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.current_stream(device))
         return event
 
 

@@ -71,7 +71,13 @@ def offloaded(prepared: Prepared, offload: Offload | None, *, cache: bool = True
     device = prepared.lowered.catalogue.graph.device
     offload.check_device(device.type)
     second, described = _described(offload, device, cache=cache)
-    described |= {
+    return _with_memory(prepared, second, described)
+
+
+def _with_memory(prepared: Prepared, second: SecondMemory, described: dict[str, Any]) -> Prepared:
+    """``described``: what the plan says of it beside what the planner is told."""
+    described = {
+        **described,
         "write_rate": second.write_rate,
         "read_rate": second.read_rate,
         "slowdown_s": second.slowdown_s,
@@ -86,13 +92,12 @@ def at_rates(prepared: Prepared, offload: Offload, write_rate: float | None, rea
     ``offload`` gives none."""
     second = prepared.problem.second
     assert second is not None
-    write_rate = offload.write_rate or write_rate or second.write_rate
-    read_rate = offload.read_rate or read_rate or second.read_rate
-    second = replace(second, write_rate=write_rate, read_rate=read_rate)
-    rates = {"write_rate": write_rate, "read_rate": read_rate}
-    described = {**prepared.environment["second_memory"], **rates}
-    lowered = replace(prepared.lowered, problem=replace(prepared.problem, second=second))
-    return replace(prepared, lowered=lowered, environment={**prepared.environment, "second_memory": described})
+    second = replace(
+        second,
+        write_rate=offload.write_rate or write_rate or second.write_rate,
+        read_rate=offload.read_rate or read_rate or second.read_rate,
+    )
+    return _with_memory(prepared, second, prepared.environment["second_memory"])
 
 
 def _described(offload: Offload, device: torch.device, *, cache: bool) -> tuple[SecondMemory, dict[str, Any]]:

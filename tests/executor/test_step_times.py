@@ -37,12 +37,9 @@ def test_a_gpus_steps_have_its_own_seconds(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     entered: list[int] = []
     runner: Any = SimpleNamespace(
-        graph=SimpleNamespace(device=torch.device("cuda", 0)), _enter=lambda handle, step: entered.append(step),
-        _leave=lambda: None,
+        _device=torch.device("cuda", 0), _enter=lambda handle, step: entered.append(step), _leave=lambda: None
     )  # fmt: skip
-    times = StepTimes(runner)
-    del runner.graph  # its device takes milliseconds to find out
-    with times:
+    with StepTimes(runner) as times:
         for first in (0, 2):  # a forward and a backward pass of two steps
             runner._enter(0, first)
             runner._enter(0, first + 1)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
@@ -24,6 +24,7 @@ from monet.models.config import Config
 
 if TYPE_CHECKING:
     from monet.executor.module import MonetModule
+    from monet.native.channel import Copied
 
 logger = logging.getLogger(__name__)
 
@@ -194,13 +195,10 @@ def _in_place(
     """By signature, seconds of each of the plan's steps that runs it; and what is measured of its copies. What the step
     takes beside both (autograd, the model's checks, gradients that are freed) is shared out in proportion. It was
     1.3 %, the median of the 13 plans of ``benchmarks/bench_seconds.py`` that were not replaced."""
-    from monet.executor.copying.disk_copies import DiskCopies
     from monet.executor.step_times import StepTimes, seconds_by_signature
     from monet.plans.format import WAIT
 
-    copies = module._step.runner.copies
-    channel = copies.channel if isinstance(copies, DiskCopies) else None
-    before = None if channel is None else channel.copied()
+    before = _copied(module)
     seconds: dict[int, list[float]] = {}
     whole: list[float] = []
     while _goes_on(whole, LEAST_STEPS):
@@ -211,16 +209,23 @@ def _in_place(
             seconds.setdefault(number, []).append(each_s)
     found = seconds_by_signature(module._step, seconds)
     waits = [number for number, planned in enumerate(module.plan.steps) if planned.kind == WAIT]
-    copied = MeasuredCopies(waited_s=sum(median(seconds[number]) for number in waits))
-    if channel is not None and before is not None:
-        done = channel.copied()
-        copied = replace(
-            copied,
-            write_rate=_rate(done.written_bytes - before.written_bytes, done.write_s - before.write_s),
-            read_rate=_rate(done.read_bytes - before.read_bytes, done.read_s - before.read_s),
-        )
-    share = (median(whole) - copied.waited_s) / sum(each_s for of in found.values() for each_s in of)
-    return {key: [each_s * share for each_s in of] for key, of in found.items()}, copied
+    done = _copied(module)
+    copies = MeasuredCopies(
+        _rate(done.written_bytes - before.written_bytes, done.write_s - before.write_s),
+        _rate(done.read_bytes - before.read_bytes, done.read_s - before.read_s),
+        sum(median(seconds[number]) for number in waits),
+    )
+    share = (median(whole) - copies.waited_s) / sum(each_s for of in found.values() for each_s in of)
+    return {key: [each_s * share for each_s in of] for key, of in found.items()}, copies
+
+
+def _copied(module: MonetModule) -> Copied:
+    """By its steps so far, to a disk and back."""
+    from monet.executor.copying.disk_copies import DiskCopies
+    from monet.native.channel import Copied
+
+    copies = module._step.runner.copies
+    return copies.channel.copied() if isinstance(copies, DiskCopies) else Copied(0, 0, 0.0, 0.0)
 
 
 def _rate(size: int, seconds: float) -> float | None:

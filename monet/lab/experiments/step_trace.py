@@ -97,12 +97,12 @@ def trace_config(config: Config, plan: Plan, *, runs: int, progress: bool) -> St
     return StepTrace(tuple(steps), float(plan.solver["objective_s"]), median(whole), runs)
 
 
-def _step(config: Config, model: torch.nn.Module, module: MonetModule, seed: int) -> float:
+def _step(config: Config, model: torch.nn.Module, module: torch.nn.Module, seed: int) -> float:
     """Seconds of forward and backward, with ones as the gradient of every output."""
     args, kwargs = make_inputs(config, seed)
     if not config.accumulate:
         model.zero_grad(set_to_none=True)
-    device = module._step.graph.device
+    device = torch.device(config.device)
     devices.synchronize(device)
     begun = time.perf_counter()
     result = module(*args, **kwargs)
