@@ -133,6 +133,7 @@ def _config(name: str) -> Any:
 
 def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
+    from paired_steps import predicted_by_measured
 
     from monet.base.amounts import parse_budget
     from monet.lab.experiments.configured import prepare_config
@@ -171,13 +172,13 @@ def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
     steps = partial(measured_step, config, Path(job["plan"]), torch.get_num_threads(), quiet=True)
     result.plan.save(job["plan"])
     alone = steps(in_place=True)
-    cell["alone"] = _predicted(result.summary, alone)
+    cell["alone"] = predicted_by_measured(result.summary, alone)
     result = planned_again(
         config, result, alone, parse_budget(budget), solving, Preparing(), Offering(), offload=offload,
         variant="monet+move", meter=silent,
     )  # fmt: skip
     result.plan.save(job["plan"])
-    cell["in_step"] = _predicted(result.summary, steps())
+    cell["in_step"] = predicted_by_measured(result.summary, steps())
     summary = result.summary
     assert summary.second_memory is not None
     cell["both"] = {
@@ -191,11 +192,6 @@ def job_plan(job: Mapping[str, Any]) -> dict[str, Any]:
         "second_memory": asdict(summary.second_memory),
     }
     return cell
-
-
-def _predicted(summary: Any, measured: Any) -> dict[str, float]:
-    predicted_s, measured_s = float(summary.objective_s), float(measured.values["step_s"])
-    return {"predicted_s": predicted_s, "measured_s": measured_s, "ratio": predicted_s / measured_s}
 
 
 def _smallest_row(summary: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import record
 import torch
 from bench_models import BATCHES
 from job_process import run_apart
-from paired_steps import paired_ratio
+from paired_steps import paired_ratio, predicted_by_measured
 
 from monet.base.amounts import ByteBudget, parse_budget
 from monet.errors import InfeasibleBudget
@@ -111,16 +111,14 @@ def _cell(
     references.append(_reference_s())
     paired = run_apart(__file__, {"model": name, "plan": str(path)}, path.parent, PROCESS_LIMIT_S)
     predicted = 1.0 + last.summary.overhead
-    alone_s, again_s = float(alone.values["step_s"] or 0), float(again.values["step_s"] or 0)
+    one_by_one, in_step = predicted_by_measured(first.summary, alone), predicted_by_measured(last.summary, again)
     return {
-        "alone": {"predicted_s": first.summary.objective_s, "measured_s": alone_s,
-                  "ratio": first.summary.objective_s / alone_s},
-        "in_step": {"predicted_s": last.summary.objective_s, "measured_s": again_s,
-                    "ratio": last.summary.objective_s / again_s},
+        "alone": one_by_one,
+        "in_step": in_step,
         "paired": {"predicted": predicted, "measured": paired["ratio"], "pairs": paired["pairs"],
                    "ratio": predicted / paired["ratio"]},
         "another_plan": last.plan.steps != first.plan.steps,
-        "faster": again_s / alone_s,
+        "faster": in_step["measured_s"] / one_by_one["measured_s"],
         "promised_bytes": last.plan.peak_bytes, "measured_bytes": again.values["allocator_peak_bytes"],
         "reference_s": references, "drift": _drift(references),
     }  # fmt: skip

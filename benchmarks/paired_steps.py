@@ -13,9 +13,11 @@ import torch
 import torch.utils._pytree as pytree
 
 import monet
+from monet.lab.experiments.measured_steps import MeasuredStep
 from monet.models.config import Config
 from monet.models.model_loading import build_model, precision
 from monet.models.sample_inputs import make_inputs
+from monet.pipeline.summary import Summary
 
 PAIRS, LEAST_PAIRS, PAIRS_S = 15, 3, 20.0
 """As many pairs of steps as take so many seconds."""
@@ -41,6 +43,12 @@ def steps_of(config: Config, plan: Path, *, beside_eager: bool) -> tuple[Step, A
         return [p.grad for p in module.parameters() if p.grad is not None]
 
     return step, eager, planned
+
+
+def predicted_by_measured(summary: Summary, measured: MeasuredStep) -> dict[str, float]:
+    """Seconds of a plan's step."""
+    predicted_s, measured_s = summary.objective_s, float(measured.values["step_s"] or 0)
+    return {"predicted_s": predicted_s, "measured_s": measured_s, "ratio": predicted_s / measured_s}
 
 
 def paired_ratio(config: Config, plan: Path) -> dict[str, float]:
