@@ -52,6 +52,7 @@ def large() -> Answer:
     return asked("1GB")
 
 
+@pytest.mark.slow
 def test_as_it_is(large: Answer) -> None:
     assert (large.fits, large.overhead, large.status) == (AS_IT_IS, 0.0, COMPLETE)
     assert large.smallest is not None and large.smallest.bound_bytes <= large.smallest.budget_bytes
@@ -181,6 +182,7 @@ def test_interrupted_before_anything_is_known() -> None:
         FitSearch(Steps(at, 512), ByteCount(10**9), QUICK).run()
 
 
+@pytest.mark.slow
 def test_interrupted_while_it_looks_for_a_batch() -> None:
     prepared = prepared_once()
 

@@ -176,6 +176,7 @@ def test_what_cannot_be_traced_with_its_backward_is_refused() -> None:
         monet.plan(beside, _inputs(0)[0], budget="1MB")
 
 
+@pytest.mark.slow
 def test_in_a_part_of_a_model_it_runs_as_it_is() -> None:
     beside = nn.Sequential(Adversarial(), nn.GRU(4, 4))
     plan = monet.plan(beside, _inputs(0)[0], budget="1MB", exact=True)
@@ -221,6 +222,7 @@ def test_a_registered_operator_keeps_its_own_derivative() -> None:
         compare_steps(model, made, _inputs)
 
 
+@pytest.mark.slow
 def test_reentrant_checkpoints_are_refused_and_others_are_planned() -> None:
     with pytest.raises(CaptureError, match="use_reentrant=False"):
         monet.plan(Checkpointed(True), _inputs(0)[0], budget="1MB")

@@ -88,7 +88,7 @@ SLOW = {"GRU, dropout both ways", "GRU, batch first, dropout", "LSTM, dropout", 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in LAYERS])
 @torch.backends.mkldnn.flags(enabled=False)  # capturing an LSTM asks for that
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_steps_are_bitwise_eagers(name: str) -> None:
     make, shape = LAYERS[name]
     torch.manual_seed(0)

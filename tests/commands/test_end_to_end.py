@@ -30,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("work")
 
 
+@pytest.mark.slow
 def test_plan_measure_and_json(folder: Path) -> None:
     done = _run(folder, "plan", "tiny.yaml", "--budget", "80%", "--measure", "--json", "summary.json")
     assert done.returncode == 0, done.stderr
@@ -81,6 +82,7 @@ def test_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert second.returncode == 0 and "measuring operators" not in second.stderr, second.stderr
 
 
+@pytest.mark.slow
 def test_infeasible_budget_says_what_is_feasible(folder: Path) -> None:
     done = _run(folder, "plan", "tiny.yaml", "--budget", "1MB", "--output", "no.plan.json", "--json", "no.json")
     assert done.returncode == 1
@@ -174,6 +176,7 @@ def test_interrupt_while_solving_saves_the_best_plan(folder: Path) -> None:
     assert not [name for name in os.listdir(folder) if "tmp" in name]
 
 
+@pytest.mark.slow
 def test_interrupt_before_there_is_a_plan_leaves_nothing(folder: Path) -> None:
     process = subprocess.Popen(
         [*MONET, "plan", "tiny.yaml", "--budget", "80%", "--no-cache", "--output", "never.plan.json"],

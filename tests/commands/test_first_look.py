@@ -47,6 +47,7 @@ def test_a_plan_by_estimates_is_said_first_and_once(cold: Path) -> None:
     assert "by estimates" not in plan(cold, "1MB").stderr  # all of it is known now
 
 
+@pytest.mark.slow
 def test_a_refusal_by_estimates_is_no_refusal(cold: Path) -> None:
     """The one that counts is by what was measured."""
     refused = plan(cold, "1kB")

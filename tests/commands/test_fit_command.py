@@ -34,6 +34,7 @@ def test_an_answer_as_text_and_data(tmp_path: Path) -> None:
     assert answer["points"][0]["budget_bytes"] == answer["smallest"]["budget_bytes"]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_a_status() -> None:
     done = run("tiny.yaml", "--memory", "1MB", "--no-batch", *ESTIMATE, *SETTINGS)
     assert done.exit_code == 1 and "does not fit into 1.000 MB: the smallest budget" in done.stdout

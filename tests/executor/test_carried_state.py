@@ -118,6 +118,7 @@ def test_copies_that_the_step_waits_for(disk: Path) -> None:
     assert_right(trainer, eager, range(2))
 
 
+@pytest.mark.slow
 def test_gradients_that_are_clipped(disk: Path) -> None:
     """All updates come at the step's end."""
     model = make_model()
@@ -401,6 +402,7 @@ def _renamed(plan: Plan, old: str, new: str) -> Plan:
     return replace(plan, steps=steps, buffers=buffers)
 
 
+@pytest.mark.slow
 def test_a_plan_that_copies_something_else_is_refused(disk: Path) -> None:
     """Each name of what is written back and read in, with a name of the step, or one that it does not have."""
     plan = plan_for("adam", disk)

@@ -75,6 +75,7 @@ def assert_right(module: monet.MonetModule, seeds: range = range(2), case: str =
 # Results
 
 
+@pytest.mark.slow
 def test_the_smallest_plan_moves_and_equals_eager(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)
     model = case_model("layers")

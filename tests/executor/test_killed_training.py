@@ -371,6 +371,7 @@ def test_what_is_refused(disk: Path, tmp_path: Path) -> None:
         trainer_at(path, plan)
 
 
+@pytest.mark.slow
 def test_one_trainer_has_a_checkpoint_without_moves(tmp_path: Path) -> None:
     path, plan = tmp_path / "run", plan_in(None)
     step_alone(path, plan)

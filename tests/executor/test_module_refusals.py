@@ -189,6 +189,7 @@ def test_untraceable_model_names_the_line() -> None:
         monet.plan(Branch(), (torch.randn(2, 3),), budget="1GB")
 
 
+@pytest.mark.slow
 def test_scale_too_small_for_the_plan_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that takes a gradient from an output divides by the scale; a zero scale must not pass silently."""
     monkeypatch.setattr("monet.pipeline.preparation.profile", costs_by_bytes)

@@ -93,6 +93,7 @@ def test_state_dicts_work_before_between_and_after_steps() -> None:
     assert_same(other.state_dict(), after, "the step of another trainer")
 
 
+@pytest.mark.slow
 def test_eager_and_planned_steps_mix() -> None:
     """Evaluation and eager steps between planned ones see and change the same model and optimiser."""
     model, make = case_model("inverted"), OPTIMIZERS["adam"]
@@ -246,6 +247,7 @@ def test_batch_norm_may_be_frozen() -> None:
     assert_same(model.state_dict(), eager.model.state_dict(), "model")
 
 
+@pytest.mark.slow
 def test_a_plan_can_be_kept(tmp_path: Path) -> None:
     model, make = case_model("residual"), OPTIMIZERS["adam"]
     eager = EagerStep(model, make)

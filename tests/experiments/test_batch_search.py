@@ -98,6 +98,7 @@ def test_far_too_little_says_what_was_tried_and_why_nothing_else() -> None:
         largest_planned(with_batch_norm, 64, ByteCount(10_000), solving=Solving(time_limit_s=1))
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_captured_is_not_the_end() -> None:
     with pytest.raises(InfeasibleBudget, match=r"tried \(1, 2, 64\).*batch 1 cannot be captured: .* more than 1 value"):
         largest_planned(with_batch_norm, 64, ByteCount(24_000), solving=Solving(time_limit_s=1))

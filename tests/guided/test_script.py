@@ -81,6 +81,7 @@ def test_a_compiled_forward_pass_and_a_script_without_an_optimizer(folder: Path)
     assert "no torch.optim optimizer has stepped" in done.stderr
 
 
+@pytest.mark.slow
 def test_statuses_and_errors_are_the_scripts(folder: Path) -> None:
     assert run(folder, "--profile-guided", "scripts/train.py", "2", "three").returncode == 3
     failed = run(folder, "--profile-guided", "--quiet", "scripts/train.py", "2", "fail")

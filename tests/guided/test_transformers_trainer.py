@@ -32,7 +32,7 @@ class Texts(torch.utils.data.Dataset[dict[str, Tensor]]):
 def trained(folder: Path, arena: ProfileGuidedArena | None) -> dict[str, Tensor]:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-    class GuidedSteps(TrainerCallback):
+    class GuidedSteps(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             assert arena is not None
             self.step = arena.step()

@@ -69,6 +69,7 @@ def test_a_loop_with_evaluation_and_a_last_smaller_batch(in_place: bool, calls: 
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.slow
 def test_a_graph_for_several_shapes(
     dynamic: bool | None, calls: list[TrainingCalls], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,6 +144,7 @@ def test_other_shapes_without_a_plan(calls: list[TrainingCalls], caplog: pytest.
     assert "another graph" in sentence
 
 
+@pytest.mark.slow
 def test_attention_with_dropout_and_a_structure(calls: list[TrainingCalls]) -> None:
     inputs: list[tuple[nn.Module, Any]] = [
         (Transformer(), {"tokens": torch.randint(0, 50, (3, 9))}),

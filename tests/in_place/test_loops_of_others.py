@@ -144,6 +144,7 @@ def test_memory_that_is_out_elsewhere_makes_batches_smaller(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("input_gradients", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
 def test_adapters_of_low_rank(input_gradients: bool) -> None:
     """PEFT: the base is frozen; a hook makes the embeddings require a gradient, as checkpointing needs."""
     needs("peft")
@@ -265,7 +266,7 @@ def test_the_trainer_of_lightning(whole: bool, tmp_path: Path, caplog: pytest.Lo
     def run() -> list[list[Tensor]]:
         import lightning
 
-        class Module(lightning.LightningModule):
+        class Module(lightning.LightningModule):  # type: ignore[misc]
             def __init__(self, apply: bool) -> None:
                 super().__init__()
                 self.apply_plan = apply
@@ -310,7 +311,7 @@ def test_the_trainer_of_lightning(whole: bool, tmp_path: Path, caplog: pytest.Lo
             if apply:
                 model = module if whole else module.net
                 assert model is not None and counts(model) == (12, 0, 2)
-                again = Module.load_from_checkpoint(trainer.checkpoint_callback.best_model_path, apply=True)  # type: ignore[union-attr]
+                again = Module.load_from_checkpoint(trainer.checkpoint_callback.best_model_path, apply=True)
                 assert equal(state(again), state(module))
         return results
 

@@ -236,6 +236,7 @@ def test_padding_changes_no_gradient_but_by_rounding() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_nested_samples_are_refused_at_once() -> None:
     model = Transformer()
     plans = monet.plan_many(model, [{"tokens": torch.randint(0, 50, (2, 5))}], "10MB", **HASTE)

@@ -40,6 +40,7 @@ def test_every_shape_is_planned(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.skipif(not allocator.available(), reason="there is no C++ compiler")
+@pytest.mark.slow
 def test_plans_share_an_arena_of_the_largest_size() -> None:
     model, _ = pair()
     monet.apply(model, on_mismatch="replan", **EXACT)

@@ -96,6 +96,7 @@ def test_a_faster_plan_takes_the_place_of_the_first(
     assert "10,000 ms a step by the first plan, 9,000 by one with its times, which stays" in sentence
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_slower_gives_way_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_plan_that_is_slower_gives_way_again(
     assert "the first one stays" in told(caplog)[-1]
 
 
+@pytest.mark.slow
 def test_no_other_plan_is_made_where_none_is_to_be_faster(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +155,7 @@ def test_calls_without_a_backward_pass_are_no_steps(monkeypatch: pytest.MonkeyPa
     assert times.asked == 0
 
 
+@pytest.mark.slow
 def test_varying_shapes_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Wide()
     times = Times(monkeypatch, "sin", 50.0, 10.0, 9.0)
@@ -205,6 +208,7 @@ def test_a_model_that_changes_meanwhile_goes_by_the_rule(
     assert monet.applied(planned).eager_calls == (2 * (STEPS + WARM) + 3 - at if rule == "eager" else 0)
 
 
+@pytest.mark.slow
 def test_a_second_plan_whose_steps_are_never_whole_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Wide()
     Times(monkeypatch, "sin", 50.0, 10.0, 9.0)

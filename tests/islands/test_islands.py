@@ -184,6 +184,7 @@ def test_steps_are_eagers(name: str) -> None:
         assert same(results(model, planned, inputs(seed), seed), results(eager, eager, inputs(seed), seed)), seed
 
 
+@pytest.mark.slow
 def test_an_expert_without_tokens_has_no_gradient() -> None:
     """An optimiser would use one of zeros: momentum, weight decay."""
     model, _ = made("experts")
@@ -334,6 +335,7 @@ def test_an_island_is_tried_again_for_parameters_that_are_frozen() -> None:
         assert (table.weight.grad is not None) is wanted
 
 
+@pytest.mark.slow
 def test_a_packed_sequence_is_planned_from_a_file(tmp_path: Path) -> None:
     """A length is one at least, whoever makes it up."""
     model, inputs = made("packed")
@@ -367,6 +369,7 @@ class First(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_an_island_makes_no_cache_of_keys() -> None:
     model = Around(First())
     eager = copy.deepcopy(model)
@@ -512,6 +515,7 @@ class ChangedLater(nn.Module):
     "part",
     slow_but([Averages, Spectral, TiedOutside], [Averages, Spectral, DropsLater, Twice, TiedOutside, ChangedLater]),
 )
+@pytest.mark.slow
 def test_what_a_part_leaves_behind_is_there_once(part: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model = Around(part())
@@ -522,6 +526,7 @@ def test_what_a_part_leaves_behind_is_there_once(part: type[nn.Module]) -> None:
         assert same(results(model, planned, args, seed), results(eager, eager, args, seed)), seed
 
 
+@pytest.mark.slow
 def test_what_leads_to_an_unused_argument_alone_has_no_gradient() -> None:
     class Pick(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -547,6 +552,7 @@ def test_what_leads_to_an_unused_argument_alone_has_no_gradient() -> None:
     assert len(used) == 2
 
 
+@pytest.mark.slow
 def test_hooks_of_an_islands_parameters_are_called_once() -> None:
     model, inputs = made("experts")
     eager = copy.deepcopy(model)
@@ -563,6 +569,7 @@ def test_hooks_of_an_islands_parameters_are_called_once() -> None:
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 def test_a_derivative_that_was_not_there_is_an_error_of_the_step() -> None:
     class Sometimes(nn.Module):
         def __init__(self) -> None:
@@ -592,6 +599,7 @@ def test_monet_apply_trains_with_islands(caplog: pytest.LogCaptureFixture) -> No
     assert "1 by a plan, 0 without one" in str(monet.applied(model))
 
 
+@pytest.mark.slow
 def test_a_measured_step_is_planned_in_another_process(tmp_path: Path) -> None:
     """The file has what islands hold; the process does not know them."""
     model, inputs = made("experts")
@@ -655,6 +663,7 @@ def test_what_leaves_more_behind_or_has_no_shape_is_refused(part: type[nn.Module
         monet.plan(Around(part()), rows(0), budget="100%", **HASTE)
 
 
+@pytest.mark.slow
 def test_a_number_of_values_makes_its_reader_the_island() -> None:
     """As a constant of the plan it would be the first batch's."""
     torch.manual_seed(0)
@@ -719,6 +728,7 @@ class Gated(nn.Module):
         return torch.mul(self.linear(x), self.gate(x * self.scale))
 
 
+@pytest.mark.slow
 def test_results_without_a_derivative_have_none() -> None:
     """What leads to them alone has no gradient, as in eager."""
     torch.manual_seed(0)

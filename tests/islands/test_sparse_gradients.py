@@ -119,6 +119,7 @@ def test_a_training_with_an_optimiser_of_sparse_gradients() -> None:
 
 
 @pytest.mark.skipif(not allocator.available(), reason="peaks are measured by the native allocator")
+@pytest.mark.slow
 def test_the_promise_has_their_bytes(caplog: pytest.LogCaptureFixture) -> None:
     model = made("twice")
     plan = monet.plan(model, texts(0), budget="100%", **HASTE)

@@ -320,6 +320,7 @@ def test_an_island_does_not_read_what_the_step_assigns() -> None:
         pair_of_steps(model, args, of_real, momentum, None)
 
 
+@pytest.mark.slow
 def test_a_sum_of_gradients_has_none_of_experts_without_tokens() -> None:
     torch.manual_seed(0)
     model = Around(Experts())

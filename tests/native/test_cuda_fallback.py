@@ -29,6 +29,7 @@ def test_without_cuda_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
+@pytest.mark.slow
 def test_a_failed_build_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """This PyTorch says that it has CUDA, and has no such library to link."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")

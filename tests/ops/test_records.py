@@ -55,7 +55,7 @@ def resident_bench() -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize(("record", "sample", "dtype"), SAMPLES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_sample(
     record: Record, sample: Sample, dtype: torch.dtype, resident_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ _NOT_IN_LAYOUTS = {"views", "conv2d-1x1-strided"}
         if layout is _channels_last or any(isinstance(a, tuple) and len(a) in (2, 4, 5) for a in sample.activations)
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_graph_tells_the_geometry_in_other_layouts(
     sample: Sample, layout: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:

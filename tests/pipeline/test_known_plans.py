@@ -233,6 +233,7 @@ def test_an_older_monets_pickles_are_left_alone(
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_searched_again(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     prepared = _prepared()
     named = _refused(prepared)

@@ -171,6 +171,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(program, [*arguments, "--quiet"])
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("profile", "tiny.yaml", "--batch", "4")

@@ -214,6 +214,7 @@ def test_a_weight_changes_after_the_last_run_that_reads_it() -> None:
             unroll(schedule, ordered)
 
 
+@pytest.mark.slow
 def test_a_plan_that_the_captured_order_refuses_runs_as_eager_does() -> None:
     model, x = branches()
     prepared = prepare(model, (x,), {})

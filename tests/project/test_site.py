@@ -64,6 +64,7 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert space["refused_bytes"] > 1_000_000 and torch.isfinite(space["loss"])
 
 
+@pytest.mark.slow
 def test_training_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
@@ -153,6 +154,7 @@ def test_profile_guided_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert space["arena"].report().kinds == 2
 
 
+@pytest.mark.slow
 def test_will_it_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     answer = run_all("fit.md")["answer"]
@@ -171,6 +173,7 @@ def test_when_something_goes_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of eager's peak" in capsys.readouterr().out and plan.peak_bytes <= plan.budget_bytes
 
 
+@pytest.mark.slow
 def test_two_memories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space = run_all("two-memories.md")

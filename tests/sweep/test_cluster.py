@@ -128,6 +128,7 @@ def test_the_table_is_that_of_one_machine(cluster: Cluster, tmp_path: Path) -> N
         assert there["objective_s"] == pytest.approx(row["objective_s"])
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_cell(cluster: Cluster, tmp_path: Path) -> None:
     """It is stopped first, so that the cell is certain to be under way when it dies."""
     sweep = subprocess.Popen([sys.executable, "-m", "monet", *arguments(tmp_path, cluster.address)])

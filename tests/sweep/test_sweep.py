@@ -348,6 +348,7 @@ def test_ctrl_c_keeps_finished_cells_and_leaves_no_process(tmp_path: Path) -> No
     assert b"1 cells, 0 of them planned now" in resumed.stdout
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_leaves_whole_files_and_no_process(tmp_path: Path) -> None:
     status, _ = stopped(tmp_path, signal.SIGKILL)
     assert status == -signal.SIGKILL

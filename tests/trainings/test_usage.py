@@ -84,7 +84,7 @@ def assert_same_step(found: dict[str, Any], expected: dict[str, Any], step: int)
 
 
 @pytest.mark.parametrize("name", _names(QUICK_MODULES))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_planned_modules_train_as_eager(name: str) -> None:
     usage = USAGES[name]
     prepared = prepared_usage(usage)
@@ -104,7 +104,7 @@ def test_planned_modules_train_as_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _names(QUICK_TRAINERS))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_trainers_train_as_eager(name: str) -> None:
     usage = USAGES[name]
     model, eager = usage.model(), usage.model()

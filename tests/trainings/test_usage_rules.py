@@ -444,6 +444,7 @@ def test_a_tied_weight_is_cast_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, pytest.param(nn.RNN, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_weights_of_a_recurrent_layer_are_cast_once(kind: Callable[[int, int], nn.Module]) -> None:
     """It takes them anew for each element of a sequence."""
     torch.manual_seed(0)

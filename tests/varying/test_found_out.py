@@ -49,6 +49,7 @@ def made(model: nn.Module) -> list[dict[str, Any] | None]:
     return [None if one is None else {name: most for name, (_, most) in one["sizes"].items()} for one in found]
 
 
+@pytest.mark.slow
 def test_a_second_shape_makes_a_plan_for_the_range_and_a_larger_one_another() -> None:
     torch.manual_seed(0)
     model = Decoder()

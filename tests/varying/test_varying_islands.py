@@ -136,6 +136,7 @@ def test_no_shape_exceeds_the_promise(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records  # no island held more than the plan counts
 
 
+@pytest.mark.slow
 def test_apply_runs_texts_of_any_length() -> None:
     model = made("lstm")
     eager = copy.deepcopy(model)
@@ -171,6 +172,7 @@ def test_whole_steps_have_recurrent_layers() -> None:
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), eager.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_an_lstm_is_the_kernel_that_eager_runs() -> None:
     """For one shape, too: a trace would unroll it into others, whose roundings differ."""
     model = made("lstm")
@@ -266,6 +268,7 @@ class Four(Halves):
 
 
 @pytest.mark.parametrize("part", slow_but([Halves], [Halves, Even, Four]))
+@pytest.mark.slow
 def test_sizes_that_no_rule_gives_are_refused(part: type[Halves]) -> None:
     model = nn.Sequential(nn.Embedding(100, 16), part(), nn.Linear(16, 4))
     with pytest.raises(CaptureError, match=r"a range of shapes; plan each shape: .* no product of sizes of its"):

@@ -159,6 +159,7 @@ def test_a_shape_beyond_the_plan_is_refused_with_what_it_is_for() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_pending_step_keeps_its_shape_when_another_call_is_checked() -> None:
     model, _, plan = planned("decoder", exact=True)
     module, eager = monet.MonetModule(model, plan), copy.deepcopy(model)
@@ -359,6 +360,7 @@ def test_a_request_that_may_be_smaller_has_its_place() -> None:
     assert not arena.contains(larger.data_ptr()) and arena.statistics().misses == 1
 
 
+@pytest.mark.slow
 def test_rungs_are_made_when_they_are_needed_and_share_an_arena_and_a_budget() -> None:
     torch.manual_seed(0)
     model = Decoder()
@@ -378,6 +380,7 @@ def test_rungs_are_made_when_they_are_needed_and_share_an_arena_and_a_budget() -
         monet.apply(Decoder(), budget="80%", dynamic=TEXTS, rungs=0)
 
 
+@pytest.mark.slow
 def test_apply_takes_such_a_plan(tmp_path: Path) -> None:
     model, _, plan = planned("decoder", exact=True)
     plan.save(tmp_path / "plan.json")
@@ -390,6 +393,7 @@ def test_apply_takes_such_a_plan(tmp_path: Path) -> None:
         assert torch.equal(model(*given.values()), eager(*given.values()))
 
 
+@pytest.mark.slow
 def test_gradients_add_up_over_several_shapes() -> None:
     model, _, plan = planned("decoder", exact=True, accumulate=True)
     eager = copy.deepcopy(model)

@@ -93,6 +93,7 @@ def test_every_shape_is_eagers_and_within_the_promise(which: str, clip: float | 
     assert arena.statistics().misses == 0
 
 
+@pytest.mark.slow
 def test_several_arguments_and_targets_that_do_not_vary() -> None:
     torch.manual_seed(0)
     model = Tagger()
@@ -110,6 +111,7 @@ def test_several_arguments_and_targets_that_do_not_vary() -> None:
         trainer({"words": batch((2, 30), 1)[0], "mask": torch.ones(2, 30)})
 
 
+@pytest.mark.slow
 def test_eagers_peak_is_that_of_updates_at_the_end() -> None:
     """As for one shape: gradients are all there before the first update."""
     torch.manual_seed(0)

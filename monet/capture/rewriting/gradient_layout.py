@@ -44,8 +44,7 @@ def with_own_layout(graph: Graph) -> Graph:
             random=False, where="",
         )  # fmt: skip
         copies.setdefault(gradient, []).append(copy)
-        size = found.numel * found.dtype.itemsize
-        values[name] = Value(name, wanted.shape, wanted.stride, 0, found.dtype, found.device, name, size)
+        values[name] = found.apart(name, wanted.stride)
         gradients[source.value] = name
     if not copies:
         return graph

@@ -153,6 +153,7 @@ def test_proofs_get_tighter(
         assert seen[-1] == (10, False)
 
 
+@pytest.mark.slow
 def test_enough_stops_early() -> None:
     problem, budget = tight(8)
     best = plan_problem(problem, budget, Solving(gap=0.0)).objective_s
@@ -202,6 +203,7 @@ def test_interrupting_the_proof_keeps_the_plan() -> None:
 
 
 @pytest.mark.usefixtures("default_interrupts")
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_smallest_plan_so_far() -> None:
     problem = chain(60)
     fastest = plan_problem(problem, keep_everything_bytes(problem)).objective_s

@@ -139,6 +139,7 @@ def test_ctrl_c_stops_both(problem: Problem, monkeypatch: pytest.MonkeyPatch) ->
     assert found.status == "interrupted" and not made.waited
 
 
+@pytest.mark.slow
 def test_a_proof_has_one_too(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """The windowed program is given up at once; while the full one is bounded, the plan gets better."""
     least = plan_problem(problem, budget(problem), Solving(window=6, gap=0.0, cores=1))
