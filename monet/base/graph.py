@@ -57,9 +57,9 @@ class Value:
         return n
 
     def apart(self, name: str, stride: tuple[int, ...]) -> Value:
-        """A value of its shape and dtype, without gaps, in memory of its own."""
+        """A value of its shape and dtype, without gaps, in memory of its own, whose elements are as they lie in it."""
         size = self.numel * self.dtype.itemsize
-        return replace(self, name=name, stride=stride, offset=0, storage=name, storage_bytes=size)
+        return Value(name, self.shape, stride, 0, self.dtype, self.device, name, size)
 
 
 @dataclass(frozen=True, slots=True)

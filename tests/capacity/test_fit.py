@@ -52,7 +52,6 @@ def large() -> Answer:
     return asked("1GB")
 
 
-@pytest.mark.slow
 def test_as_it_is(large: Answer) -> None:
     assert (large.fits, large.overhead, large.status) == (AS_IT_IS, 0.0, COMPLETE)
     assert large.smallest is not None and large.smallest.bound_bytes <= large.smallest.budget_bytes

@@ -63,6 +63,26 @@ def test_the_promise_counts_the_copies() -> None:
         assert parameter.grad is not None and parameter.grad.stride() == parameter.stride(), name
 
 
+class ConjugateSum(nn.Module):
+    """One tensor that is to be conjugated by whoever reads it is the gradient of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(8, 4, dtype=torch.complex64)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(x * (self.a + self.b).conj())
+
+
+def test_a_copy_of_a_conjugate_is_none() -> None:
+    torch.manual_seed(0)
+    model = ConjugateSum()
+    graph = capture(model, (torch.randn(8, 4),), {}).graph
+    (copied,) = (op for op in graph.backward if op.name.endswith(".grad"))
+    read, made = graph.values[copied.args[0].name], graph.values[copied.name]
+    assert read.conjugate and not made.conjugate
+
+
 def test_what_autograd_takes_as_it_is_is_not_copied() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 3))
     graph = capture(model, (torch.randn(2, 3, 8, 8),)).graph

@@ -127,7 +127,7 @@ def test_a_change_is_traced_anew(change: str, traced: list[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("inputs", [torch.randn(3, 6), torch.randn(6, 2).t(), torch.randn(2, 6, requires_grad=True)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_other_inputs_are_traced_anew(inputs: Tensor, traced: list[nn.Module]) -> None:
     capture_once(Scaled(), (torch.randn(2, 6),))
     capture_once(Scaled(), (inputs,))
@@ -196,7 +196,7 @@ def test_what_cannot_be_looked_into_is_traced_each_time(thing: object, traced: l
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"constants": {}, "captured": "{}"}'])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_damage_is_traced_again(text: str, traced: list[nn.Module], tmp_path: Path) -> None:
     first = capture_once(Scaled(), (torch.randn(2, 6),))
     with sqlite3.connect(tmp_path / "cache" / "profile.sqlite3") as database:

@@ -143,7 +143,7 @@ def test_memory_that_is_out_elsewhere_makes_batches_smaller(tmp_path: Path) -> N
     assert equal(*with_packages(run))
 
 
-@pytest.mark.parametrize("input_gradients", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("input_gradients", [False, True])
 @pytest.mark.slow
 def test_adapters_of_low_rank(input_gradients: bool) -> None:
     """PEFT: the base is frozen; a hook makes the embeddings require a gradient, as checkpointing needs."""

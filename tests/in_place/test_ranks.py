@@ -25,7 +25,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("kind", ["plain", "views", "unused", "static", "hook"])
-@pytest.mark.slow
 def test_steps_equal_eager(found: dict[str, list[Any]], kind: str) -> None:
     """With buckets as copies and as views, with searches for unused parameters, with a hook, and with no_sync."""
     first, second = (of_rank[kind] for of_rank in found["kinds"])

@@ -443,7 +443,7 @@ def test_a_tied_weight_is_cast_once() -> None:
     assert_same_gradients(model, eager)
 
 
-@pytest.mark.parametrize("kind", [nn.GRU, pytest.param(nn.RNN, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
 @pytest.mark.slow
 def test_weights_of_a_recurrent_layer_are_cast_once(kind: Callable[[int, int], nn.Module]) -> None:
     """It takes them anew for each element of a sequence."""

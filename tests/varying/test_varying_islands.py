@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from eager_reference import assert_same_gradients
-from slow_cases import slow_but
 from small_models import tokens
 from torch import Tensor, nn
 from torch.export import Dim
@@ -267,7 +266,7 @@ class Four(Halves):
         return x[:, :4].clone()
 
 
-@pytest.mark.parametrize("part", slow_but([Halves], [Halves, Even, Four]))
+@pytest.mark.parametrize("part", [Halves, Even, Four])
 @pytest.mark.slow
 def test_sizes_that_no_rule_gives_are_refused(part: type[Halves]) -> None:
     model = nn.Sequential(nn.Embedding(100, 16), part(), nn.Linear(16, 4))

@@ -131,7 +131,6 @@ def _overwriting(problem: Problem, runs: Runs) -> Runs:
 
 @quick
 @given(problem=problems(operators=6))
-@pytest.mark.slow
 def test_smallest_budget_is_feasible_and_found(problem: Problem) -> None:
     known = smallest_budget(problem)
     assume(known is not None)
