@@ -86,7 +86,7 @@ def after_an_edit(model_name: str, edit_name: str, way: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["apply", "replan", "module"])
-@pytest.mark.parametrize("number", slow_but(range(5), range(12)))
+@pytest.mark.parametrize("number", slow_but(range(3), range(12)))
 def test_the_step_after_an_edit(number: int, way: str, caplog: pytest.LogCaptureFixture) -> None:
     """A dozen pairs, others with each version of the lists."""
     caplog.set_level(logging.ERROR)

@@ -61,10 +61,8 @@ def weights_differ(one: nn.Module, other: nn.Module) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize(
-    "checkpointing",
-    [pytest.param(False, id="plain"), pytest.param(True, id="checkpointing", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 def test_the_trainer_of_transformers(checkpointing: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A causal language model, micro-batches, clipping, evaluation between and saving; the last batch is smaller."""
     pytest.importorskip("transformers")

@@ -76,7 +76,7 @@ def test_a_module_refuses_and_another_plan_is_of_the_model_as_it_is(name: str) -
     _assert_eagers(again, model, batch)
 
 
-@pytest.mark.parametrize("name", slow_but(list(CASES)[1::4], CASES))
+@pytest.mark.parametrize("name", slow_but(list(CASES)[1::6], CASES))
 def test_a_training_loop_goes_on_with_the_model_as_it_is(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     make, edit = CASES[name]
