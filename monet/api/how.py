@@ -85,7 +85,7 @@ class How:
         solving = self._solving()
         meter = on_stderr if self.progress else silent
         with refusals_in(budget.unit):
-            return plan_prepared(prepared, budget, solving, variant=variant, meter=meter).plan
+            return plan_prepared(prepared, budget, solving, variant=variant, meter=meter, reuse=True).plan
 
     def _solving(self) -> Solving:
         return Solving(self.time_limit_s, self.gap, self.window, self.solver, self.prove, self.cores)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from monet.base.code_version import code_version
 from monet.base.torch_switches import tracing_switches
 from monet.capture import autocast
 from monet.capture.captured import device_type
@@ -58,7 +59,7 @@ def model_key(
     """The key of a capture, or None where it depends on what cannot be looked into."""
     look = _Look()
     try:
-        look.at((FORMAT, torch.__version__, sys.version_info[:3], _own_version(), gradients_leave))
+        look.at((FORMAT, torch.__version__, sys.version_info[:3], code_version(Path(__file__).parent), gradients_leave))
         look.at(_settings(device_type(model, (args, kwargs))))
         look.at(model)
         look.read(model)
@@ -72,15 +73,6 @@ def model_key(
     except (_Opaque, UnwrittenStructure, OSError, TypeError, NotImplementedError, RecursionError):
         return None
     return look.digest()
-
-
-@functools.cache
-def _own_version() -> str:
-    """Of the code that captures."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _settings(device: str) -> tuple[Any, ...]:

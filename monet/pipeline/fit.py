@@ -64,7 +64,8 @@ SHARES = Shares(
 @dataclass(frozen=True, slots=True)
 class Fit:
     """What must fit: a plan of ``variant`` in ``budget_bytes``; ``start``: a plan to begin with. ``remembers``: plans
-    of earlier searches are read, and the one that is found is kept for later ones."""
+    of earlier searches are read, and the one that is found is kept for later ones; with ``reuses`` what such a search
+    found that was asked the same, and came within the gap, is the answer."""
 
     lowered: Lowered
     budget_bytes: int
@@ -72,6 +73,7 @@ class Fit:
     solving: Solving = field(default_factory=Solving)
     start: Runs | None = None
     remembers: bool = True
+    reuses: bool = False
 
     def needed_bytes(self, placed: Placed) -> int:
         """Of a plan's arena and the fixed bytes."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 from monet.errors import InfeasibleBudget, SolverError
 from monet.pipeline.attempts import LAST_START, TRIES, Attempts, with_runs
 from monet.pipeline.fit import SHARES, WORTH_SHARE, Fit, FitState
-from monet.pipeline.known_plans import Placed, recall, remember
+from monet.pipeline.known_plans import Placed, recall, recall_answer, remember, remember_answer
 from monet.pipeline.lowering import Lowered
 from monet.pipeline.meter import Meter, silent
 from monet.pipeline.orders import FirstOrder, along, first_orders, in_order, order_of, order_of_problem
@@ -51,6 +51,8 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     All of it takes ``fit.solving.time_limit_s``, with solving, ordering and layout, and ``BELOW_FIXED_S`` at most where
     no plan can fit; ``fit.solving.prove`` may take as long again.
 
+    With ``fit.reuses`` an earlier search's answer is not looked for again.
+
     Raises ``InfeasibleBudget`` otherwise; what it names is the size of an arena that was made and is kept, so that
     budget works. ``KeyboardInterrupt`` on Ctrl-C before there is an arena that fits.
     """
@@ -60,8 +62,14 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     parts = _of_parts(fit)
     known = _known(fit, parts)
     state = FitState(fit, meter, known, parts)
+    asked = fit.lowered, fit.variant, fit.budget_bytes, fit.solving
+    reuses = fit.reuses and fit.remembers
+    answer = state.best = recall_answer(*asked) if reuses else None
     try:
-        _Search(state).run()
+        if answer is None:
+            _Search(state).run()
+        else:
+            logger.info("an earlier search was asked the same: its plan is the answer")
     except KeyboardInterrupt:
         if state.best is None and known is None:
             raise
@@ -72,6 +80,8 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
         best = _as_found(known, None if best is None else best[0]), known[1]
     elif fit.remembers:
         remember(fit.lowered, fit.variant, best)
+    if reuses and answer is None and best[0].status == "optimal" and not state.interrupted:
+        remember_answer(*asked, best)
     return (replace(best[0], status="interrupted"), best[1]) if state.interrupted else best
 
 

@@ -54,11 +54,13 @@ def plan_prepared(
     *,
     variant: str = MONET,
     meter: Meter = silent,
+    reuse: bool = False,
 ) -> PlanResult:
     """Plan a prepared step for a budget, lay it out and verify it.
 
     ``solving``: None is ``Solving()``. ``variant``: a name of ``planner.schedules.VARIANTS``: the whole program, a
-    part of it, or a baseline. ``meter``: who is told how far each solve is.
+    part of it, or a baseline. ``meter``: who is told how far each solve is. ``reuse``: what an earlier search found
+    that was asked the same, by the same code, and came within the gap, is not looked for again; its seconds are told.
 
     Raises ``ConfigError``, ``InfeasibleBudget`` and ``SolverError``; ``KeyboardInterrupt`` on Ctrl-C before there is a
     plan that fits.
@@ -66,13 +68,15 @@ def plan_prepared(
     asked = parse_budget(budget)
     budget_bytes = asked.resolve(prepared.full_bytes)
     with refusals_of(asked, prepared.full_bytes):
-        return _within(prepared, budget_bytes, variant, solving or Solving(), meter)
+        return _within(prepared, budget_bytes, variant, solving or Solving(), meter, reuse)
 
 
-def _within(prepared: Prepared, budget_bytes: int, variant: str, solving: Solving, meter: Meter) -> PlanResult:
+def _within(
+    prepared: Prepared, budget_bytes: int, variant: str, solving: Solving, meter: Meter, reuse: bool
+) -> PlanResult:
     prepared = _for_variant(prepared, variant)
     if variant not in MOVING or not movable_state(prepared.lowered):
-        fit = Fit(prepared.lowered, budget_bytes, variant, solving, remembers=prepared.remembers)
+        fit = Fit(prepared.lowered, budget_bytes, variant, solving, remembers=prepared.remembers, reuses=reuse)
         return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
     return _with_best_state(prepared, budget_bytes, variant, solving, meter)
 

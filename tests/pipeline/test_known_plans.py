@@ -18,7 +18,7 @@ from small_models import Residual
 import monet
 from monet.errors import InfeasibleBudget
 from monet.pipeline import known_plans
-from monet.pipeline.known_plans import Placed, recall, remember
+from monet.pipeline.known_plans import Placed, recall, recall_answer, remember, remember_answer
 from monet.pipeline.offloading import offloaded
 from monet.pipeline.placement import placement
 from monet.pipeline.planning import plan_prepared, plan_smallest
@@ -115,6 +115,79 @@ def test_no_plan_is_slower_than_one_for_less(monkeypatch: pytest.MonkeyPatch) ->
     larger = plan_prepared(prepared, prepared.eager.peak_bytes * 2)
     assert larger.summary.objective_s == found.summary.objective_s
     assert larger.plan.steps == found.plan.steps
+
+
+class _Searched(Exception):
+    """A search was begun."""
+
+
+def _no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan_variant(*_: Any, **__: Any) -> Any:
+        raise _Searched
+
+    in_both(monkeypatch, "plan_variant", plan_variant)
+
+
+def test_what_was_proven_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same code, for the same budget, gap and settings; the time that it may take does not matter."""
+    first = _prepared()
+    budget_bytes, solving = first.eager.peak_bytes, Solving(time_limit_s=30.0, gap=0.3)
+    found = plan_prepared(first, budget_bytes, solving, reuse=True)
+    assert found.summary.status == "optimal"
+    _no_search(monkeypatch)
+    again = plan_prepared(_prepared(), budget_bytes, replace(solving, time_limit_s=1.0), reuse=True)
+    assert again.plan == found.plan and again.summary == found.summary
+    others = [
+        (budget_bytes + 512, solving), (budget_bytes, replace(solving, gap=0.2)),
+        (budget_bytes, replace(solving, prove=True)), (budget_bytes, replace(solving, cores=1)),
+    ]  # fmt: skip
+    for other_bytes, other in others:
+        with pytest.raises(_Searched):
+            plan_prepared(first, other_bytes, other, reuse=True)
+    with pytest.raises(_Searched):
+        plan_prepared(first, budget_bytes, solving)
+    with pytest.raises(_Searched):
+        plan_prepared(replace(first, remembers=False), budget_bytes, solving, reuse=True)
+    monkeypatch.setattr(known_plans, "code_version", lambda *_: "another")
+    with pytest.raises(_Searched):
+        plan_prepared(first, budget_bytes, solving, reuse=True)
+
+
+@pytest.mark.parametrize("status", ["time_limit", "interrupted", "heuristic"])
+def test_what_was_not_proven_is_searched_again(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = _prepared()
+    budget_bytes = prepared.eager.peak_bytes * 2
+    fastest = fastest_plan(prepared.problem)
+    assert fastest is not None
+    ended = replace(fastest, objective_s=fastest.objective_s * 2, status=status)
+    with monkeypatch.context() as patch:
+        in_both(patch, "plan_variant", lambda *_, **__: ended)
+        plan_prepared(prepared, budget_bytes, reuse=True)
+    _no_search(monkeypatch)
+    with pytest.raises(_Searched):
+        plan_prepared(prepared, budget_bytes, reuse=True)
+
+
+def test_a_faster_plan_that_is_known_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = _prepared()
+    budget_bytes, solving = prepared.eager.peak_bytes, Solving(time_limit_s=30.0, gap=0.3)
+    found = plan_prepared(prepared, budget_bytes, solving, reuse=True)
+    placed = recall(prepared.lowered, "monet", budget_bytes)
+    assert placed is not None
+    remember(prepared.lowered, "monet", (replace(placed[0], objective_s=placed[0].objective_s * 0.9), placed[1]))
+    _no_search(monkeypatch)
+    again = plan_prepared(prepared, budget_bytes, solving, reuse=True)
+    assert again.summary.objective_s < found.summary.objective_s
+
+
+def test_few_answers_are_kept(placed: tuple[Prepared, Placed], own_cache: Path) -> None:
+    prepared, kept = placed
+    for k in range(known_plans.MOST + 3):
+        remember_answer(prepared.lowered, "monet", k, Solving(), kept)
+    with _database(own_cache) as database:
+        assert database.execute("SELECT COUNT(*) FROM search_answer").fetchone() == (known_plans.MOST,)
+    assert recall_answer(prepared.lowered, "monet", 2, Solving()) is None
+    assert recall_answer(prepared.lowered, "monet", known_plans.MOST + 2, Solving()) == kept
 
 
 def test_only_the_best_plans_are_kept(placed: tuple[Prepared, Placed], own_cache: Path) -> None:

@@ -108,7 +108,10 @@ density = option(
     "is stored as its non-zero values alone.",
 )
 no_cache = option(
-    CHOICES, "--no-cache", is_flag=True, help="Measure every operator again, and keep none of the measurements."
+    CHOICES,
+    "--no-cache",
+    is_flag=True,
+    help="Measure every operator and search again, and keep neither measurements nor plans.",
 )
 exact = option(
     CHOICES, "--exact", is_flag=True, help="Only implementations of operators whose results equal eager's bit for bit."

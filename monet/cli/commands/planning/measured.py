@@ -42,4 +42,4 @@ def _planned(request: PlanRequest) -> PlanResult:
         return plan_smallest(prepared, request.max_overhead, planning.solving(), variant=variant, meter=meter)
     assert request.budget is not None
     solving = replace(planning.solving(), prove=request.prove)
-    return plan_prepared(prepared, request.budget, solving, variant=variant, meter=meter)
+    return plan_prepared(prepared, request.budget, solving, variant=variant, meter=meter, reuse=True)

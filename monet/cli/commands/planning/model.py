@@ -118,7 +118,7 @@ def _within_budget(config: Config, request: PlanRequest) -> PlanResult:
     variant = variant_with(request.planning.offload, request.variant)
     prepared = _prepared(config, request, first_look(request) if request.planning.offload is None else None)
     solving = request.planning.solving(prove=request.prove)
-    return plan_prepared(prepared, request.budget, solving, variant=variant, meter=_meter(request))
+    return plan_prepared(prepared, request.budget, solving, variant=variant, meter=_meter(request), reuse=True)
 
 
 def _can_be_planned_again(request: PlanRequest) -> bool:
