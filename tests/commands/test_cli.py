@@ -96,9 +96,9 @@ class FakeApi(types.ModuleType):
         return self
 
     def plan_prepared(
-        self, prepared: object, budget: object, solving: Solving, *, variant: str, meter: Meter
+        self, prepared: object, budget: object, solving: Solving, *, variant: str, meter: Meter, reuse: bool
     ) -> object:
-        assert prepared is self
+        assert prepared is self and reuse
         return self._answer(budget=budget, variant=variant, meter=meter, **asdict(solving))
 
     def plan_smallest(

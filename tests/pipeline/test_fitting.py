@@ -358,5 +358,5 @@ def test_the_smallest_arena_is_searched_for_not_only_the_first_one_taken() -> No
     prepared = prepare(model, (torch.randn(2, 3, 96, 96),), {}, Preparing(costs=RATES))
     fastest = fastest_plan(prepared.problem)
     assert fastest is not None
-    found = smallest_placed([fastest], prepared.lowered, 4.0)[1].layout
+    found = smallest_placed([fastest], prepared.lowered, 60.0)[1].layout
     assert found.arena_bytes == found.bound_bytes

@@ -153,6 +153,16 @@ def test_what_was_proven_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) 
         plan_prepared(first, budget_bytes, solving, reuse=True)
 
 
+def test_a_planned_model_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, images = Residual(), torch.randn(2, 3, 8, 8)
+    plan = monet.plan(model, (images,), budget="100%", gap=0.3)
+    _no_search(monkeypatch)
+    assert monet.plan(model, (images,), budget="100%", gap=0.3) == plan
+    with pytest.raises(_Searched):
+        monet.plan(model, (images,), budget="100%", gap=0.3, cache=False)
+
+
 @pytest.mark.parametrize("status", ["time_limit", "interrupted", "heuristic"])
 def test_what_was_not_proven_is_searched_again(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = _prepared()

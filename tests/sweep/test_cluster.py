@@ -61,10 +61,11 @@ def wait_until(true: Callable[[], object]) -> None:
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("scheduler")
     command = [sys.executable, "-m", "dask", "scheduler", "--port", "0", "--no-dashboard", "--host", "127.0.0.1"]
-    command += ["--scheduler-file", str(folder / "at.json")]
+    told = folder / "at.json"
+    command += ["--scheduler-file", str(told)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    wait_until((folder / "at.json").is_file)
-    yield json.loads((folder / "at.json").read_text())["address"]
+    wait_until(lambda: told.is_file() and told.stat().st_size > 0)  # it is written after it was made
+    yield json.loads(told.read_text())["address"]
     process.kill()
     process.wait()
 
