@@ -165,10 +165,10 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     for seed in range(job["steps"]):
         inputs, targets = _batch(size, seed)
         gc.collect()
-        held = sum(plan.fixed[kind] for kind in ("parameters", "buffers", "optimizer_state", "inputs"))
-        other_bytes = (
-            allocator.live_bytes() - held - (plan.arena_bytes if seed else 0)
-        )  # the arena is there from then on
+        held = sum(plan.fixed[kind] for kind in ("parameters", "buffers", "inputs"))
+        if seed:  # the first step makes them, and they are there from then on
+            held += plan.fixed["optimizer_state"] + plan.arena_bytes
+        other_bytes = allocator.live_bytes() - held
         allocator.reset_peak()
         with _Resident() as resident:
             began = time.perf_counter()
