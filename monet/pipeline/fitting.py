@@ -63,7 +63,7 @@ def fit_budget(fit: Fit, meter: Meter = silent) -> Placed:
     known = _known(fit, parts)
     state = FitState(fit, meter, known, parts)
     asked = fit.lowered, fit.variant, fit.budget_bytes, fit.solving
-    reuses = fit.reuses and fit.remembers
+    reuses = fit.reuses and fit.remembers and not fit.solving.prove  # how much that proves is a matter of time
     answer = state.best = recall_answer(*asked) if reuses else None
     try:
         if answer is None:

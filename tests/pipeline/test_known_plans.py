@@ -17,7 +17,7 @@ from small_models import Residual
 
 import monet
 from monet.errors import InfeasibleBudget
-from monet.pipeline import known_plans
+from monet.pipeline import fitting, known_plans
 from monet.pipeline.known_plans import Placed, recall, recall_answer, remember, remember_answer
 from monet.pipeline.offloading import offloaded
 from monet.pipeline.placement import placement
@@ -139,13 +139,18 @@ def test_what_was_proven_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) 
     assert again.plan == found.plan and again.summary == found.summary
     others = [
         (budget_bytes + 512, solving), (budget_bytes, replace(solving, gap=0.2)),
-        (budget_bytes, replace(solving, prove=True)), (budget_bytes, replace(solving, cores=1)),
+        (budget_bytes, replace(solving, cores=1)),
     ]  # fmt: skip
     for other_bytes, other in others:
         with pytest.raises(_Searched):
             plan_prepared(first, other_bytes, other, reuse=True)
     with pytest.raises(_Searched):
         plan_prepared(first, budget_bytes, solving)
+    proving = replace(solving, prove=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "recall_answer", lambda *_: pytest.fail("it takes longer to prove more"))
+        with pytest.raises(_Searched):
+            plan_prepared(first, budget_bytes, proving, reuse=True)
     with pytest.raises(_Searched):
         plan_prepared(replace(first, remembers=False), budget_bytes, solving, reuse=True)
     monkeypatch.setattr(known_plans, "code_version", lambda *_: "another")
