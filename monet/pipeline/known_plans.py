@@ -157,7 +157,7 @@ def _write(table: _Table, placed: Placed, keep: Callable[[sqlite3.Connection, st
 
 
 def _read(text: object) -> Placed:
-    """Raises ``Unreadable`` for anything but what ``remember`` writes."""
+    """Raises ``Unreadable`` for anything but what ``_write`` does."""
     if not isinstance(text, str):
         raise Unreadable("it is no text")
     kept = decode(text, _Kept)
@@ -168,8 +168,5 @@ def _read(text: object) -> Placed:
 
 def _key(lowered: Lowered, variant: str) -> str:
     """Also of the format and of all fields: another version of monet may have others, and finds nothing then."""
-    profile = lowered.profile
-    measured = sorted(profile.measurements.items(), key=lambda item: item[0])  # the cache has another order
-    carried = sorted(lowered.carried)
-    parts = (variant, FORMAT, description(_Kept), lowered.problem, profile.environment, measured, carried)
+    parts = (variant, FORMAT, description(_Kept), lowered.digest)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -78,10 +78,12 @@ def _within(
     if variant not in MOVING or not movable_state(prepared.lowered):
         fit = Fit(prepared.lowered, budget_bytes, variant, solving, remembers=prepared.remembers, reuses=reuse)
         return plan_result(prepared, budget_bytes, *fit_budget(fit, meter))
-    return _with_best_state(prepared, budget_bytes, variant, solving, meter)
+    return _with_best_state(prepared, budget_bytes, variant, solving, meter, reuse)
 
 
-def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solving: Solving, meter: Meter) -> PlanResult:
+def _with_best_state(
+    prepared: Prepared, budget_bytes: int, variant: str, solving: Solving, meter: Meter, reuse: bool
+) -> PlanResult:
     """The fastest of the plans that each choice of state to move leaves: none, what the program chooses, and those that
     are always tried. The time limit is for all of them. None of the later ones is tried where one is as fast as if
     there were no budget, or near enough to a bound on every plan."""
@@ -100,7 +102,7 @@ def _with_best_state(prepared: Prepared, budget_bytes: int, variant: str, solvin
         left_s = max(SHARES.least * solving.time_limit_s, deadline_s - time.monotonic())
         limited = replace(solving, time_limit_s=left_s / (len(candidates) - number))
         try:
-            fit = Fit(tried.lowered, budget_bytes, variant, limited, remembers=prepared.remembers)
+            fit = Fit(tried.lowered, budget_bytes, variant, limited, remembers=prepared.remembers, reuses=reuse)
             placed = fit_budget(fit, meter)
         except InfeasibleBudget as error:
             least = error.smallest_bytes

@@ -5,11 +5,11 @@ A file each in the folder ``plans`` of the user's cache. What is read is verifie
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 from pathlib import Path
 
+from monet.base.code_version import code_version
 from monet.base.files.cache import cache_fails, cache_folder, private_folder
 from monet.errors import CacheRefused, InvalidPlan
 from monet.ops import registry
@@ -23,8 +23,10 @@ MOST = 64
 
 
 def key_of(*parts: object) -> str:
-    """The key of a plan that depends on ``parts``, by their ``repr``, and on the operators' implementations."""
-    return hashlib.sha256(repr((VERSION, _operators(), *parts)).encode()).hexdigest()
+    """The key of a plan that depends on ``parts``, by their ``repr``, and on the code of all implementations: what
+    another version of it requests may differ."""
+    operators = code_version(Path(registry.__file__).parent)
+    return hashlib.sha256(repr((VERSION, operators, *parts)).encode()).hexdigest()
 
 
 def recall(key: str) -> Plan | None:
@@ -65,13 +67,3 @@ def forget(key: str) -> None:
 
 def _path(key: str) -> Path:
     return private_folder(private_folder(cache_folder()) / "plans") / f"{key}.plan.json"
-
-
-@functools.cache
-def _operators() -> str:
-    """The code of all implementations: what another version of it requests may differ."""
-    digest = hashlib.sha256()
-    folder = Path(registry.__file__).parent
-    for path in sorted(path for kind in ("*.py", "*.cpp", "*.h") for path in folder.rglob(kind)):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
