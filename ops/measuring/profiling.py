@@ -163,7 +163,7 @@ def profile(
         finally:
             store.flush()
     if store.marked:
-        _warn(others, store.marked, len(wanted), cache)
+        _warn(others, len(store.marked), len(wanted), cache)
     return Profile(where, known, len(missing))
 
 
@@ -196,7 +196,7 @@ class _Store:
     def __init__(self, where: str, cache: ProfileCache | None, others: OtherPrograms) -> None:
         self._where, self._cache, self._others = where, cache, others
         self._waiting: list[tuple[str, Measurement]] = []
-        self.marked = 0
+        self.marked: set[str] = set()
 
     def add(self, key: str, measurement: Measurement) -> None:
         self._waiting.append((f"{self._where}|{key}", measurement))
@@ -207,7 +207,8 @@ class _Store:
         if not self._waiting:
             return
         busy = self._others.took_cores()
-        self.marked += len(self._waiting) * busy
+        keys = {key for key, _ in self._waiting}
+        self.marked = self.marked | keys if busy else self.marked - keys
         if self._cache is not None:
             self._cache.put(self._waiting, busy=busy)
         self._waiting = []

@@ -11,6 +11,7 @@ import pytest
 import torch
 from eager_reference import compare_steps, is_exact
 from module_cases import CASES, case_model, case_plan, residual_images
+from slow_cases import slow_but
 from torch import nn
 
 import monet
@@ -42,8 +43,7 @@ def gradients(module: nn.Module) -> list[torch.Tensor]:
     return [p.grad for p in module.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", slow_but(["residual", "awkward"], CASES))
 def test_steps_equal_eager(case: str) -> None:
     full = case_plan(case, "10GB", exact=True).plan
     try:

@@ -69,6 +69,7 @@ def sum_of(seconds: Mapping[str, Sequence[float]]) -> float:
     return sum(taken_s for of in seconds.values() for taken_s in of)
 
 
+@pytest.mark.slow
 def test_the_step_is_measured_as_a_whole_and_in_parts(config: Config, planned: PlanResult, tmp_path: Path) -> None:
     path = tmp_path / "step.plan.json"
     planned.plan.save(path)

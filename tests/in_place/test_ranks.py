@@ -13,15 +13,20 @@ from monet.native import allocator
 pytestmark = pytest.mark.skipif(
     not allocator.available() or not dist.is_available() or not dist.is_gloo_available(), reason="no compiler or gloo"
 )
-CASES = [
-    "kinds", "who_plans", "order_of_buckets", "unused", "modules", "compiled", "other_shapes", "refusals", "sharded",
-]  # fmt: skip
+QUICK = ["kinds", "refusals"]
+SLOW = ["who_plans", "order_of_buckets", "unused", "modules", "compiled", "other_shapes", "sharded"]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What each case of ``rank_cases.py`` has found, by rank. Two processes run all of them, once for all workers."""
-    return shared_ranks(CASES, tmp_path_factory)
+    return shared_ranks(QUICK, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """As ``found``, for tests that are slow."""
+    return shared_ranks(SLOW, tmp_path_factory)
 
 
 @pytest.mark.parametrize("kind", ["plain", "views", "unused", "static", "hook"])
@@ -35,61 +40,68 @@ def test_steps_equal_eager(found: dict[str, list[Any]], kind: str) -> None:
     assert first["plan"] == second["plan"]
 
 
-def test_rank_0_plans_and_all_train_on_the_joined_batch(found: dict[str, list[Any]]) -> None:
-    first, second = found["who_plans"]
+@pytest.mark.slow
+def test_rank_0_plans_and_all_train_on_the_joined_batch(more: dict[str, list[Any]]) -> None:
+    first, second = more["who_plans"]
     assert (first["made"], second["made"]) == ([0], [])
     assert first["plan"] == second["plan"]
     # Sums over halves of the batch, added up, round otherwise than one over all of it.
     assert max(first["apart"], second["apart"]) < 1e-5
 
 
-def test_buckets_are_reduced_between_parts_of_the_backward_pass(found: dict[str, list[Any]]) -> None:
-    for events in found["order_of_buckets"]:
+@pytest.mark.slow
+def test_buckets_are_reduced_between_parts_of_the_backward_pass(more: dict[str, list[Any]]) -> None:
+    for events in more["order_of_buckets"]:
         assert events.count("part") > 3
         # Each part fills buckets, which are on their way before the next part begins.
         assert all("bucket" in run for run in "".join(f" {event}" for event in events).split(" part")[1:])
 
 
-def test_parameters_without_a_gradient(found: dict[str, list[Any]]) -> None:
+@pytest.mark.slow
+def test_parameters_without_a_gradient(more: dict[str, list[Any]]) -> None:
     """Also those of a compiled model, whose graph has never seen some of them: rank 0 plans for all there, too."""
-    for rank, of_rank in enumerate(found["unused"]):
+    for rank, of_rank in enumerate(more["unused"]):
         assert of_rank["apply"] == {"same": True, "counts": (3, 0, 1), "made": 1 - rank}
         assert of_rank["compile"] == {"same": True, "made": 1 - rank}
         never = ["never.weight", "never.bias"]
         assert of_rank["without"] == [["beside.weight", "beside.bias", *never], never, never]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["apart", "again", "inside"])
-def test_planned_modules_with_plans_of_their_own_are_refused(found: dict[str, list[Any]], which: str) -> None:
+def test_planned_modules_with_plans_of_their_own_are_refused(more: dict[str, list[Any]], which: str) -> None:
     """In every process, and at every call; also those that a larger model has inside."""
-    for of_rank in found["modules"]:
+    for of_rank in more["modules"]:
         assert of_rank["same"]
         kind, text = of_rank[which]
         assert kind == "PlanMismatch" and text.startswith("rank 1 would run other plans than rank 0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "counts"), [("same", (0, 1)), ("first", (1, 1)), ("last", (1, 1))])
-def test_the_compiled_model_runs_rank_0s_plan(found: dict[str, list[Any]], which: str, counts: tuple[int, int]) -> None:
+def test_the_compiled_model_runs_rank_0s_plan(more: dict[str, list[Any]], which: str, counts: tuple[int, int]) -> None:
     """Also where rank 1 meets the shape of rank 0's first batch later; its other shape is its own matter."""
-    first, second = (of_rank[which] for of_rank in found["compiled"])
+    first, second = (of_rank[which] for of_rank in more["compiled"])
     assert first["same"] and second["same"]
     assert len(first["made"]) == 1 and not first["own"]
     assert (len(second["made"]), len(second["own"])) == counts
     assert second["own"] == first["made"]
 
 
-def test_all_are_told_what_stops_a_compiled_model(found: dict[str, list[Any]]) -> None:
-    errors = [of_rank["too small"] for of_rank in found["compiled"]]
+@pytest.mark.slow
+def test_all_are_told_what_stops_a_compiled_model(more: dict[str, list[Any]]) -> None:
+    errors = [of_rank["too small"] for of_rank in more["compiled"]]
     assert [kind for kind, _ in errors] == ["InfeasibleBudget", "MonetError"] and "rank 0" in errors[1][1]
-    errors = [of_rank["another model"] for of_rank in found["compiled"]]
+    errors = [of_rank["another model"] for of_rank in more["compiled"]]
     assert [kind for kind, _ in errors] == ["PlanMismatch"] * 2
     assert all("rank 1: the plan was made for another model" in text for _, text in errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["first", "last"])
-def test_another_batch_in_one_process(found: dict[str, list[Any]], which: str) -> None:
+def test_another_batch_in_one_process(more: dict[str, list[Any]], which: str) -> None:
     """Is its own matter: it runs without a plan there, and by the plan elsewhere."""
-    first, second = (of_rank[which] for of_rank in found["other_shapes"])
+    first, second = (of_rank[which] for of_rank in more["other_shapes"])
     assert first["same"] and second["same"]
     assert (first["counts"], second["counts"]) == ((3, 0, 1), (2, 1, 1))
 
@@ -112,13 +124,15 @@ def test_all_are_told_what_stops_one(found: dict[str, list[Any]], what: str, kin
         assert "rank 0" in errors[1][1]
 
 
-def test_planned_blocks_inside_of_fully_shard(found: dict[str, list[Any]]) -> None:
-    first, second = found["sharded"]
+@pytest.mark.slow
+def test_planned_blocks_inside_of_fully_shard(more: dict[str, list[Any]]) -> None:
+    first, second = more["sharded"]
     for of_rank in (first, second):
         assert of_rank["same"] and of_rank["counts"] == [(3, 0, 1)] * 3
     assert first["plans"] == second["plans"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "kind", "name"),
     [
@@ -130,7 +144,7 @@ def test_planned_blocks_inside_of_fully_shard(found: dict[str, list[Any]]) -> No
         ("backend", "CaptureError", "input 0"),
     ],
 )
-def test_sharded_tensors_are_refused(found: dict[str, list[Any]], what: str, kind: str, name: str) -> None:
-    for of_rank in found["sharded"]:
+def test_sharded_tensors_are_refused(more: dict[str, list[Any]], what: str, kind: str, name: str) -> None:
+    for of_rank in more["sharded"]:
         assert of_rank[what][0] == kind
         assert of_rank[what][1].startswith(f"{name} is a DTensor, and plans are for plain tensors")

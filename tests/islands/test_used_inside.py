@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_cases import slow_but
 from test_islands import HASTE, Around, Experts, same, tokens
 from torch import Tensor, nn
 
@@ -112,7 +113,7 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, 0.1, momentum=0.9, dampening=0.5, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("clip", slow_but([0.5], [None, 0.5]))
 def test_a_whole_steps_loss_may_choose_by_values(clip: float | None) -> None:
     model = tagger()
     planned, by_eager, eager = pair_of_steps(model, texts(0), masked, torch.optim.AdamW, clip)
@@ -139,7 +140,7 @@ def test_a_whole_step_for_a_range_of_shapes_has_them() -> None:
         assert same(found, stepped(eager, by_eager, args, seed)), seed
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, momentum])
+@pytest.mark.parametrize("kind", slow_but([torch.optim.AdamW], [torch.optim.AdamW, momentum]))
 def test_experts_without_tokens_are_not_updated(kind: Any) -> None:
     """Their momentum and weight decay wait, too, and their first step is the first one with tokens."""
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from slow_cases import slow_but
 
 from monet.cli.commands.rendering import render_summary
 from monet.ops.estimating.rates import parse_rates
@@ -69,7 +70,9 @@ def test_large_requests_are_asked_for_each_time_and_small_ones_once() -> None:
     assert asked_anew_bytes([]) == 0
 
 
-@pytest.mark.parametrize(("least", "most"), [(34 * MIB, 60 * MIB), (2 * MIB, 80 * MIB)])
+@pytest.mark.parametrize(
+    ("least", "most"), slow_but([(2 * MIB, 80 * MIB)], [(34 * MIB, 60 * MIB), (2 * MIB, 80 * MIB)])
+)
 def test_malloc_makes_these_pages_anew(least: int, most: int) -> None:
     """At least these, and no more than all that is asked for."""
     if not sys.platform.startswith("linux"):
