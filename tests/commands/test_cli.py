@@ -225,7 +225,7 @@ def test_amounts_are_in_the_unit_of_the_budget(api: FakeApi, budget: str, amount
 def test_options_reach_the_planner(api: FakeApi) -> None:
     result = run(
         *("tiny.yaml", "--budget", "6GB", "--reserve", "200MB", "--solver", "gurobi", "--window", "8"),
-        *("--time-limit", "5", "--gap", "0.1", "--threads", "1", "--cores", "2", "--no-cache", "--exact", "--quiet"),
+        *("--time-limit", "5", "--gap", "10%", "--threads", "1", "--cores", "2", "--no-cache", "--exact", "--quiet"),
     )
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
@@ -353,6 +353,7 @@ def test_a_failed_measurement_leaves_the_summary(api: FakeApi, monkeypatch: pyte
         (["tiny.yaml", "--budget", "6GB", "--window", "0"], "--window"),
         (["tiny.yaml", "--budget", "6GB", "--gap", "-1"], "--gap"),
         (["tiny.yaml", "--budget", "6GB", "--gap", "nan"], "nan is not a finite number"),
+        (["tiny.yaml", "--budget", "6GB", "--gap", "ten%"], "'ten' is not a valid share"),
         (["tiny.yaml", "--budget", "6GB", "--time-limit", "inf"], "inf is not a finite number"),
         (["tiny.yaml", "--budget", "6GB", "--batch", "0"], "--batch"),
         (["tiny.yaml", "--budget", "6GB", "--batch", "2", "--max-batch"], "--batch does not go with --max-batch"),

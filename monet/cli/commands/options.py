@@ -41,6 +41,18 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class Share(FiniteRange):
+    """A share, as a number or with a percent sign: 0.01 or 1%."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The share, 1 for 100%. Raises ``click.BadParameter``."""
+        if isinstance(value, str) and value.rstrip().endswith("%"):
+            return super().convert(value.rstrip().removesuffix("%"), param, ctx) / 100
+        return super().convert(value, param, ctx)
+
+
 def amount(parse: Callable[[str], _Amount]) -> Callable[[click.Context, click.Parameter, str | None], _Amount | None]:
     """An option's callback that reads an amount or a name; None where the option was not given."""
 
@@ -167,10 +179,10 @@ cores = option(
 gap = option(
     SOLVING,
     "--gap",
-    type=FiniteRange(min=0),
+    type=Share(min=0),
     default=0.01,
     show_default=True,
-    help="Stop once the bound proves that the plan is this close to the best one, as a share: 0.01 is 1 %.",
+    help="Stop once the bound proves that the plan is this close to the best one: 0.01, or 1%.",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -99,6 +100,21 @@ def test_busy_measurements_are_made_again_when_it_is_quiet(
     assert profiled() == (count, "")
     busy.append(True)
     assert profiled() == (0, ""), "what was measured in quiet stays"
+
+
+def test_an_operator_that_is_measured_twice_counts_once(
+    busy: list[bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_of(references: dict[str, float]) -> list[str]:
+        references.update(dict.fromkeys(references, math.inf))  # so that the second time is kept
+        return list(references)
+
+    monkeypatch.setattr(profiling, "disturbed", all_of)
+    offers = catalogue(capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.ones(2, 4),)).graph)
+    busy.append(True)
+    with caplog.at_level(logging.WARNING):
+        count = profiling.profile(offers).measured
+    assert f"while {count} of {count} operators" in caplog.text
 
 
 def test_the_most_disturbed_are_measured_again() -> None:
