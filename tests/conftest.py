@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -74,12 +74,24 @@ def own_profile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="module", autouse=True)
-def short_collections() -> None:
+def short_collections() -> Iterator[None]:
     """What is there before a file's tests, millions of objects of imported modules, is not looked at again by each of
-    their ``gc.collect()``: tenths of a second in files that call it a hundred times. By file, since much is imported
-    when it is first used."""
+    their ``gc.collect()``, nor by each trace, which looks for functions' caches: tenths of a second in files that do so
+    a hundred times. By file, since much is imported when it is first used."""
+    from monet.capture import direct_trace
+
     gc.collect()
+    _frozen_caches.update(
+        (id(found), found) for found in gc.get_objects() if type(found) is direct_trace._lru_cache_wrapper
+    )
     gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct_trace, "live_objects", lambda: [*_frozen_caches.values(), *gc.get_objects()])
+        yield
+
+
+_frozen_caches: dict[int, Any] = {}
+"""Of functions, among what ``short_collections`` has set aside."""
 
 
 @pytest.fixture(scope="session", autouse=True)
