@@ -25,7 +25,7 @@ from monet.models.config import shipped_configs
 
 README = ("tiny.yaml", "--budget", "85%", "--quiet")
 TURNS = 3
-SAID = (b"by estimates: ", b"\nstatus ", b"error: ")
+SAID = (b"by estimates: ", b"status   ", b"error: ")
 
 
 def _started(arguments: tuple[str, ...], folder: Path, cache: str) -> subprocess.Popen[bytes]:
