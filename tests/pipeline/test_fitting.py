@@ -292,7 +292,7 @@ def test_what_the_budget_has_room_for_is_kept(case: str) -> None:
     smallest_bytes = plan_smallest(prepared, solving=Solving(time_limit_s=5.0)).plan.peak_bytes
     for share in (0.2, 0.5, 0.8):
         budget_bytes = int(smallest_bytes + share * (prepared.eager.peak_bytes - smallest_bytes))
-        result = plan_prepared(prepared, budget_bytes, Solving(time_limit_s=5.0, gap=0.5))
+        result = plan_prepared(prepared, budget_bytes, Solving(time_limit_s=60.0, gap=0.5))
         needed = result.summary.next_peak_bytes
         assert result.plan.peak_bytes <= budget_bytes
         assert needed is None or needed > budget_bytes
