@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import _lru_cache_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,7 @@ def short_collections() -> Iterator[None]:
     from monet.capture import direct_trace
 
     gc.collect()
-    _frozen_caches.update(
-        (id(found), found) for found in gc.get_objects() if type(found) is direct_trace._lru_cache_wrapper
-    )
+    _frozen_caches.update((id(found), found) for found in gc.get_objects() if type(found) is _lru_cache_wrapper)
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(direct_trace, "live_objects", lambda: [*_frozen_caches.values(), *gc.get_objects()])
