@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 
 import click
 
@@ -18,6 +20,9 @@ from monet.cli.commands.run import run
 from monet.cli.commands.show import show
 from monet.cli.commands.sweep import sweep
 from monet.cli.commands.trace import trace
+
+AGAIN_S = 0.02
+"""After which a Ctrl-C that was dropped comes again."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,19 +58,41 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
 
 
+def _keep_interrupts() -> None:
+    """Have Ctrl-C come again where Python drops it: in a weak reference's callback, or a destructor, of which there are
+    thousands when a trace is freed."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # From another thread, a moment later: here it would be dropped again.
+            again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+            again.daemon = True
+            again.start()
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def _prepare_process() -> None:
+    _open_streams()
+    _keep_interrupts()
+
+
 def main() -> None:
     """Entry point of ``monet``."""
-    _open_streams()
+    _prepare_process()
     program(prog_name="monet")
 
 
 def plan_main() -> None:
     """Entry point of ``monet-plan``."""
-    _open_streams()
+    _prepare_process()
     plan(prog_name="monet-plan")
 
 
 def sweep_main() -> None:
     """Entry point of ``monet-sweep``."""
-    _open_streams()
+    _prepare_process()
     sweep(prog_name="monet-sweep")

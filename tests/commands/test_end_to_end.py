@@ -176,6 +176,27 @@ def test_interrupt_while_solving_saves_the_best_plan(folder: Path) -> None:
     assert not [name for name in os.listdir(folder) if "tmp" in name]
 
 
+def test_ctrl_c_in_a_weak_references_callback_is_not_lost() -> None:
+    """Python drops what is raised there."""
+    script = (
+        "import os, signal, sys, time, weakref\n"
+        "from monet.cli.main import _keep_interrupts\n"
+        "class Thing: pass\n"
+        "def freed(_): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)\n"
+        "_keep_interrupts()\n"
+        "thing = Thing(); watched = weakref.ref(thing, freed)\n"
+        "try:\n"
+        "    del thing\n"
+        "    time.sleep(5)\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(7)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], preexec_fn=default_interrupts, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+
+
 @pytest.mark.slow
 def test_interrupt_before_there_is_a_plan_leaves_nothing(folder: Path) -> None:
     process = subprocess.Popen(
